@@ -1,0 +1,1 @@
+"""What users write on their classes, as values: methods, modes, workers, roles."""

@@ -1,0 +1,119 @@
+"""A class together with the arguments it is made with, and several of them in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.declare.names import RESERVED
+from phalanx.declare.register import class_spec
+from phalanx.declare.spec import ClassSpec
+from phalanx.errors import DeclarationError
+
+#: Options of ``@ray.remote(...)`` that mean the same on a group.
+HONOURED_RAY_OPTIONS = frozenset({"num_cpus", "memory", "resources", "runtime_env", "max_concurrency"})
+_REFUSED_RAY_OPTIONS = {
+    "num_gpus": "the pool decides: accelerators_per_slot= and max_colocate_count= of px.ResourcePool",
+    "accelerator_type": "say it on the pool: px.ResourcePool(..., accelerator_type=...)",
+    "max_restarts": "a restarted rank has lost its state and its peers' communicators; use group.restart()",
+    "max_task_retries": "a call that ran twice on one rank would leave the ranks with different state",
+    "name": "give the group a name: px.WorkerGroup(..., name=..., detached=True)",
+    "lifetime": "use px.WorkerGroup(..., detached=True, name=...)",
+    "concurrency_groups": "use px.WorkerGroup(..., max_concurrency=n)",
+    "scheduling_strategy": "the pool decides where a rank runs",
+    "placement_group": "the pool decides where a rank runs",
+}
+
+
+class ClassWithInitArgs:
+    """What a group makes on each rank: ``cls(*args, **kwargs)``.
+
+    ``cls`` may be any class: a ``px.Worker``, a plain one, or one decorated with ``@ray.remote`` (its remote
+    options are honoured, or refused with a reason).
+
+    Raises:
+        DeclarationError: ``cls`` is no class, or its registered methods cannot be offered by a group.
+    """
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+        self.cls, self.ray_options = unwrap(cls)
+        self.args = args
+        self.kwargs = kwargs
+        class_spec(self.cls)
+
+    @property
+    def spec(self) -> ClassSpec:
+        """The class with its registered methods."""
+        plain = class_spec(self.cls)
+        return ClassSpec(plain.cls, plain.methods, self.ray_options)
+
+    def __repr__(self) -> str:
+        given = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
+        return f"{self.cls.__name__}.bind({', '.join(given)})"
+
+
+@dataclass(frozen=True)
+class Colocation:
+    """Several roles that live in one process per rank; made by :func:`colocate`."""
+
+    roles: Mapping[str, ClassWithInitArgs] = field(default_factory=dict[str, ClassWithInitArgs])
+
+    def __repr__(self) -> str:
+        return f"px.colocate({dict(self.roles)!r})"
+
+
+def colocate(roles: Mapping[str, Any]) -> Colocation:
+    """Put several classes into one process per rank.
+
+    Args:
+        roles: role name to class, or to ``Cls.bind(...)``. Roles are made in this order; each sees the others
+            as ``self.roles["name"]``.
+
+    Returns:
+        What ``px.WorkerGroup`` takes in place of a class; the group then has ``group.<role>.<method>(...)``.
+
+    Raises:
+        DeclarationError: no role at all, or a role name that is no identifier or hides a group attribute.
+    """
+    if not isinstance(roles, Mapping) or not roles:
+        raise DeclarationError(f'px.colocate({roles!r}): expected a dict of role name to class, {{"actor": Actor}}')
+    for role in roles:
+        if not isinstance(role, str) or not role.isidentifier() or role.startswith("_") or role in RESERVED:
+            raise DeclarationError(
+                f"px.colocate: {role!r} cannot be a role name; expected an identifier that does not start with "
+                f"an underscore and is none of: {', '.join(sorted(RESERVED))}"
+            )
+    return Colocation({role: as_bound(given) for role, given in roles.items()})
+
+
+def as_bound(given: Any) -> ClassWithInitArgs:
+    """``given`` as class with arguments; the bare class stands for itself without arguments."""
+    return given if isinstance(given, ClassWithInitArgs) else ClassWithInitArgs(given)
+
+
+def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
+    """The user's class and its remote options, for a class that may be decorated with ``@ray.remote``."""
+    metadata = getattr(cls, "__ray_metadata__", None)
+    if metadata is None:
+        if not isinstance(cls, type):
+            raise DeclarationError(
+                f"px.WorkerGroup and px.ClassWithInitArgs take a class, got {cls!r} of type {type(cls).__name__}; "
+                "pass the class itself, or Cls.bind(...)"
+            )
+        return cls, {}
+    modified = metadata.modified_class
+    options = {key: value for key, value in dict(cls._default_options).items() if value is not None}
+    _check_ray_options(modified.__name__, options)
+    return getattr(modified, "__ray_actor_class__", modified), {
+        key: value for key, value in options.items() if key in HONOURED_RAY_OPTIONS
+    }
+
+
+def _check_ray_options(class_name: str, options: Mapping[str, Any]) -> None:
+    for key, value in options.items():
+        harmless = value in (0, "DEFAULT") or (key == "max_concurrency" and value == 1)
+        if key in HONOURED_RAY_OPTIONS or harmless or key.startswith("_") or key == "enable_task_events":
+            continue
+        reason = _REFUSED_RAY_OPTIONS.get(key, "a group has no such option")
+        raise DeclarationError(f"@ray.remote({key}={value!r}) on {class_name} cannot be honoured: {reason}")

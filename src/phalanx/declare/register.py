@@ -1,0 +1,178 @@
+"""``@px.register``: how a worker method is called through a group."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, overload
+
+from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute, as_mode
+from phalanx.declare.names import RESERVED
+from phalanx.declare.spec import ClassSpec, MethodSpec
+from phalanx.errors import DeclarationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+MARK = "__phalanx_spec__"
+
+
+@overload
+def register(dispatch_mode: F, /) -> F: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode | CustomMode | dict[str, Any] | Any = ...,
+    execute_mode: Execute = ...,
+    blocking: bool = ...,
+    *,
+    readonly: bool = ...,
+    to_device: bool = ...,
+    replay: bool = ...,
+    replicated: bool = ...,
+    pad_to_multiple: int | None = ...,
+    pad_mask: str | None = ...,
+) -> Callable[[F], F]: ...
+def register(
+    dispatch_mode: Any = Dispatch.ONE_TO_ALL,
+    execute_mode: Execute = Execute.ALL,
+    blocking: bool = True,
+    *,
+    readonly: bool = False,
+    to_device: bool = False,
+    replay: bool = False,
+    replicated: bool = False,
+    pad_to_multiple: int | None = None,
+    pad_mask: str | None = None,
+) -> Any:
+    """Make a worker method callable through the group, as ``group.<method>(...)``.
+
+    Args:
+        dispatch_mode: how arguments reach ranks and results return: ``px.Dispatch.*``, a
+            ``{"dispatch_fn", "collect_fn"}`` pair, or a scheme object. Default ``ONE_TO_ALL``.
+        execute_mode: ``px.Execute.ALL``, or ``RANK_ZERO``: only rank 0 runs it and its value is the result.
+        blocking: whether a bare call waits; ``False`` makes it return a ``CallFuture``.
+        readonly: arguments arrive without a copy, as read-only views of shared memory.
+        to_device: tensors among the arguments arrive on the worker's device.
+        replay: ``group.restart()`` calls it again, with the same arguments, in the new processes.
+        replicated: every rank is to return the same; compared in debug mode.
+        pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back.
+        pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
+
+    Raises:
+        DeclarationError: an unknown mode, or a thing that is no plain method, at class creation.
+    """
+    if inspect.isfunction(dispatch_mode):  # used bare: @px.register
+        return register()(dispatch_mode)
+    where = "px.register"
+    mode = as_mode(dispatch_mode, where)
+    if not isinstance(execute_mode, Execute):
+        raise DeclarationError(f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO")
+    if pad_to_multiple is not None and (not isinstance(pad_to_multiple, int) or pad_to_multiple < 1):
+        raise DeclarationError(f"{where}: pad_to_multiple={pad_to_multiple!r}; expected a whole number from 1")
+    if pad_mask is not None and pad_to_multiple is None:
+        raise DeclarationError(f"{where}: pad_mask={pad_mask!r} without pad_to_multiple=: nothing would be padded")
+    partial = MethodSpec(
+        name="",
+        mode=mode,
+        execute=execute_mode,
+        blocking=blocking,
+        readonly=readonly,
+        to_device=to_device,
+        replay=replay,
+        replicated=replicated,
+        pad_to_multiple=pad_to_multiple,
+        pad_mask=pad_mask,
+    )
+
+    def mark(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise DeclarationError(
+                f"px.register on {function!r}: expected a plain method (def or async def); "
+                "put it on the function itself, and not together with staticmethod, classmethod or property"
+            )
+        setattr(function, MARK, partial)
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class _Cached:
+    spec: ClassSpec
+
+
+def class_spec(cls: type) -> ClassSpec:
+    """The registered methods of ``cls``, inherited ones included; computed once per class.
+
+    A subclass that overrides a registered method keeps the registration unless it registers its own.
+
+    Raises:
+        DeclarationError: a registered name would hide an attribute of the group, or the function is none that
+            a group can call (a generator, a static or class method, a property).
+    """
+    cached = cls.__dict__.get("__phalanx_class_spec__")
+    if isinstance(cached, _Cached):
+        return cached.spec
+    methods: dict[str, MethodSpec] = {}
+    for base in reversed(cls.__mro__):
+        for name, attribute in vars(base).items():
+            partial = _mark_of(cls, name, attribute)
+            if partial is not None or name in methods:
+                _check_name(cls, name)
+                methods[name] = _complete(cls, name, partial or methods[name])
+    spec = ClassSpec(cls, methods)
+    try:
+        type.__setattr__(cls, "__phalanx_class_spec__", _Cached(spec))
+    except TypeError:  # classes of C extensions take no attributes; they are looked at anew each time
+        return spec
+    return spec
+
+
+def _mark_of(cls: type, name: str, attribute: Any) -> MethodSpec | None:
+    inner = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
+    partial = getattr(inner, MARK, None) if inspect.isfunction(inner) else None
+    if partial is not None and not inspect.isfunction(attribute):
+        raise DeclarationError(
+            f"{cls.__name__}.{name} is registered but is a {type(attribute).__name__}; "
+            "only plain methods (def or async def with self) can be called through a group"
+        )
+    return partial
+
+
+def _check_name(cls: type, name: str) -> None:
+    if name in RESERVED:
+        raise DeclarationError(
+            f"{cls.__name__}.{name}: a registered method may not be called {name!r}, because it would hide "
+            f"the group's own attribute group.{name}; rename it. Names taken: {', '.join(sorted(RESERVED))}"
+        )
+
+
+def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
+    function = getattr(cls, name)
+    if not callable(function):
+        raise DeclarationError(f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(
+            f"{cls.__name__}.{name} is a generator; a registered method returns one value. Return a list, or "
+            "call the method once per piece and use group.<method>.submit(...)"
+        )
+    return replace(
+        partial,
+        name=name,
+        is_async=inspect.iscoroutinefunction(function),
+        signature=_signature(function),
+        doc=inspect.getdoc(function),
+    )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return None
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        parameters = parameters[1:]  # self
+    return signature.replace(parameters=parameters)

@@ -1,0 +1,195 @@
+"""``px.Worker``: the optional base class that tells a worker who it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.declare.register import class_spec
+from phalanx.errors import DeclarationError
+from phalanx.topology.mesh import Mesh
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Siblings(Mapping[str, Any]):
+    """The roles that live in this process, by name; filled while they are made, in the declared order."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def add(self, role: str, instance: Any) -> None:
+        self._made[role] = instance
+
+    def clear(self) -> None:
+        self._made.clear()
+
+    def __getitem__(self, role: str) -> Any:
+        try:
+            return self._made[role]
+        except KeyError:
+            raise KeyError(
+                f"no role {role!r} in this process yet; here are: {sorted(self._made)}. Roles are made in the "
+                "order given to px.colocate, so a constructor sees only the ones before it"
+            ) from None
+
+    def __getattr__(self, role: str) -> Any:
+        if role.startswith("_"):
+            raise AttributeError(role)
+        try:
+            return self[role]
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass
+class WorkerContext:
+    """Who a worker is: its place in the group, and what it shares with the other roles of its process.
+
+    ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
+    that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group: str = ""
+    role: str = ""
+    epoch: int = 0
+    host: str = ""
+    node_id: str = ""
+    accelerator_ids: tuple[str, ...] = ()
+    device_type: str = "cpu"
+    local_device: int = 0
+    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    registered: dict[str, dict[str, Any]] = field(default_factory=dict[str, "dict[str, Any]"])
+    roles: Siblings = field(default_factory=Siblings)
+
+
+#: The context of the worker that is being made; read when a constructor asks for its rank.
+being_made: ContextVar[WorkerContext | None] = ContextVar("phalanx_worker_being_made", default=None)
+
+
+class Worker:
+    """Base class of workers. Deriving from it is optional; it adds the attributes below and ``bind``.
+
+    Outside of a group (``Accumulator()`` in a unit test) a worker is rank 0 of 1, on the CPU.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        class_spec(cls)  # a wrong declaration fails here, not at the first call
+
+    @classmethod
+    def bind(cls, *args: Any, **kwargs: Any) -> ClassWithInitArgs:
+        """This class with the arguments that each rank makes it with."""
+        return ClassWithInitArgs(cls, *args, **kwargs)
+
+    @property
+    def _context(self) -> WorkerContext:
+        context = self.__dict__.get("_phalanx_context")
+        if context is None:
+            context = being_made.get() or WorkerContext()
+            self.__dict__["_phalanx_context"] = context
+        return context
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_phalanx_context"}
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in its group, from 0."""
+        return self._context.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the group."""
+        return self._context.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Place in the pool's block (the ranks reserved together on one node), from 0."""
+        return self._context.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of ranks in the pool's block."""
+        return self._context.local_world_size
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group."""
+        return self._context.group
+
+    @property
+    def role(self) -> str:
+        """Name of this worker's role where several share the process, else the empty string."""
+        return self._context.role
+
+    @property
+    def roles(self) -> Siblings:
+        """The roles in this process by name: ``self.roles["critic"]``."""
+        return self._context.roles
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank: its accelerator where the slot has a real one, else the CPU."""
+        import torch
+
+        context = self._context
+        if context.device_type != "cpu":
+            module = getattr(torch, context.device_type, None)
+            if module is not None and module.is_available():
+                return torch.device(context.device_type, context.local_device)
+        return torch.device("cpu")  # logical accelerators, as in px.init(num_gpus=8) on a machine without any
+
+    def mesh(self, name: str = "default") -> Mesh:
+        """The group's mesh of that name (given with ``mesh=`` when the group was made).
+
+        Raises:
+            DeclarationError: the group has no mesh of that name.
+        """
+        meshes = self._context.meshes
+        if name not in meshes:
+            raise DeclarationError(
+                f"group {self.group_name!r} was given no mesh {name!r} (it has: {sorted(meshes)}); pass "
+                "mesh=px.Mesh(dp=..., tp=...) or mesh={name: px.Mesh(...)} to px.WorkerGroup"
+            )
+        return meshes[name]
+
+    def register_mesh(self, name: str, mesh: Any) -> None:
+        """Declare this rank's place in a mesh of its own making, for ``Dispatch.mesh(name)``.
+
+        Args:
+            name: what the dispatch mode calls it.
+            mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, or this rank's
+                coordinates as a dict such as ``{"dp": 0, "tp": 1}``.
+        """
+        self._context.registered[name] = coordinates_of(mesh, self.rank)
+
+
+def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:
+    """This rank's coordinates by axis in a px.Mesh, a torch DeviceMesh, or a plain dict."""
+    if isinstance(mesh, Mesh):
+        return dict(mesh.coordinates(rank))
+    if isinstance(mesh, Mapping):
+        return {str(axis): int(place) for axis, place in mesh.items()}
+    axes, place = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "get_coordinate", None)
+    coordinate = place() if callable(place) else None
+    if axes and coordinate is not None:
+        return dict(zip(axes, (int(c) for c in coordinate), strict=True))  # type: ignore[union-attr]
+    raise DeclarationError(
+        f"register_mesh: got {type(mesh).__name__}; expected a px.Mesh, a dict of coordinates such as "
+        '{"dp": 0, "tp": 1}, or a torch DeviceMesh made with mesh_dim_names=(...) that contains this rank'
+    )

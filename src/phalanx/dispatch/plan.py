@@ -1,0 +1,97 @@
+"""The plan of one call: who is called, with what, and how their results become one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from phalanx.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Same:
+    """One argument value that every called rank gets; it is encoded and stored once."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Each:
+    """One argument with a value of its own for each called rank, aligned with ``CallPlan.ranks``.
+
+    Ranks may share a value (the same object): it is then encoded and stored once.
+    """
+
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class FuturePiece:
+    """Piece ``index`` of ``count`` of the rows of a result that is not here yet.
+
+    The rank that gets it fetches only the source parts which overlap the piece. ``expected_rows`` is the row
+    count of the other arguments (None: there are none), checked on arrival.
+    """
+
+    future: Any
+    index: int
+    count: int
+    pad_to_multiple: int | None = None
+    expected_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class GatherPlan:
+    """How outputs become the call's value.
+
+    ``how``: ``"value"`` (the one output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"``
+    (outputs of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs)``).
+    ``take`` are positions in ``CallPlan.ranks``. ``trim`` holds, per taken position, (rows given to the rank,
+    real rows among them) where padding was added; ``order`` is the permutation that restores the caller's rows
+    (row j of the joined result belongs at place ``order[j]``).
+    """
+
+    how: str
+    take: Sequence[int]
+    trim: Sequence[tuple[int, int]] | None = None
+    order: Any = None
+    collect_fn: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """Everything decided about one call before anything is sent."""
+
+    ranks: Sequence[int]
+    args: tuple[Same | Each, ...]
+    kwargs: Mapping[str, Same | Each]
+    gather: GatherPlan
+    rows: Sequence[int] | None = None
+    shared: tuple[Any, ...] = field(default=())
+
+    def arguments_of(self, position: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments for the rank at ``position``."""
+        args = tuple(a.value if isinstance(a, Same) else a.values[position] for a in self.args)
+        kwargs = {k: a.value if isinstance(a, Same) else a.values[position] for k, a in self.kwargs.items()}
+        return args, kwargs
+
+    def keeps(self, position: int) -> bool:
+        """Whether the output of the rank at ``position`` is part of the result."""
+        return len(self.gather.take) == len(self.ranks) or position in self.gather.take
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
+        for position, rank in enumerate(self.ranks):
+            args, kwargs = self.arguments_of(position)
+            yield rank, args, kwargs
+
+
+class Target(Protocol):
+    """What planning needs to know of a group; also what custom functions receive as ``group``."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    def mesh(self, name: str = "default") -> Mesh:
+        """The group's mesh of that name, over ``world_size`` ranks; DispatchError where there is none."""
+        ...

@@ -1,0 +1,1 @@
+"""What happened and where: events, tables, exporters."""

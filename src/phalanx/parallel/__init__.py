@@ -1,0 +1,1 @@
+"""Workers and layers for model parallelism."""

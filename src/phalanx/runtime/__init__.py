@@ -1,0 +1,1 @@
+"""Pools, groups and futures: what users hold on the driver."""

@@ -1,0 +1,1 @@
+"""Where ranks are: meshes, slots, placement. Pure values; nothing here touches a cluster."""
