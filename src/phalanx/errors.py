@@ -1,0 +1,292 @@
+"""Every error that phalanx raises, split by whose fault it is.
+
+    PhalanxError
+     |- DeclarationError         yours: a class, a `@register` or a mesh is declared wrongly
+     |- DispatchError            yours: the arguments of a call do not fit; nothing was sent
+     |- PlacementError           the cluster cannot hold what was asked for
+     |- GroupError               one group of workers; has `.group`
+     |   |- CallError            one call on it failed; has `.method` and a report per rank
+     |   |   |- RemoteCallError  code on a rank raised (also an instance of what it raised)
+     |   |   |   '- WorkerInitError   ... in the constructor of the worker class
+     |   |   |- WorkerDiedError  the process of a rank is gone
+     |   |   |- CallTimeout      a deadline passed (also a TimeoutError)
+     |   |   '- CallCancelled    somebody cancelled the call
+     |   |- GroupClosed          yours: the group was closed before this call
+     |   |- GroupBroken          an earlier failure, its `.cause`, made the group unusable
+     |   '- StaleEpoch           the group was restarted since
+     '- InternalError            ours: a bug in phalanx, please report it
+
+All of them pickle with their fields. A rank's part in a failed call is a `RankReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "CallCancelled",
+    "CallError",
+    "CallTimeout",
+    "DeclarationError",
+    "DispatchError",
+    "FailureKind",
+    "GroupBroken",
+    "GroupClosed",
+    "GroupError",
+    "InternalError",
+    "PhalanxError",
+    "PlacementError",
+    "RankReport",
+    "RankState",
+    "RemoteCallError",
+    "StaleEpoch",
+    "WorkerDiedError",
+    "WorkerInitError",
+]
+
+FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped"]
+"""What ended a rank's part of a call; "stopped" means that phalanx stopped it because of a peer."""
+
+RankState = Literal["finished", "running", "queued", "unreachable"]
+"""Where a rank was when a deadline passed."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank did in a call that failed: plain data, and the exception itself where there is one."""
+
+    rank: int
+    kind: FailureKind
+    role: str | None = None
+    method: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    accelerator: str | None = None
+    """As a reader knows it: "GPU 5", "GPU 0.1 of 3", "TPU 2"."""
+    node_id: str | None = None
+    victim: bool = False
+    """It failed because a peer did: its own code is not to blame."""
+    type_name: str | None = None
+    """Name of the exception's type, with its module unless that is builtins."""
+    message: str = ""
+    traceback: str = ""
+    """Of the remote process, as text, from the first frame of the user's code on."""
+    notes: tuple[str, ...] = ()
+    exit: str | None = None
+    """Why the process is gone: "signal SIGKILL", "exit code 7", "node lost"."""
+    hint: str | None = None
+    """What probably lies behind it and what to do, such as an out-of-memory hint."""
+    log_tail: tuple[str, ...] = ()
+    """The last lines that this rank printed or logged, oldest first."""
+    log_path: str | None = None
+    state: RankState | None = None
+    since: float | None = None
+    """Seconds that the rank had been in `state`."""
+    stack: str = ""
+    """Python stacks of the process while it was busy, as text."""
+    at: float | None = None
+    """Monotonic time, in seconds of the driver's clock, at which the failure was known."""
+    exception_bytes: bytes | None = field(default=None, repr=False, compare=False)
+    """The exception, packed by `phalanx.wire.exceptions`; harmless to carry where its class is unknown."""
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The exception rebuilt in this process; it stays behind when the report is pickled."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "exception"}
+
+    @property
+    def failed(self) -> bool:
+        """False for a rank that had finished when another one missed the deadline."""
+        return self.state != "finished"
+
+    def where(self) -> str:
+        """The rank in words: `rank 2 (host h, pid 123, GPU 5)`."""
+        facts = [
+            f"host {self.host}" if self.host else "",
+            f"pid {self.pid}" if self.pid is not None else "",
+            self.accelerator or "",
+        ]
+        known = ", ".join(fact for fact in facts if fact)
+        return f"rank {self.rank} ({known})" if known else f"rank {self.rank}"
+
+
+class PhalanxError(Exception):
+    """Root of all errors of phalanx.
+
+    Layout and `__init__` are kept plain so that a class can derive from it and from any other exception
+    (see `phalanx.collect.remote`): never add slots, never call `super().__init__`.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        Exception.__init__(self, message)
+        self.__dict__["_text"] = str(message)
+
+    def __str__(self) -> str:
+        return self.__dict__.get("_text", "")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        cause = self.__cause__ if isinstance(self.__cause__, PhalanxError) else None
+        return _restore, (type(self), self.args, dict(self.__dict__), cause)
+
+
+def _restore(
+    cls: type[PhalanxError], args: tuple[Any, ...], state: dict[str, Any], cause: PhalanxError | None
+) -> PhalanxError:
+    """Unpickle without calling `__init__`, so that subclasses may give it any signature."""
+    error = cls.__new__(cls)
+    Exception.__init__(error, *args)
+    error.__dict__.update(state)
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+class DeclarationError(PhalanxError):
+    """A worker class, a `@register`, a mesh or an option is declared wrongly. Fix the declaration."""
+
+
+class DispatchError(PhalanxError):
+    """The arguments of a call do not fit its dispatch mode or its signature. Nothing was sent."""
+
+
+class PlacementError(PhalanxError):
+    """The cluster does not have, or did not give in time, the slots that were asked for."""
+
+
+class InternalError(PhalanxError):
+    """A bug in phalanx. `.story` holds the events that led to it, oldest first."""
+
+    _ADVICE = "This is a bug in phalanx: please report it with this text."
+
+    def __init__(self, message: str = "", *, story: tuple[str, ...] = ()) -> None:
+        lines = [message, *(f"  {event}" for event in story), self._ADVICE]
+        PhalanxError.__init__(self, "\n".join(line for line in lines if line))
+        self.story = story
+
+
+class GroupError(PhalanxError):
+    """Something about one group of workers, whose name is `.group`."""
+
+    def __init__(self, message: str = "", *, group: str = "") -> None:
+        PhalanxError.__init__(self, message)
+        self.__dict__["_group"] = group
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self.__dict__.get("_group", "")
+
+
+class GroupClosed(GroupError):
+    """The group was closed, or is closing, when the call was made."""
+
+
+class GroupBroken(GroupError):
+    """An earlier failure made the group unusable until `restart()`; `.cause` is that failure."""
+
+    def __init__(self, message: str = "", *, group: str = "", cause: PhalanxError | None = None) -> None:
+        GroupError.__init__(self, message, group=group)
+        self.__cause__ = cause
+
+    @property
+    def cause(self) -> PhalanxError | None:
+        """The first failure, as it was raised to whoever made that call."""
+        return self.__cause__ if isinstance(self.__cause__, PhalanxError) else None
+
+
+class StaleEpoch(GroupError):
+    """A future, a handle or a message belongs to epoch `.epoch`; the group has moved on to `.current`."""
+
+    def __init__(self, message: str = "", *, group: str = "", epoch: int = 0, current: int = 0) -> None:
+        GroupError.__init__(self, message, group=group)
+        self.epoch = epoch
+        self.current = current
+
+
+class CallError(GroupError):
+    """One call on a group failed. The fields are properties: a remote exception's attributes of the same
+    names never hide them (the exception itself is `.failures[i].exception`)."""
+
+    def __init__(
+        self, message: str = "", *, group: str = "", method: str = "", failures: tuple[RankReport, ...] = ()
+    ) -> None:
+        GroupError.__init__(self, message, group=group)
+        self.__dict__["_method"] = method
+        self.__dict__["_failures"] = tuple(failures)
+
+    @property
+    def method(self) -> str:
+        """Name of the method that was called."""
+        return self.__dict__.get("_method", "")
+
+    @property
+    def failures(self) -> tuple[RankReport, ...]:
+        """Reports of the ranks, causes first; with a `CallTimeout` also of ranks that had finished."""
+        return self.__dict__.get("_failures", ())
+
+    @property
+    def causes(self) -> tuple[RankReport, ...]:
+        """The reports of the ranks that failed by themselves, the first one first."""
+        return tuple(report for report in self.failures if report.failed and not report.victim)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that failed, ascending."""
+        return tuple(sorted({report.rank for report in self.failures if report.failed}))
+
+    @property
+    def cause_ranks(self) -> tuple[int, ...]:
+        """The ranks that failed by themselves, ascending."""
+        return tuple(sorted({report.rank for report in self.causes}))
+
+    @property
+    def victims(self) -> tuple[int, ...]:
+        """The ranks that failed only because a peer did, ascending."""
+        return tuple(sorted({report.rank for report in self.failures if report.failed and report.victim}))
+
+
+class RemoteCallError(CallError):
+    """Code on a rank raised.
+
+    What a failed call raises is, where the remote exception can be rebuilt, also an instance of the first
+    cause's type with its arguments and attributes, so that `except ValueError` catches a worker's
+    `ValueError`. Its text is that of this class: ranks, remote traceback, last lines logged.
+    """
+
+
+class WorkerInitError(RemoteCallError):
+    """The constructor of the worker class raised, so that the group was not created."""
+
+
+class WorkerDiedError(CallError):
+    """The process of a rank ended during a call or between calls: see `.failures[i].exit`."""
+
+
+class CallTimeout(CallError, TimeoutError):
+    """A call took longer than its timeout. Each report has `state`, `since` and, if running, `stack`."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        group: str = "",
+        method: str = "",
+        failures: tuple[RankReport, ...] = (),
+        timeout: float | None = None,
+    ) -> None:
+        CallError.__init__(self, message, group=group, method=method, failures=failures)
+        self.__dict__["_timeout"] = timeout
+
+    @property
+    def timeout(self) -> float | None:
+        """The timeout in seconds that ran out."""
+        return self.__dict__.get("_timeout")
+
+
+class CallCancelled(CallError):
+    """The call was cancelled before it had a result."""
