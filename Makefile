@@ -1,0 +1,46 @@
+# `make demo` and `make test` need nothing but python3 (3.10 or newer): the virtual environment is made on the way.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-from-pyproject-and-constraints
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow check bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+venv: $(STAMP) ## the virtual environment with all extras
+
+# torch goes first, by itself and pinned: asked for by another package, pip would take the newest build, with gigabytes
+# of CUDA libraries even where there is no GPU. Without build isolation, building phalanx fetches nothing of its own.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Phalanx needs Python 3.10 or newer, but $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools wheel torch
+	$(PIP) --no-build-isolation --editable '.[demo,megatron,verl,data,dev]'
+	@touch $@
+
+demo: $(STAMP) ## post-train a small language model with GRPO (ARGS="--steps 100" and so on)
+	$(BIN)/python examples/grpo.py $(ARGS)
+
+test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" chooses)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP) ## injected faults, many groups, whole examples
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(STAMP) ## lint, format, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -q tests/imports
+
+bench: $(STAMP) ## compare with verl and bare Ray (ARGS="--quick" for a short one)
+	$(BIN)/python bench/run.py $(ARGS)
+
+clean: ## remove the virtual environment and what tools left
+	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
