@@ -26,7 +26,7 @@ def declared_for_type_checkers() -> dict[str, str]:
 
 
 def facades() -> list[str]:
-    """The packages whose ``__init__`` offers names; not the drop-in, which mirrors those of another library."""
+    """The packages whose ``__init__`` offers names; not the drop-in, whose names are another's."""
     names = [
         ".".join(("phalanx", *path.parent.relative_to(SOURCE).parts))
         for path in sorted(SOURCE.rglob("__init__.py"))
