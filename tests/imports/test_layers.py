@@ -63,8 +63,8 @@ def row(module: str) -> str:
 def imports(source: str, module: str, *, is_package: bool = False, loaded: bool = False) -> set[str]:
     """Absolute names of all that ``source`` imports, at any depth and also through ``import_module("...")``.
 
-    ``loaded=True`` keeps to what importing the module loads: not what is inside functions, loaded when they are
-    called, nor what stands under ``if TYPE_CHECKING:``, loaded never.
+    ``loaded=True`` keeps to what importing the module loads: not what is inside functions (loaded when they
+    are called), nor what stands under ``if TYPE_CHECKING:`` (loaded never).
     """
     package = module if is_package else module.rpartition(".")[0]
     found: set[str] = set()
