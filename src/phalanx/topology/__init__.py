@@ -1,1 +1,1 @@
-"""Where ranks are: meshes, slots, placement. Pure values; nothing here touches a cluster."""
+"""Where ranks live and how they are named: slots, meshes, placement, device masks. Pure values, no IO."""

@@ -1,0 +1,127 @@
+"""The environment variables of one rank, decided before its process imports anything heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.topology.accelerators import MASK_VARIABLES, Accelerator, physical_to_logical, visible_value
+
+Visible = Literal["own", "node"]
+
+IDENTITY: frozenset[str] = frozenset(
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+)
+"""What torch's ``env://`` rendezvous reads; always the rank's own."""
+
+NODE_LOCAL: frozenset[str] = MASK_VARIABLES | {"HOSTNAME", "HOST", "TMPDIR", "XDG_RUNTIME_DIR"}
+"""Variables that are true on one node only, so never copied from the driver."""
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def rank_environment(
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    master_addr: str,
+    master_port: int,
+    visible: Visible = "own",
+    own_ids: Sequence[str] = (),
+    node_ids: Sequence[str] = (),
+    accelerator: Accelerator | None = None,
+    cpus_of_node: int | None = None,
+    ranks_on_node: int = 1,
+    group_env: Mapping[str, str] | None = None,
+    inherited: Mapping[str, str] | None = None,
+    rank_env: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The variables to set in the process of ``rank``, on top of what its process started with.
+
+    Later wins: ``inherited`` from the driver (less device masks and other facts of the driver's node), the
+    thread count, ``group_env``, the rank's identity and device mask, ``rank_env``.
+
+    ``LOCAL_RANK`` is the index that ``torch.cuda.set_device`` must get: 0 with ``visible="own"`` (the process
+    sees only ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all of
+    the group's devices on its node, in one order for all ranks). Without devices it is the place in the block.
+    An ``accelerator`` with no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone.
+    ``OMP_NUM_THREADS`` is ``cpus_of_node`` shared by the ranks there, at least 1; Ray alone would make it 1.
+
+    Raises:
+        DeclarationError: an unknown ``visible``, a value that is not text, or ``rank_env`` sets the identity.
+        PlacementError: a device of the rank is not among its node's.
+    """
+    _check_visible(visible)
+    group_env, inherited, rank_env = group_env or {}, inherited or {}, rank_env or {}
+    _check_rank_env(rank, rank_env)
+    mask, first = _devices(visible, own_ids, node_ids)
+    index = local_rank if first is None else first
+    env = {name: value for name, value in inherited.items() if name not in NODE_LOCAL}
+    if cpus_of_node is not None:
+        env[THREADS] = str(threads_per_rank(cpus_of_node, ranks_on_node))
+    env.update(group_env)
+    env.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(index),
+        LOCAL_WORLD_SIZE=str(local_world_size),
+        MASTER_ADDR=master_addr,
+        MASTER_PORT=str(master_port),
+    )
+    if accelerator is not None:
+        env.update(dict.fromkeys(accelerator.visible, visible_value(mask)))
+    env.update(rank_env)
+    _check_text(env)
+    return env
+
+
+def threads_per_rank(cpus_of_node: int, ranks_on_node: int) -> int:
+    """The cores of a node shared by its ranks, rounded down, at least 1."""
+    return max(1, cpus_of_node // max(1, ranks_on_node))
+
+
+def _devices(
+    visible: Visible, own_ids: Sequence[str], node_ids: Sequence[str]
+) -> tuple[tuple[str, ...], int | None]:
+    """The ids to show and the index of the rank's first device among them (None: it has no device)."""
+    if not own_ids:
+        return (), None
+    if visible == "own":
+        return tuple(own_ids), 0
+    shown = tuple(dict.fromkeys(node_ids))
+    missing = [i for i in own_ids if i not in shown]
+    if missing:
+        raise PlacementError(
+            f"devices {missing} of a rank are not among its node's {list(shown)}; expected every rank's devices "
+            "there: pass node_ids as all ids that the group's ranks on that node reported"
+        )
+    return shown, physical_to_logical(visible_value(shown), own_ids[0])
+
+
+def _check_visible(visible: object) -> None:
+    if visible not in ("own", "node"):
+        raise DeclarationError(
+            f"visible_devices={visible!r}: expected 'own' (a rank sees its own devices only) or 'node' (it sees "
+            "all of the group's devices on its node)"
+        )
+
+
+def _check_rank_env(rank: int, rank_env: Mapping[str, Any]) -> None:
+    taken = sorted(IDENTITY & set(rank_env))
+    if taken:
+        raise DeclarationError(
+            f"the environment of rank {rank} sets {', '.join(taken)}, which Phalanx sets for each rank; leave "
+            f"{'it' if len(taken) == 1 else 'them'} out"
+        )
+
+
+def _check_text(env: Mapping[str, Any]) -> None:
+    for name, value in env.items():
+        if not isinstance(value, str):
+            raise DeclarationError(
+                f"environment variable {name}={value!r} is a {type(value).__name__}; expected text: write "
+                f"{name}={str(value)!r}"
+            )

@@ -1,0 +1,386 @@
+"""Named axes over the ranks of a group, and the sets of ranks that mesh dispatch needs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
+from typing import Any, NoReturn
+
+from phalanx.errors import DeclarationError, DispatchError
+
+DP: tuple[str, ...] = ("dp",)
+PP_AS_DP: tuple[str, ...] = ("dp", "pp")
+"""The dp axes of the ``MEGATRON_PP_AS_DP`` modes: dp is slowest, so piece ``dp * pp_size + pp`` goes to (dp, pp)."""
+
+_REST = -1
+_SHOWN = 8
+
+Coordinates = tuple[int, ...]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Mesh:
+    """Named axes over ranks ``0 .. world_size - 1``; the first axis is the slowest.
+
+    ``Mesh(dp=2, pp=1, tp=2)`` puts rank ``(dp * 1 + pp) * 2 + tp`` at those coordinates. One axis may be -1,
+    "the rest": :meth:`resolve` fills it in. An axis that a mesh lacks counts as an axis of size 1 whose only
+    coordinate is 0, so code written for (dp, pp, cp, tp) also serves a mesh that names fewer.
+
+    Raises:
+        DeclarationError: no axes, a size that is neither a positive whole number nor -1, or -1 twice.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    layout: tuple[Coordinates, ...] | None
+    """Coordinates by rank, or None where ranks count the coordinates up with the first axis slowest."""
+
+    def __init__(self, /, **axes: int) -> None:
+        self._set(_checked_axes(axes), None)
+
+    @classmethod
+    def of(cls, axes: Mapping[str, int]) -> Mesh:
+        """The mesh with these axes, in the mapping's order."""
+        return cls(**axes)
+
+    @classmethod
+    def from_coordinates(
+        cls, reported: Sequence[Mapping[str, int]], *, sizes: Sequence[Mapping[str, int]] | None = None
+    ) -> Mesh:
+        """The mesh whose rank ``r`` sits at ``reported[r]``, in whatever order the ranks were laid out.
+
+        This is how a torch DeviceMesh or Megatron's parallel state becomes a mesh: each rank reports its own
+        coordinates. ``sizes[r]``, where given, is what rank ``r`` holds the axes' sizes to be; otherwise a
+        size is the largest coordinate plus one. The axes' order is that of rank 0.
+
+        Raises:
+            DeclarationError: the coordinates do not tile the group exactly once; names the ranks in conflict.
+        """
+        names = _agreed_names(reported)
+        table = tuple(tuple(_coordinate(r, n, at[n]) for n in names) for r, at in enumerate(reported))
+        extent = [max(column) + 1 for column in zip(*table, strict=True)]
+        axes = (
+            dict(zip(names, extent, strict=True))
+            if sizes is None
+            else _agreed_sizes(names, sizes, len(reported))
+        )
+        _check_tiling(axes, table)
+        mesh = cls.__new__(cls)
+        row_major = all(at == want for at, want in zip(table, _row_major(axes.values()), strict=True))
+        mesh._set(tuple(axes.items()), None if row_major else table)
+        return mesh
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes' names, slowest first."""
+        return tuple(name for name, _ in self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The axes' sizes, slowest first; -1 for the axis that is not resolved yet."""
+        return tuple(size for _, size in self.sizes)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether every axis has a size (none is "the rest")."""
+        return _REST not in self.shape
+
+    @cached_property
+    def world_size(self) -> int:
+        """The number of ranks: the product of the sizes."""
+        return math.prod(self._known_shape())
+
+    def resolve(self, world_size: int) -> Mesh:
+        """This mesh over exactly ``world_size`` ranks, with -1 filled in.
+
+        Raises:
+            DeclarationError: the sizes do not multiply to ``world_size``.
+        """
+        known = math.prod(size for size in self.shape if size != _REST)
+        if self.is_resolved:
+            if known != world_size:
+                raise DeclarationError(
+                    f"{self!r} has {known} ranks but the group has {world_size}; change the sizes so that they "
+                    f"multiply to {world_size}, or write one axis as -1 ('the rest')"
+                )
+            return self
+        if world_size < 1 or world_size % known:
+            raise DeclarationError(
+                f"{self!r} on {world_size} ranks: its other axes multiply to {known}, which does not divide "
+                f"{world_size}; change them, or the size of the group to a multiple of {known}"
+            )
+        return Mesh(**{name: world_size // known if size == _REST else size for name, size in self.sizes})
+
+    def size(self, axis: str | None = None) -> int:
+        """The size of ``axis`` (1 for an axis that the mesh lacks), or the number of ranks."""
+        if axis is None:
+            return self.world_size
+        size = dict(self.sizes).get(axis, 1)
+        return self.world_size if size == _REST else size  # world_size then says what to do
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Axis name -> coordinate of ``rank``. Raises DispatchError for a rank outside the mesh."""
+        return dict(zip(self.axes, self._at(rank), strict=True))
+
+    def coordinate(self, rank: int, axis: str) -> int:
+        """The coordinate of ``rank`` along ``axis``; 0 along an axis that the mesh lacks."""
+        return self.coordinates(rank).get(axis, 0)
+
+    def rank(self, /, **coordinates: int) -> int:
+        """The rank at these coordinates; axes of size 1 may be left out.
+
+        Raises:
+            DispatchError: an axis of more than one coordinate is missing, or a coordinate is out of range.
+        """
+        missing = [name for name, size in self.sizes if size != 1 and name not in coordinates]
+        if missing:
+            raise DispatchError(
+                f"{self!r}.rank({_call(coordinates)}): no coordinate for {', '.join(missing)}; give one for each "
+                "axis, or use mesh.ranks(...) for all ranks of a slice"
+            )
+        self._check_coordinates("rank", coordinates)
+        return self._rank_at[tuple(coordinates.get(name, 0) for name in self.axes)]
+
+    def ranks(self, /, **fixed: int) -> tuple[int, ...]:
+        """The ranks whose coordinates equal ``fixed``, in the order of their coordinates (first axis slowest).
+
+        Raises:
+            DispatchError: a coordinate is out of range.
+        """
+        self._check_coordinates("ranks", fixed)
+        sizes = zip(self.axes, self._known_shape(), strict=True)
+        choices = [(fixed[name],) if name in fixed else range(size) for name, size in sizes]
+        return tuple(self._rank_at[at] for at in itertools.product(*choices))
+
+    def peers(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` in ``axis`` only, itself included, in the axis's order."""
+        others = {name: at for name, at in self.coordinates(rank).items() if name != axis}
+        return self.ranks(**others)
+
+    def dp_groups(self, dp_axes: Sequence[str] = DP) -> tuple[tuple[int, ...], ...]:
+        """For each dp coordinate in dp order, its ranks in the order of their other coordinates, leader first.
+
+        ``dp_axes`` are the axes that count as dp, the first slowest: with :data:`PP_AS_DP`, piece
+        ``dp * pp_size + pp`` belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. Axes that the mesh
+        lacks have one coordinate, so a mesh without any of them is one dp coordinate: all ranks.
+        """
+        return self._groups(tuple(dp_axes))[0]
+
+    def collectors(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
+        """One rank per dp coordinate whose output counts: the last pp stage, 0 along all other axes."""
+        return self._groups(tuple(dp_axes))[1]
+
+    def leaders(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
+        """The first rank of each dp coordinate: 0 along all other axes."""
+        return self._groups(tuple(dp_axes))[2]
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{name}={size}" for name, size in self.sizes)
+        return f"Mesh({inner})" if self.layout is None else f"Mesh({inner}; ranks as reported)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.sizes, self.layout)
+
+    def _set(self, sizes: tuple[tuple[str, int], ...], layout: tuple[Coordinates, ...] | None) -> None:
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "layout", layout)
+
+    @cached_property
+    def _table(self) -> tuple[Coordinates, ...]:
+        if self.layout is not None:
+            return self.layout
+        return tuple(_row_major(self._known_shape()))
+
+    @cached_property
+    def _rank_at(self) -> dict[Coordinates, int]:
+        return {at: rank for rank, at in enumerate(self._table)}
+
+    @cached_property
+    def _group_cache(self) -> dict[tuple[str, ...], tuple[Any, ...]]:
+        return {}
+
+    def _at(self, rank: int) -> Coordinates:
+        if not 0 <= rank < self.world_size:
+            raise DispatchError(f"rank {rank} is not in {self!r}; expected 0 to {self.world_size - 1}")
+        return self._table[rank]
+
+    def _groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
+        """(groups, collectors, leaders); kept, because every mesh call asks and 4096 ranks take milliseconds."""
+        if dp_axes not in self._group_cache:
+            self._group_cache[dp_axes] = self._compute_groups(dp_axes)
+        return self._group_cache[dp_axes]
+
+    def _compute_groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
+        if len(set(dp_axes)) != len(dp_axes):
+            raise DispatchError(
+                f"dp_axes={dp_axes!r} names an axis twice; name each axis that counts as dp once"
+            )
+        kept = [name for name in dp_axes if name in self.axes]
+        others = [name for name in self.axes if name not in kept]
+        places = [[self.axes.index(name) for name in names] for names in (kept, others)]
+        buckets: dict[Coordinates, dict[Coordinates, int]] = {}
+        for at in _row_major(self._known_shape()):
+            own, other = (tuple(at[i] for i in place) for place in places)
+            buckets.setdefault(own, {})[other] = self._rank_at[at]
+        ordered = [buckets[own] for own in sorted(buckets)]
+        last = tuple(self.size("pp") - 1 if name == "pp" else 0 for name in others)
+        return (
+            tuple(tuple(bucket.values()) for bucket in ordered),
+            tuple(bucket[last] for bucket in ordered),
+            tuple(bucket[(0,) * len(others)] for bucket in ordered),
+        )
+
+    def _known_shape(self) -> tuple[int, ...]:
+        if not self.is_resolved:
+            raise DispatchError(
+                f"{self!r} has an axis of size -1 ('the rest'), so its number of ranks is not known; "
+                "call mesh.resolve(world_size) first"
+            )
+        return self.shape
+
+    def _check_coordinates(self, verb: str, coordinates: Mapping[str, int]) -> None:
+        for name, at in coordinates.items():
+            size = self.size(name)
+            if not 0 <= at < size:
+                lacking = "" if name in self.axes else " (the mesh has no such axis)"
+                raise DispatchError(
+                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at} is outside 0 to {size - 1}{lacking}; "
+                    f"axes and sizes are {dict(self.sizes)}"
+                )
+
+
+def _rebuild(sizes: tuple[tuple[str, int], ...], layout: tuple[Coordinates, ...] | None) -> Mesh:
+    mesh = Mesh.__new__(Mesh)
+    mesh._set(sizes, layout)
+    return mesh
+
+
+def _checked_axes(axes: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    if not axes:
+        raise DeclarationError("Mesh() has no axes; name at least one, such as px.Mesh(dp=-1)")
+    checked = tuple((name, _axis_size(name, size)) for name, size in axes.items())
+    rest = [name for name, size in checked if size == _REST]
+    if len(rest) > 1:
+        raise DeclarationError(
+            f"Mesh({_call(axes)}): axes {', '.join(rest)} are all -1; only one axis can be 'the rest'"
+        )
+    return checked
+
+
+def _axis_size(name: object, size: Any) -> int:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise DeclarationError(f"mesh axis {name!r}: expected a name that is an identifier, such as 'dp'")
+    if isinstance(size, bool) or not hasattr(size, "__index__") or (index(size) < 1 and index(size) != _REST):
+        raise DeclarationError(
+            f"mesh axis {name}={size!r}: expected a whole number from 1, or -1 for 'the rest'; leave the axis "
+            "out where there is none"
+        )
+    return index(size)
+
+
+def _coordinate(rank: int, axis: str, at: Any) -> int:
+    if isinstance(at, bool) or not hasattr(at, "__index__") or index(at) < 0:
+        raise DeclarationError(f"rank {rank} reports {axis}={at!r}; expected a whole number from 0")
+    return index(at)
+
+
+def _agreed_names(reported: Sequence[Mapping[str, int]]) -> tuple[str, ...]:
+    if not reported or not reported[0]:
+        raise DeclarationError(
+            f"a mesh from coordinates {list(reported)!r}: expected one dict of axis names and coordinates for "
+            "each rank, such as {'dp': 0, 'tp': 1}"
+        )
+    names = tuple(reported[0])
+    for name in names:
+        _axis_size(name, 1)
+    by_names: dict[tuple[str, ...], list[int]] = {}
+    for rank, at in enumerate(reported):
+        by_names.setdefault(names if set(at) == set(names) else tuple(at), []).append(rank)
+    if len(by_names) > 1:
+        _refuse([f"{_ranks(ranks)} report axes ({', '.join(found)})" for found, ranks in by_names.items()])
+    return names
+
+
+def _agreed_sizes(
+    names: Sequence[str], sizes: Sequence[Mapping[str, int]], world_size: int
+) -> dict[str, int]:
+    if len(sizes) != world_size:
+        raise DeclarationError(
+            f"sizes of {len(sizes)} ranks for coordinates of {world_size}; give both for each rank"
+        )
+    conflicts: list[str] = []
+    for name in names:
+        by_size: dict[Any, list[int]] = {}
+        for rank, held in enumerate(sizes):
+            by_size.setdefault(held.get(name), []).append(rank)
+        if len(by_size) > 1:
+            conflicts += [
+                f"{_ranks(ranks)} hold {name} to have size {size}" for size, ranks in by_size.items()
+            ]
+    if conflicts:
+        _refuse(conflicts)
+    return {name: _axis_size(name, sizes[0].get(name)) for name in names}
+
+
+def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None:
+    """Every coordinate of ``axes`` is held by exactly one rank of ``table``."""
+    holders: dict[Coordinates, list[int]] = {}
+    for rank, at in enumerate(table):
+        holders.setdefault(at, []).append(rank)
+    conflicts = [f"{_ranks(r)} all report {_named(axes, at)}" for at, r in holders.items() if len(r) > 1]
+    inside = [all(c < size for c, size in zip(at, axes.values(), strict=True)) for at in table]
+    conflicts += [
+        f"rank {rank} reports {_named(axes, table[rank])}, outside sizes ({_call(axes)})"
+        for rank, fits in enumerate(inside)
+        if not fits
+    ]
+    too_long = [name for name, size in axes.items() if size > len(table)]
+    if too_long:  # not walked for empty places: one wild coordinate could make billions of them
+        conflicts += [_too_long(axes, table, name) for name in too_long]
+    else:
+        nobody = (at for at in _row_major(axes.values()) if at not in holders)
+        conflicts += [f"no rank reports {_named(axes, at)}" for at in itertools.islice(nobody, _SHOWN + 1)]
+    if conflicts:
+        _refuse(
+            conflicts, f" over axes ({_call(axes)}), {math.prod(axes.values())} places for {len(table)} ranks"
+        )
+
+
+def _too_long(axes: Mapping[str, int], table: Sequence[Coordinates], name: str) -> str:
+    column = [at[list(axes).index(name)] for at in table]
+    return (
+        f"{name} would have {axes[name]} coordinates, which {len(table)} ranks cannot fill (the largest is "
+        f"{name}={max(column)}, reported by rank {column.index(max(column))})"
+    )
+
+
+def _refuse(conflicts: Sequence[str], over: str = "") -> NoReturn:
+    more = ["..."] if len(conflicts) > _SHOWN else []
+    raise DeclarationError(
+        f"the coordinates that the ranks report do not make a mesh{over}: "
+        + "; ".join([*conflicts[:_SHOWN], *more])
+        + ". Each rank must report the same axes, and each place must be held by exactly one rank: report them "
+        "from the same parallel state on every rank"
+    )
+
+
+def _row_major(shape: Iterable[int]) -> Iterable[Coordinates]:
+    return itertools.product(*(range(size) for size in shape))
+
+
+def _call(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _named(axes: Mapping[str, int], at: Coordinates) -> str:
+    return _call(dict(zip(axes, at, strict=True)))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = ", ..." if len(ranks) > _SHOWN else ""
+    return f"ranks {', '.join(map(str, ranks[:_SHOWN]))}{more}"

@@ -1,0 +1,254 @@
+"""Places for ranks: the shape of a pool, its slots, and the algebra of views over them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+from phalanx.errors import DeclarationError, PlacementError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one rank: bundle ``bundle`` of the pool's block ``block`` (both count from 0)."""
+
+    block: int
+    bundle: int
+    pool: str
+
+    def __str__(self) -> str:
+        return f"slot {self.bundle} of block {self.block} of pool {self.pool!r}"
+
+
+@dataclass(frozen=True)
+class SlotFacts:
+    """What the process in a slot reported of its place; ``accelerator_ids`` as the node's runtime names them."""
+
+    node_id: str
+    host: str
+    node_ip: str
+    accelerator_ids: tuple[str, ...] = ()
+    cpus_of_node: int | None = None
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """How many slots each block of a pool has: ``PoolShape((4, 2))`` is a block of 4 and a block of 2.
+
+    Raises:
+        DeclarationError: not a non-empty list of positive whole numbers.
+    """
+
+    process_on_nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "process_on_nodes", _checked_shape(self.process_on_nodes))
+
+    @property
+    def world_size(self) -> int:
+        """The number of slots."""
+        return sum(self.process_on_nodes)
+
+    def slots(self, pool: str) -> SlotView:
+        """The slots of a pool of this shape, named ``pool``, block by block."""
+        return SlotView(
+            tuple(Slot(b, i, pool) for b, count in enumerate(self.process_on_nodes) for i in range(count))
+        )
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """Slots in rank order; the place of rank ``r`` is ``view.slots[r]``.
+
+    Consecutive slots of one block are a local block: they share a node, ``local_ranks`` count within it.
+
+    Raises:
+        DeclarationError: no slots, or one slot twice.
+    """
+
+    slots: tuple[Slot, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slots", tuple(self.slots))
+        if not self.slots:
+            raise DeclarationError("a pool view without slots; expected at least one slot")
+        if len(set(self.slots)) != len(self.slots):
+            seen: set[Slot] = set()
+            twice = next(slot for slot in self.slots if slot in seen or seen.add(slot))
+            raise DeclarationError(
+                f"{twice} is in the view twice; each slot holds one rank of a group, so merge pools or views that "
+                "share no slot"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """The number of slots, and of ranks of a group on them."""
+        return len(self.slots)
+
+    @cached_property
+    def blocks(self) -> tuple[range, ...]:
+        """The ranks of each local block: runs of consecutive slots of one block of one pool."""
+        runs = itertools.groupby(range(len(self.slots)), key=self._block_of)
+        members = [list(run) for _, run in runs]
+        return tuple(range(run[0], run[-1] + 1) for run in members)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of slots of each local block."""
+        return tuple(len(block) for block in self.blocks)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """By rank: its place in its local block."""
+        return tuple(i for block in self.blocks for i in range(len(block)))
+
+    @property
+    def local_world_sizes(self) -> tuple[int, ...]:
+        """By rank: the number of slots of its local block."""
+        return tuple(len(block) for block in self.blocks for _ in block)
+
+    def split(self, sizes: int | Sequence[int]) -> tuple[SlotView, ...]:
+        """Views of consecutive slots: of ``sizes`` slots each where it is a number, of these sizes where a list.
+
+        Raises:
+            DeclarationError: the sizes do not add up to the view's.
+        """
+        counts = _part_sizes(sizes, self.world_size)
+        ends = list(itertools.accumulate(counts))
+        starts = [0, *ends[:-1]]
+        return tuple(SlotView(self.slots[a:b]) for a, b in zip(starts, ends, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.slots)
+
+    def __add__(self, other: SlotView) -> SlotView:
+        return merge(self, other)
+
+    @overload
+    def __getitem__(self, key: int) -> SlotView: ...
+    @overload
+    def __getitem__(self, key: slice) -> SlotView: ...
+    def __getitem__(self, key: Any) -> SlotView:
+        """The view of one slot, or of a slice; negative indices and steps as in a list.
+
+        Raises:
+            DeclarationError: an empty slice, an index outside the view, or another kind of key.
+        """
+        if isinstance(key, slice):
+            return SlotView(self._sliced(key))
+        if isinstance(key, bool) or not hasattr(key, "__index__"):
+            raise DeclarationError(
+                f"pool[{key!r}]: expected a slot's number or a slice, such as pool[0] or pool[0:4]"
+            )
+        if not -len(self.slots) <= key < len(self.slots):
+            raise DeclarationError(
+                f"pool[{key}]: the pool has {len(self.slots)} slots; expected {-len(self.slots)} to {len(self.slots) - 1}"
+            )
+        return SlotView((self.slots[key],))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SlotView, (self.slots,)
+
+    def _block_of(self, rank: int) -> tuple[str, int]:
+        return self.slots[rank].pool, self.slots[rank].block
+
+    def _sliced(self, key: slice) -> tuple[Slot, ...]:
+        bounds = (key.start, key.stop, key.step)
+        text = ":".join("" if b is None else str(b) for b in (bounds if key.step is not None else bounds[:2]))
+        if key.step == 0 or any(b is not None and not hasattr(b, "__index__") for b in bounds):
+            raise DeclarationError(f"pool[{text}]: expected whole numbers and a step other than 0")
+        if not self.slots[key]:
+            raise DeclarationError(
+                f"pool[{text}] of a pool of {len(self.slots)} slots is empty; expected bounds that keep at least "
+                "one slot"
+            )
+        return self.slots[key]
+
+
+def merge(a: SlotView, b: SlotView) -> SlotView:
+    """The slots of ``a``, then those of ``b``.
+
+    Raises:
+        DeclarationError: a slot is in both; names it.
+    """
+    return SlotView(a.slots + b.slots)
+
+
+def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int, ...]:
+    """The stable rank order: ``order[rank]`` is the index in ``slots`` of the slot that gets ``rank``.
+
+    Local blocks keep their place. Within one, slots go by accelerator id, numbers as numbers before names
+    (UUIDs) as text; slots without accelerators, and ties, go by bundle.
+
+    Raises:
+        PlacementError: ``facts`` are not one per slot, or the slots of one block report different nodes.
+    """
+    if len(slots) != len(facts):
+        raise PlacementError(
+            f"{len(facts)} slots reported for {len(slots)} slots; expected one report for each, in the same order"
+        )
+    order: list[int] = []
+    for block in SlotView(tuple(slots)).blocks:
+        _check_one_node([slots[i] for i in block], [facts[i] for i in block])
+        order += sorted(block, key=lambda i: (_id_key(facts[i].accelerator_ids), slots[i].bundle))
+    return tuple(order)
+
+
+def _id_key(ids: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+    return tuple((0, int(i), "") if i.isascii() and i.isdigit() else (1, 0, i) for i in ids)
+
+
+def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> None:
+    nodes = {fact.node_id: fact for fact in facts}
+    if len(nodes) > 1:
+        where = ", ".join(f"{fact.host} ({fact.node_id})" for fact in nodes.values())
+        raise PlacementError(
+            f"block {slots[0].block} of pool {slots[0].pool!r} is spread over {len(nodes)} nodes: {where}; a block "
+            "must stay on one node. Its placement was changed from outside: close the pool and make a new one"
+        )
+
+
+def _checked_shape(given: Any) -> tuple[int, ...]:
+    advice = "expected a list of positive whole numbers, one per block: [4] is 4 slots on one node, [8, 8] is 2 x 8"
+    if isinstance(given, int) and not isinstance(given, bool):
+        raise DeclarationError(f"process_on_nodes={given!r} is a single number; {advice}. Write [{given}]")
+    if isinstance(given, str | bytes | dict) or not hasattr(given, "__iter__"):
+        raise DeclarationError(f"process_on_nodes={given!r}; {advice}")
+    counts = tuple(given)
+    if not counts:
+        raise DeclarationError(f"process_on_nodes={given!r} has no blocks; {advice}")
+    for count in counts:
+        if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < 1:
+            raise DeclarationError(
+                f"process_on_nodes={given!r}: {count!r} is not a positive whole number; {advice}"
+            )
+    return tuple(int(count) for count in counts)
+
+
+def _part_sizes(sizes: int | Sequence[int], world_size: int) -> tuple[int, ...]:
+    if isinstance(sizes, int) and not isinstance(sizes, bool):
+        if sizes < 1 or world_size % sizes:
+            divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+            raise DeclarationError(
+                f"split({sizes}): parts of {sizes} slots do not divide a pool of world size {world_size}; give one of "
+                f"{divisors}, or a list of sizes that adds up to {world_size}"
+            )
+        return (sizes,) * (world_size // sizes)
+    counts = tuple(sizes) if isinstance(sizes, list | tuple) else ()
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
+        raise DeclarationError(
+            f"split({sizes!r}): expected the size of each part as a number, or a list of positive whole numbers that "
+            f"adds up to the pool's world size {world_size}"
+        )
+    if sum(counts) != world_size:
+        raise DeclarationError(
+            f"split({list(counts)}): the sizes add up to {sum(counts)}, but the pool's world size is {world_size}; "
+            "every slot belongs to exactly one part"
+        )
+    return counts
