@@ -1,0 +1,70 @@
+"""How what is decoded arrives: in private memory or as a view, on which device, with which objects restored."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Arrival", "Policy", "current_arrival", "decoding"]
+
+
+class Policy(enum.Enum):
+    """What memory a decoded tensor or array lies in."""
+
+    PRIVATE = "private"
+    """Own, writable memory; large pieces in huge pages."""
+
+    READONLY = "readonly"
+    """The encoded bytes themselves, without a copy. Arrays are not writeable. Torch has no read-only tensors:
+    whoever writes to one changes what every other reader of the same object sees."""
+
+    VIEW = "view"
+    """As READONLY, without any promise: for code that copies at once, such as a gather."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The settings of a `decoding` block."""
+
+    policy: Policy = Policy.PRIVATE
+    restore: Callable[[Any], Any] | None = None
+    device: Any = None
+    every_tensor: bool = False
+
+    def policy_for(self, sent: Policy | None) -> Policy:
+        """The policy for a value that was sent with ``sent``: read-only wins over private, a view over both."""
+        return Policy.READONLY if sent is Policy.READONLY and self.policy is Policy.PRIVATE else self.policy
+
+
+_DEFAULT = Arrival()
+_arrival: ContextVar[Arrival] = ContextVar("phalanx_arrival", default=_DEFAULT)
+
+
+def current_arrival() -> Arrival:
+    """The settings of the innermost `decoding` block of this thread or task."""
+    return _arrival.get()
+
+
+@contextmanager
+def decoding(
+    policy: Policy = Policy.PRIVATE,
+    *,
+    restore: Callable[[Any], Any] | None = None,
+    device: Any = None,
+    every_tensor: bool = False,
+) -> Iterator[None]:
+    """Say how everything that is decoded inside arrives, in this thread or asyncio task only.
+
+    ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where
+    tensors go that lay on an accelerator when they were sent; with ``every_tensor``, all tensors. None leaves
+    them on the CPU. Arrays always stay on the CPU.
+    """
+    token = _arrival.set(Arrival(policy, restore, device, every_tensor))
+    try:
+        yield
+    finally:
+        _arrival.reset(token)

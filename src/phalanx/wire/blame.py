@@ -1,0 +1,81 @@
+"""Where in a value the thing is that cannot be pickled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+__all__ = ["explain_unpicklable"]
+
+_DEEPEST = 32
+
+Try = Callable[[Any], None]
+
+
+def explain_unpicklable(value: Any, error: BaseException, attempt: Try) -> str:
+    """The message for ``error``, which pickling ``value`` raised; ``attempt(part)`` pickles a part or raises."""
+    path, part = _search(value, attempt)
+    kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+    return (
+        f"{path or 'the value'} cannot be sent: an object of type {kind} cannot be pickled "
+        f"({type(error).__name__}: {error}). Expected something that cloudpickle takes; leave it out, or "
+        "create it on the worker"
+    )
+
+
+def _search(value: Any, attempt: Try) -> tuple[str, Any]:
+    """The innermost part that fails and its path: ``args[0]['lock']`` for the arguments of a call."""
+    path, part = "", value
+    for _ in range(_DEEPEST):
+        named = _parts_of_call(part) if not path and _is_call(part) else _parts(part, path)
+        found = next((pair for pair in named if _fails(pair[1], attempt)), None)
+        if found is None:
+            break
+        path, part = found
+    return path, part
+
+
+def _fails(part: Any, attempt: Try) -> bool:
+    try:
+        attempt(part)
+    except Exception:
+        return True
+    return False
+
+
+def _is_call(value: Any) -> bool:
+    return (
+        type(value) is tuple
+        and len(value) == 2
+        and isinstance(value[0], tuple)
+        and isinstance(value[1], dict)
+    )
+
+
+def _parts_of_call(call: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((f"args[{index}]", item) for index, item in enumerate(call[0]))
+    yield from ((f"kwargs[{key!r}]", item) for key, item in call[1].items())
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    base = path or "value"
+    if isinstance(value, dict):
+        yield from ((f"{base}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{base}[{index}]", item) for index, item in enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((f"{base}.{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value))
+    elif isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        yield from ((f"{base} (captured {name!r})", _content(cell)) for name, cell in cells)
+    elif type(getattr(value, "__dict__", None)) is dict and not isinstance(value, type):
+        yield from ((f"{base}.{name}", item) for name, item in vars(value).items())
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is bound only later
+        return None

@@ -1,0 +1,289 @@
+"""Encode any picklable value so that tensors and arrays inside it are never copied more than once.
+
+A value becomes a pickle stream (``head``, by cloudpickle, protocol 5) and the bytes of its tensors and arrays
+as they lie in memory (``buffers``). `phalanx.wire.pack` says what is sent of a tensor or array;
+`phalanx.wire.arrival` says in what memory and on which device it arrives. Nothing global is patched: the
+reductions belong to this pickler alone.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from phalanx.errors import DispatchError, InternalError, PhalanxError
+from phalanx.wire import pack, unpack
+from phalanx.wire.arrival import Arrival, Policy, current_arrival, decoding
+from phalanx.wire.leaves import large_leaves, nbytes_of
+
+__all__ = [
+    "Encoded",
+    "Policy",
+    "copy_private",
+    "decode",
+    "decoding",
+    "encode",
+    "large_leaves",
+    "nbytes_of",
+]
+
+_PROTOCOL = 5
+_HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is handed on as a buffer instead of being copied
+
+Hoist = Mapping[type, Callable[[Any], Any]]
+Restore = Callable[[Any], Any]
+
+
+@dataclass(slots=True, eq=False)
+class Encoded:
+    """An encoded value. Pickling it hands its buffers out of band; unpickling it gives the value.
+
+    ``buffers`` are read-only views of the caller's memory: write the value out before changing it.
+    The first ``own`` of them belong to tensors and arrays, the others to types with out-of-band pickling of
+    their own. ``policy`` is what the sender asked for.
+    """
+
+    head: bytes
+    buffers: list[memoryview] = field(default_factory=list[memoryview])
+    own: int = 0
+    tokens: list[Any] = field(default_factory=list[Any])
+    policy: Policy | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the head and of all buffers."""
+        return len(self.head) + sum(buffer.nbytes for buffer in self.buffers)
+
+    def to_bytes(self) -> bytes:
+        """The whole value in one bytes object, which `decode` takes: for small values, one copy."""
+        if not self.buffers and not self.tokens:
+            return self.head
+        return _join(self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if protocol < _PROTOCOL:
+            return decode, (self.to_bytes(),)
+        head = self.head if len(self.head) < _HEAD_OUT_OF_BAND else pickle.PickleBuffer(self.head)
+        policy = None if self.policy is None else self.policy.value
+        buffers = map(pickle.PickleBuffer, self.buffers)
+        return _decode_parts, (head, self.own, policy, self.tokens, *buffers)
+
+
+def encode(
+    value: Any,
+    *,
+    hoist: Hoist | None = None,
+    shared: Mapping[int, Any] | None = None,
+    policy: Policy | None = None,
+) -> Encoded:
+    """Encode ``value``: anything that cloudpickle takes. The value and what it refers to are not changed.
+
+    ``hoist[type(obj)](obj)`` may give a token, any picklable thing but None, that travels in place of the
+    object; ``shared[id(obj)]`` is the token of a tensor, array or other object that was stored before. Types
+    that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced. Each object is
+    replaced once. ``policy`` READONLY makes the value arrive read-only wherever it is decoded.
+
+    Raises:
+        DispatchError: something in the value cannot be pickled; the message names its type and place.
+    """
+    if _is_plain(value, _PLAIN_DEPTH):
+        return Encoded(pickle.dumps(value, _PROTOCOL))
+    file = io.BytesIO()
+    pickler = _Pickler(file, hoist or {}, shared or {})
+    try:
+        pickler.dump(value)
+    except (PhalanxError, MemoryError):
+        raise
+    except Exception as error:
+        from phalanx.wire.blame import explain_unpicklable
+
+        raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
+    own = pickler.sink.buffers
+    return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, policy)
+
+
+_ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
+_PLAIN_DEPTH = 4
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether plain pickle does: atoms in lists, tuples and dicts that are not deep."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is dict:
+        return not value or (
+            _all_plain(value, set(map(type, value)), depth)
+            and _all_plain(value.values(), set(map(type, value.values())), depth)
+        )
+    if kind is tuple or kind is list:
+        return not value or _all_plain(value, set(map(type, value)), depth)
+    return False
+
+
+def _all_plain(values: Any, kinds: set[type], depth: int) -> bool:
+    if kinds <= _ATOMS:
+        return True
+    if depth == 0 or not kinds <= _PLAIN_KINDS:
+        return False
+    return all(_is_plain(value, depth - 1) for value in values)
+
+
+_PLAIN_KINDS = _ATOMS | {list, tuple, dict}
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle with tensors and arrays out of band and chosen objects replaced by tokens.
+
+    Replacement is done here and not in ``persistent_id``, which would be called for every number in a list.
+    """
+
+    def __init__(self, file: io.BytesIO, hoist: Hoist, shared: Mapping[int, Any]) -> None:
+        self.foreign: list[memoryview] = []
+        super().__init__(file, protocol=_PROTOCOL, buffer_callback=self._take_buffer)
+        self.sink = pack.Sink()
+        self.tokens: list[Any] = []
+        self._hoist = hoist
+        self._shared = shared
+
+    def again(self, value: Any) -> None:
+        """Pickle ``value`` in the same way, only to see whether that works."""
+        _Pickler(io.BytesIO(), self._hoist, self._shared).dump(value)
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        try:
+            self.foreign.append(buffer.raw().toreadonly())
+        except BufferError:  # not contiguous: let it be copied into the stream
+            return True
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if self._shared and id(obj) in self._shared:
+            return self._replace(self._shared[id(obj)])
+        if kind in self._hoist:
+            token = self._hoist[kind](obj)
+            if token is not None:
+                return self._replace(token)
+        reduced = None
+        if issubclass(kind, torch.Tensor):
+            reduced = pack.reduce_tensor(self.sink, obj)
+        elif kind is np.ndarray or kind is np.memmap:
+            reduced = pack.reduce_array(self.sink, obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+    def _replace(self, token: Any) -> tuple[Any, ...]:
+        self.tokens.append(token)
+        return unpack.token, (len(self.tokens) - 1,)
+
+
+def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Any:
+    """The value of ``data``, arriving as the `decoding` block around the call says (default: private memory).
+
+    ``restore(token)`` gives the object for a hoisted token; without it, what `decoding` says, and else the
+    token itself.
+
+    Raises:
+        InternalError: ``data`` is neither an Encoded nor what ``to_bytes`` made.
+        Exception: whatever unpickling raises, such as ModuleNotFoundError for a class unknown here.
+    """
+    if isinstance(data, Encoded):
+        return _load(data, restore)
+    if data[:1] == b"\x80":  # pickle's first opcode: a head without buffers and tokens
+        return pickle.loads(data)
+    return _load(_split(data), restore)
+
+
+def _decode_parts(head: Any, own: int, policy: str | None, tokens: list[Any], *buffers: Any) -> Any:
+    sent = None if policy is None else Policy(policy)
+    return _load(Encoded(head, list(buffers), own, tokens, sent), None)
+
+
+def _load(encoded: Encoded, restore: Restore | None) -> Any:
+    if not encoded.buffers and not encoded.tokens:
+        return pickle.loads(encoded.head)
+    arrival = current_arrival()
+    if restore is not None:
+        arrival = Arrival(arrival.policy, restore, arrival.device, arrival.every_tensor)
+    frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
+    before = unpack.open_frame.set(frame)
+    try:
+        foreign = map(frame.foreign, range(encoded.own, len(encoded.buffers)))
+        return pickle.loads(encoded.head, buffers=foreign)
+    finally:
+        unpack.open_frame.reset(before)
+
+
+# All in one bytes object: _PREFIX (mark, policy, own buffers, buffers, length of tokens, length of head), the
+# lengths of the buffers as 64-bit numbers, tokens (a pickle), head, then each buffer at a multiple of _ALIGN.
+_MARK = b"PHX1"
+_PREFIX = struct.Struct("<4sBxxxIIQQ")
+_ALIGN = 16
+_POLICIES: tuple[Policy | None, ...] = (None, Policy.PRIVATE, Policy.READONLY, Policy.VIEW)
+
+
+def _join(encoded: Encoded) -> bytes:
+    buffers = encoded.buffers
+    tokens = cloudpickle.dumps(encoded.tokens, _PROTOCOL) if encoded.tokens else b""
+    prefix = _PREFIX.pack(
+        _MARK, _POLICIES.index(encoded.policy), encoded.own, len(buffers), len(tokens), len(encoded.head)
+    )
+    lengths = struct.pack(f"<{len(buffers)}Q", *[buffer.nbytes for buffer in buffers])
+    parts: list[Any] = [prefix, lengths, tokens, encoded.head]
+    size = len(prefix) + len(lengths) + len(tokens) + len(encoded.head)
+    for buffer in buffers:
+        gap = -size % _ALIGN
+        parts += (bytes(gap), buffer)
+        size += gap + buffer.nbytes
+    return b"".join(parts)
+
+
+def _split(data: bytes) -> Encoded:
+    if data[:4] != _MARK:
+        raise InternalError(
+            f"decode was given {type(data).__name__} that starts with {bytes(data[:8])!r}; expected an Encoded, or "
+            "bytes from Encoded.to_bytes()"
+        )
+    view = memoryview(data)
+    _, policy, own, count, tokens_size, head_size = _PREFIX.unpack_from(view)
+    lengths: Sequence[int] = struct.unpack_from(f"<{count}Q", view, _PREFIX.size)
+    at = _PREFIX.size + 8 * count
+    tokens: list[Any] = pickle.loads(view[at : at + tokens_size]) if tokens_size else []
+    at += tokens_size
+    head = view[at : at + head_size]
+    at += head_size
+    buffers: list[memoryview] = []
+    for length in lengths:
+        at += -at % _ALIGN
+        buffers.append(view[at : at + length])
+        at += length
+    return Encoded(head, buffers, own, tokens, _POLICIES[policy])  # pyright: ignore[reportArgumentType]
+
+
+def copy_private(value: Any, *, keep: tuple[type, ...] = ()) -> Any:
+    """A deep copy of ``value`` whose tensors and arrays lie in private, writable memory.
+
+    Aliasing inside the value is kept as in sending. Objects of exactly the types in ``keep`` are not copied but
+    stay the same objects: give the types that stand for something elsewhere, such as references and futures.
+
+    Raises:
+        DispatchError: something in the value cannot be pickled.
+    """
+    kept: list[Any] = []
+
+    def keep_it(obj: Any) -> int:
+        kept.append(obj)
+        return len(kept) - 1
+
+    encoded = encode(value, hoist=dict.fromkeys(keep, keep_it))
+    with decoding(Policy.PRIVATE, restore=kept.__getitem__):
+        return decode(encoded)

@@ -1,0 +1,148 @@
+"""Walks over the tensors and arrays in a value, without encoding it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from types import FunctionType, NoneType
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Leaf", "large_leaves", "nbytes_of"]
+
+Leaf = torch.Tensor | np.ndarray[Any, Any]
+
+_NUMBER_BYTES = 8  # bytes; what a number takes in a pickle stream, at most, with its opcode
+_OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
+_NUMBERS = frozenset({NoneType, bool, int, float, complex})
+_TEXTS = frozenset({str, bytes, bytearray})
+
+
+def nbytes_of(value: Any) -> int:
+    """About how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
+
+    Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
+    by their ``__dict__``. An object that is met twice counts once.
+    """
+    total = 0
+    for item in _walk(value):
+        kind = type(item)
+        if isinstance(item, torch.Tensor):
+            total += _tensor_bytes(item)
+        elif isinstance(item, np.ndarray):
+            total += item.nbytes
+        elif kind in _TEXTS:
+            total += len(item)
+        elif kind in _NUMBERS:
+            total += _NUMBER_BYTES
+        elif isinstance(item, _Many):
+            total += item.nbytes
+        else:
+            total += _OBJECT_BYTES
+    return total
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.strided or tensor.layout is torch.jagged:
+        return tensor.numel() * tensor.element_size()
+    if tensor.layout is torch.sparse_coo:
+        return tensor._nnz() * (tensor.element_size() + 8 * tensor.sparse_dim())
+    return tensor.values().nbytes * 2  # compressed: the values, and indices of about their size
+
+
+def large_leaves(value: Any, threshold: int) -> list[Leaf]:
+    """The different tensors and arrays of at least ``threshold`` bytes in ``value``, in the order met."""
+    found: list[Leaf] = []
+    for item in _walk(value):
+        if isinstance(item, torch.Tensor):
+            if _tensor_bytes(item) >= threshold:
+                found.append(item)
+        elif isinstance(item, np.ndarray) and item.nbytes >= threshold:
+            found.append(item)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Many:
+    """A run of numbers or texts that need no look one by one."""
+
+    nbytes: int
+
+
+def _walk(value: Any) -> Iterator[Any]:
+    """Every object in the value once, depth first, containers not included; long lists of atoms as one."""
+    stack: list[Any] = [value]
+    seen: set[int] = set()
+    alive: list[Any] = []  # what was made on the way, so that no id is used twice
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind in _NUMBERS or kind in _TEXTS or kind is _Many:
+            yield item
+            continue
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        inside = _children(item)
+        if inside is None:
+            yield item
+        else:
+            alive.append(inside)
+            stack.extend(reversed(inside))
+
+
+def _children(item: Any) -> list[Any] | None:
+    """What lies inside a container, or None for a leaf."""
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return None
+    if isinstance(item, dict):
+        return _summary(list(item.keys())) + _summary(list(item.values()))
+    if isinstance(item, list | tuple | set | frozenset):
+        return _summary(list(item))
+    if isinstance(item, torch.nn.Module):
+        return [*item.parameters(), *item.buffers()]
+    tensordict = sys.modules.get("tensordict")  # 3 s to import: whoever sends one has imported it
+    if tensordict is not None and isinstance(item, tensordict.TensorDictBase):
+        return list(item.values())
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return [getattr(item, field.name, None) for field in dataclasses.fields(item)]
+    if isinstance(item, FunctionType):
+        return _captured(item)
+    return _attributes(item)
+
+
+def _summary(items: list[Any]) -> list[Any]:
+    kinds = set(map(type, items))
+    if kinds <= _NUMBERS:
+        return [_Many(_NUMBER_BYTES * len(items))]
+    if kinds <= _TEXTS:
+        return [_Many(sum(map(len, items)))]
+    return items
+
+
+def _captured(function: FunctionType) -> list[Any] | None:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return [*cells, *(function.__defaults__ or ())] or None
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # a name that is bound only later
+        return False
+    return True
+
+
+def _attributes(item: Any) -> list[Any] | None:
+    """The attributes of an object whose class leaves pickling to ``object``."""
+    cls = type(item)
+    plain = (
+        cls.__reduce_ex__ is object.__reduce_ex__
+        and cls.__reduce__ is object.__reduce__
+        and getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None)
+    )
+    own = getattr(item, "__dict__", None)
+    return list(own.values()) if plain and type(own) is dict else None

@@ -1,0 +1,264 @@
+"""Memory for received data: large blocks from huge pages, copies and joins that use several threads.
+
+Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about four times as long as
+into memory that is there already, with 2 MB pages about the same. So large blocks ask the kernel for huge
+pages (transparent huge pages, ``madvise(MADV_HUGEPAGE)``); where there is no such thing they are plain memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = [
+    "HUGE_FROM",
+    "PARALLEL_FROM",
+    "allocate",
+    "concat_arrays",
+    "concat_rows",
+    "copy_into",
+    "private_copies",
+]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+HUGE_FROM = 4 << 20
+"""Blocks of at least this many bytes ask for huge pages; below, recycled memory of the allocator is as fast."""
+
+PARALLEL_FROM = 8 << 20
+"""Copies of at least this many bytes are divided over threads; below, starting them costs more than it saves."""
+
+_CHUNK = 4 << 20
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE = 14
+_MOST_THREADS = 8
+
+
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+    except (OSError, AttributeError):
+        return None
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise.restype = ctypes.c_int
+    return madvise
+
+
+_madvise = _find_madvise()
+
+
+def _advise_huge(address: int, nbytes: int) -> None:
+    """Ask for huge pages in the part of the block that whole ones fit in; a refusal changes nothing."""
+    start = -(-address // _HUGE_PAGE) * _HUGE_PAGE
+    end = (address + nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    if _madvise is not None and end > start:
+        _madvise(start, end - start, _MADV_HUGEPAGE)
+
+
+def allocate(nbytes: int) -> torch.Tensor:
+    """A new uint8 tensor of ``nbytes`` bytes with arbitrary content, on the CPU.
+
+    From ``HUGE_FROM`` bytes on it is backed by huge pages. Its storage is an ordinary one: it can be resized,
+    and is freed with its last user. ``.numpy()`` gives the same memory as an array.
+    """
+    block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    if nbytes >= HUGE_FROM:
+        _advise_huge(block.data_ptr(), nbytes)
+    return block
+
+
+class _Copiers:
+    """The threads that copy, started when first needed, anew in a forked child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self.count = 1
+
+    def pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self.count = min(_MOST_THREADS, _usable_cores())
+                self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="phalanx-copy")
+            return self._pool
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+_copiers = _Copiers()
+
+
+def _renew_copiers() -> None:
+    global _copiers
+    _copiers = _Copiers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_copiers)
+
+
+def _run_all(jobs: Sequence[Callable[[], None]]) -> None:
+    """Run the jobs on the copying threads and return when all are done; the first error is raised then."""
+    if len(jobs) == 1:
+        jobs[0]()
+        return
+    pool = _copiers.pool()
+    running: list[Future[None]] = [pool.submit(job) for job in jobs]
+    errors = [future.exception() for future in running]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _byte_jobs(dst: Bytes, src: Bytes) -> list[Callable[[], None]]:
+    """Copies of pieces of ``_CHUNK`` bytes; NumPy gives up the interpreter lock in each."""
+
+    def piece(start: int) -> Callable[[], None]:
+        return lambda: np.copyto(dst[start : start + _CHUNK], src[start : start + _CHUNK])
+
+    return [piece(start) for start in range(0, dst.nbytes, _CHUNK)]
+
+
+def copy_into(dst: Any, src: Any) -> None:
+    """Copy the bytes of ``src`` to ``dst``: one-dimensional uint8 tensors, arrays or buffers of equal length.
+
+    Large copies are divided over threads (``PARALLEL_FROM``).
+
+    Raises:
+        ValueError: the lengths differ.
+    """
+    to, of = _as_bytes(dst), _as_bytes(src)
+    if to.nbytes != of.nbytes:
+        raise ValueError(
+            f"copy_into: {of.nbytes} bytes given for a destination of {to.nbytes}; give equal lengths"
+        )
+    if to.nbytes < PARALLEL_FROM:
+        np.copyto(to, of)
+    else:
+        _run_all(_byte_jobs(to, of))
+
+
+def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
+    """A copy of each buffer in memory of its own (`allocate`), all copied in parallel where they are large."""
+    blocks = [allocate(view.nbytes) for view in views]
+    pairs = [(block.numpy(), _as_bytes(view)) for block, view in zip(blocks, views, strict=True)]
+    if sum(view.nbytes for view in views) < PARALLEL_FROM:
+        for to, of in pairs:
+            np.copyto(to, of)
+    else:
+        _run_all([job for to, of in pairs for job in _byte_jobs(to, of)])
+    return blocks
+
+
+def _as_bytes(buffer: Any) -> Bytes:
+    if isinstance(buffer, torch.Tensor):
+        return buffer.numpy()
+    if isinstance(buffer, np.ndarray):
+        return buffer
+    return np.frombuffer(buffer, dtype=np.uint8)
+
+
+def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors joined along dim 0, in new memory that none of them shares, detached from any graph.
+
+    Plain CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel where
+    large. Everything else (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
+
+    Raises:
+        ValueError: there are no tensors.
+        RuntimeError: the row shapes differ (from ``torch.cat``).
+    """
+    if not tensors:
+        raise ValueError(
+            "concat_rows: no tensors given; expected at least one, which says dtype and row shape"
+        )
+    pieces = [tensor.detach() for tensor in tensors]
+    total = sum(piece.nbytes for piece in pieces)
+    if total < HUGE_FROM or not _joins_plainly(pieces):
+        return torch.cat(pieces)
+    first = pieces[0]
+    shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
+    out = torch.empty(0, dtype=first.dtype).set_(allocate(total).untyped_storage(), 0, shape)
+    jobs: list[Callable[[], None]] = []
+    row = 0
+    for piece in pieces:
+        jobs += _row_jobs(out[row : row + piece.shape[0]], piece)
+        row += piece.shape[0]
+    _run_all(jobs)
+    return out
+
+
+def _joins_plainly(pieces: Sequence[torch.Tensor]) -> bool:
+    first = pieces[0]
+    return first.dim() > 0 and all(
+        type(piece) is torch.Tensor
+        and piece.layout is torch.strided
+        and piece.device.type == "cpu"
+        and piece.dtype == first.dtype
+        and piece.dim() == first.dim()
+        and piece.shape[1:] == first.shape[1:]
+        for piece in pieces
+    )
+
+
+def _row_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], None]]:
+    if src.is_contiguous() and not src.is_conj() and not src.is_neg():
+        return _byte_jobs(_bytes_of(dst), _bytes_of(src))
+    return [lambda: dst.copy_(src) and None]
+
+
+def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The arrays joined along their first axis, in new writable memory that none of them shares.
+
+    Plain arrays of one dtype and one row shape are copied in parallel where large (NumPy takes large blocks
+    from huge pages itself); everything else goes to ``numpy.concatenate``.
+
+    Raises:
+        ValueError: there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
+    """
+    if not arrays:
+        raise ValueError(
+            "concat_arrays: no arrays given; expected at least one, which says dtype and row shape"
+        )
+    first = arrays[0]
+    plain = first.ndim > 0 and all(
+        type(array) is np.ndarray
+        and array.dtype == first.dtype
+        and array.shape[1:] == first.shape[1:]
+        and array.ndim == first.ndim
+        for array in arrays
+    )
+    if not plain or first.dtype.hasobject or sum(array.nbytes for array in arrays) < PARALLEL_FROM:
+        return np.concatenate(arrays)
+    out = np.empty((sum(len(array) for array in arrays), *first.shape[1:]), dtype=first.dtype)
+    jobs: list[Callable[[], None]] = []
+    row = 0
+    for array in arrays:
+        jobs += _array_jobs(out[row : row + len(array)], array)
+        row += len(array)
+    _run_all(jobs)
+    return out
+
+
+def _array_jobs(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> list[Callable[[], None]]:
+    if src.flags.c_contiguous:
+        return _byte_jobs(dst.reshape(-1).view(np.uint8), src.reshape(-1).view(np.uint8))
+    return [lambda: np.copyto(dst, src)]

@@ -1,0 +1,201 @@
+"""Tensors and arrays as a small description and their own bytes: the sending side.
+
+What is sent of a tensor or array:
+
+* Only the bytes that it covers, never the rest of its storage. Dense ones (contiguous, or a permutation of
+  contiguous, such as a transpose or Fortran order) are not copied and keep their strides; others (a column, a
+  step, an expanded or negatively strided one) are made contiguous first, and arrive so.
+* Conjugate and negative bits are resolved: the values are the same, the bits are gone.
+* Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad.
+  ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) travel.
+* Aliasing inside one value: one object arrives as one object. Different objects that cover exactly the same
+  bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share memory again. Views
+  that overlap only in part arrive as independent copies.
+* Tensors of an accelerator travel through host memory.
+* Subclasses of ``torch.Tensor`` that do not say how they are pickled keep their type. Those that do (jagged
+  nested tensors, DTensor), and sparse, quantised and meta tensors are pickled their own way; the plain
+  tensors inside them are sent as above. ``numpy.memmap`` arrives as a plain array.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.wire import unpack
+
+__all__ = ["DTYPE_NAMES", "Reduced", "Sink", "reduce_array", "reduce_tensor"]
+
+Reduced = tuple[Any, ...]
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name
+    for name in (
+        *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)
+}
+"""The dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
+
+_PLAIN_REDUCERS = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
+_HOST = torch.device("cpu")
+
+
+class Sink:
+    """The buffers of one value, each once, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+        self._met: dict[tuple[Any, int, int], tuple[int, Any]] = {}
+
+    def index_of(
+        self, owner: Any, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
+    ) -> int:
+        """The number of the buffer for these bytes of ``device``; ``read()`` gives them as a uint8 array.
+
+        ``owner`` is kept alive: as long as it is, nothing else can lie at ``address``.
+        """
+        place = (device, address, nbytes)
+        if place not in self._met:
+            self._met[place] = (len(self.buffers), owner)
+            self.buffers.append(memoryview(read()).toreadonly())
+        return self._met[place][0]
+
+
+def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
+    """How to pickle ``tensor``, its bytes put into ``sink``; None where its own way of pickling is to be used."""
+    cls = type(tensor)
+    if cls is torch.Tensor or cls is torch.nn.Parameter:
+        plain = tensor.detach()
+    elif _pickles_itself(cls):
+        return None
+    else:
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = tensor.detach().as_subclass(torch.Tensor)
+    if not _has_plain_bytes(plain):
+        return _without_its_storage(tensor, plain)
+    facts = _describe(sink, plain, tensor.requires_grad and tensor.is_leaf)
+    if cls is torch.Tensor:
+        reduced = (unpack.tensor, facts)
+    elif cls is torch.nn.Parameter:
+        reduced = (unpack.parameter, facts)
+    else:
+        reduced = (unpack.subclass, (cls, *facts))
+    return (*reduced, _state(tensor), None, None, unpack.set_state) if _state(tensor) else reduced
+
+
+def _state(tensor: torch.Tensor) -> Any:
+    return torch._utils._get_obj_state(tensor)  # __dict__ and slots, as torch's own pickling takes them
+
+
+def _pickles_itself(cls: type) -> bool:
+    """Whether the class says how it is pickled, or is not simply memory (a wrapper of other tensors)."""
+    return (
+        cls.__reduce_ex__ not in _PLAIN_REDUCERS
+        or cls.__reduce__ is not torch.Tensor.__reduce__
+        or cls.__setstate__ is not torch.Tensor.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
+        or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
+def _has_plain_bytes(plain: torch.Tensor) -> bool:
+    return (
+        plain.layout is torch.strided
+        and plain.dtype in DTYPE_NAMES
+        and plain.device.type != "meta"
+        and not plain.is_nested
+    )
+
+
+def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced | None:
+    """Torch's own pickling, which takes the whole storage: of a copy, where a view covers less than that."""
+    is_view = (
+        plain.layout is torch.strided
+        and not plain.is_nested
+        and plain.device.type != "meta"
+        and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
+    )
+    if not is_view or type(tensor) is not torch.Tensor:
+        return None
+    copy = plain.clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    return copy.__reduce_ex__(5)  # pyright: ignore[reportReturnType]
+
+
+def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
+    """(number of the buffer or -1, dtype, shape, strides or None for contiguous, flags)."""
+    flags = unpack.REQUIRES_GRAD if requires_grad else 0
+    device = plain.device
+    if device.type != "cpu":
+        flags |= unpack.ON_ACCELERATOR
+    dtype, shape, count = DTYPE_NAMES[plain.dtype], tuple(plain.shape), plain.numel()
+    if count == 0:
+        return -1, dtype, shape, tuple(plain.stride()), flags
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    strides = None
+    if not plain.is_contiguous():
+        if _is_dense(shape, plain.stride()):
+            strides = tuple(plain.stride())
+        else:
+            plain = plain.contiguous()
+
+    def read() -> Any:
+        flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
+        return flat.to(_HOST).view(torch.uint8).numpy()
+
+    index = sink.index_of(plain, device, plain.data_ptr(), count * plain.element_size(), read)
+    return index, dtype, shape, strides, flags
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a stretch of memory without gap or overlap (strides count elements)."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
+    """How to pickle ``array``, its bytes put into ``sink``; None for NumPy's own way (arrays of objects)."""
+    dtype = array.dtype
+    if dtype.hasobject:
+        return None
+    name = _dtype_name(dtype) or dtype
+    if array.nbytes == 0:
+        return unpack.array, (-1, name, array.shape, None)
+    strides = None
+    if not array.flags.c_contiguous:
+        if _is_dense(array.shape, tuple(stride // dtype.itemsize for stride in array.strides)):
+            strides = array.strides
+        else:
+            array = np.ascontiguousarray(array)
+    flat = (
+        array if strides is None else array.transpose(np.argsort([-abs(s) for s in strides], kind="stable"))
+    )
+
+    def read() -> Any:
+        return flat.reshape(-1).view(np.uint8)
+
+    index = sink.index_of(array, _HOST, array.__array_interface__["data"][0], array.nbytes, read)
+    return unpack.array, (index, name, array.shape, strides)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The dtype as NumPy's short text, where the text says all of it."""
+    if dtype.names is not None or dtype.subdtype is not None or dtype.metadata is not None:
+        return None
+    try:
+        return dtype.str if np.dtype(dtype.str) == dtype else None
+    except TypeError:
+        return None

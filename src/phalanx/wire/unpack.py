@@ -1,0 +1,175 @@
+"""Tensors and arrays from their description and bytes: the receiving side.
+
+The functions here stand in encoded streams by name: renaming one breaks what was encoded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.errors import InternalError
+from phalanx.wire.arrival import Arrival, Policy, current_arrival
+from phalanx.wire.memory import allocate, private_copies
+
+__all__ = ["Frame", "array", "open_frame", "parameter", "set_state", "subclass", "tensor", "token"]
+
+REQUIRES_GRAD = 1
+ON_ACCELERATOR = 2
+
+_ALIGNMENT = 16  # bytes; the widest element (complex128) wants no more
+
+
+class Frame:
+    """The buffers and tokens of one value while it is decoded, each buffer turned into memory once."""
+
+    def __init__(
+        self, buffers: Sequence[Any], tokens: Sequence[Any], policy: Policy | None, arrival: Arrival
+    ) -> None:
+        self._views = [memoryview(buffer).toreadonly() for buffer in buffers]
+        self._tokens = tokens
+        self._private = arrival.policy_for(policy) is Policy.PRIVATE
+        self._restore = arrival.restore
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._on_device: dict[int, torch.Tensor] = {}
+        self._objects: dict[int, Any] = {}
+        if self._private and arrival.device is None and len(buffers) > 1:
+            self._blocks = dict(enumerate(private_copies(self._views)))
+
+    def block(self, index: int, device: torch.device | None = None) -> torch.Tensor:
+        """Buffer ``index`` as a uint8 tensor: private memory or a view, or a copy on ``device``."""
+        if device is not None:
+            if index not in self._on_device:
+                self._on_device[index] = _window(self._views[index]).to(device)
+            return self._on_device[index]
+        if index not in self._blocks:
+            view = self._views[index]
+            self._blocks[index] = private_copies([view])[0] if self._private else _window(view)
+        return self._blocks[index]
+
+    def array_buffer(self, index: int) -> Any:
+        """Buffer ``index`` as what an array may lie in: writable exactly where it is private."""
+        return self.block(index).numpy() if self._private else _aligned(self._views[index]).data.toreadonly()
+
+    def foreign(self, index: int) -> Any:
+        """Buffer ``index`` for a type that brings its own out-of-band pickling."""
+        return self.array_buffer(index)
+
+    def token(self, index: int) -> Any:
+        """The object for hoisted token ``index``, restored once."""
+        if index not in self._objects:
+            given = self._tokens[index]
+            self._objects[index] = given if self._restore is None else self._restore(given)
+        return self._objects[index]
+
+
+open_frame: ContextVar[Frame | None] = ContextVar("phalanx_open_frame", default=None)
+
+
+def _frame() -> Frame:
+    frame = open_frame.get()
+    if frame is None:
+        raise InternalError(
+            "part of an encoded value was unpickled by itself; decode(...) takes the whole value"
+        )
+    return frame
+
+
+def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
+    """The bytes without a copy; a copy only where they start at an address that no element may have."""
+    found = np.frombuffer(view, dtype=np.uint8)
+    if found.__array_interface__["data"][0] % _ALIGNMENT:
+        block = allocate(found.nbytes).numpy()
+        block[:] = found
+        return block
+    return found
+
+
+class _Window:
+    """Read-only memory in the form in which torch takes it without a warning, kept alive by this object."""
+
+    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
+        self.memory = memory
+        address = memory.__array_interface__["data"][0]
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": memory.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _window(view: memoryview) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(_Window(_aligned(view))))
+
+
+def tensor(
+    index: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
+) -> torch.Tensor:
+    """A tensor over buffer ``index`` (-1: it has no bytes), with ``strides`` in elements (None: contiguous)."""
+    made = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
+    return made.requires_grad_() if flags & REQUIRES_GRAD else made
+
+
+def _target(flags: int) -> torch.device | None:
+    arrival = current_arrival()
+    if arrival.device is None or not (arrival.every_tensor or flags & ON_ACCELERATOR):
+        return None
+    device = torch.device(arrival.device)
+    return None if device.type == "cpu" else device
+
+
+def _over_block(
+    index: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    device: torch.device | None,
+) -> torch.Tensor:
+    if index < 0:
+        return torch.empty_strided(shape, strides or (), dtype=dtype, device=device or "cpu")
+    storage = _frame().block(index, device).untyped_storage()
+    made = torch.empty(0, dtype=dtype, device=device or "cpu")  # not a view of the block: no version shared
+    return made.set_(storage, 0, shape) if strides is None else made.set_(storage, 0, shape, strides)
+
+
+def parameter(
+    index: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
+) -> torch.nn.Parameter:
+    """As `tensor`, a Parameter."""
+    plain = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
+    return torch.nn.Parameter(plain, requires_grad=bool(flags & REQUIRES_GRAD))
+
+
+def subclass(
+    cls: type[torch.Tensor],
+    index: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    flags: int,
+) -> torch.Tensor:
+    """As `tensor`, of a subclass, without calling its constructor."""
+    plain = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
+    return torch.Tensor._make_subclass(cls, plain, bool(flags & REQUIRES_GRAD))
+
+
+def set_state(obj: torch.Tensor, state: Any) -> None:
+    """Give a tensor the attributes that it had."""
+    torch._utils._set_obj_state(obj, state)
+
+
+def array(index: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
+    """An array over buffer ``index`` (-1: it has no bytes), with ``strides`` in bytes (None: C order)."""
+    if index < 0:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, np.dtype(dtype), buffer=_frame().array_buffer(index), strides=strides)
+
+
+def token(index: int) -> Any:
+    """The object that travelled as token ``index``."""
+    return _frame().token(index)
