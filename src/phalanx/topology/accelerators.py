@@ -1,7 +1,7 @@
 """One table of accelerators, and the arithmetic of their visible-device masks.
 
-Names of variables and resources are those of Ray's accelerator managers (``ray._private.accelerators``) and of
-the vendors' runtimes.
+Variables and resources are named as in Ray's accelerator managers (``ray._private.accelerators``) and the
+vendors' runtimes.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def accelerator(name: str) -> Accelerator:
         if name in (found.name, found.resource):
             return found
     raise DeclarationError(
-        f"unknown accelerator {name!r}; expected one of {[a.name for a in ACCELERATORS]} or of Ray's resources "
-        f"{list(resource_names())}"
+        f"unknown accelerator {name!r}; expected one of {[a.name for a in ACCELERATORS]} or of Ray's "
+        f"resources {list(resource_names())}"
     )
 
 
@@ -115,7 +115,7 @@ def resource_names() -> tuple[str, ...]:
 
 
 def in_use(resource: str, env: Mapping[str, str]) -> Accelerator:
-    """The kind behind ``resource`` on a node, told by the mask variable that Ray or the vendor set in ``env``.
+    """The kind behind ``resource`` on a node, told by the mask variables in ``env``.
 
     Several vendors share the resource ``GPU``; without any of their variables it is the first, CUDA.
 
@@ -141,8 +141,8 @@ def physical_to_logical(mask: str | None, physical_id: str) -> int:
     """The index by which a process under ``mask`` must address the device ``physical_id``.
 
     With mask ``"4,5,6,7"`` the device ``"5"`` is index 1: what ``torch.cuda.set_device`` must get. UUIDs
-    (``GPU-...``, ``MIG-...``) match whole or, as CUDA has it, by a prefix that is unique in the mask. Without a mask (None)
-    numbers are their own index.
+    (``GPU-...``, ``MIG-...``) match whole or, as CUDA has it, by a prefix that is unique in the mask. Without
+    a mask (None) numbers are their own index.
 
     Raises:
         PlacementError: the mask does not show that device, or names it ambiguously.
@@ -152,17 +152,18 @@ def physical_to_logical(mask: str | None, physical_id: str) -> int:
         if wanted.isdigit():
             return int(wanted)
         raise PlacementError(
-            f"device {wanted!r} cannot be turned into an index without a mask; set the visible-device variable "
-            "to a list that has it"
+            f"device {wanted!r} cannot be turned into an index without a mask; set the visible-device "
+            "variable to a list that has it"
         )
     ids = ids_of(mask)
-    found = [i for i, shown in enumerate(ids) if _same_device(shown, wanted)]
+    whole = [i for i, shown in enumerate(ids) if shown == wanted]
+    found = whole or [i for i, shown in enumerate(ids) if _is_prefix(shown, wanted)]
     if len(found) == 1:
         return found[0]
     problem = "does not show" if not found else f"names {len(found)} times"
     raise PlacementError(
-        f"the device mask {mask!r} {problem} device {wanted!r}; expected it exactly once. Give ids in the same "
-        "form as the mask (numbers, or GPU-/MIG- UUIDs), and do not set the mask by hand in a worker"
+        f"the device mask {mask!r} {problem} device {wanted!r}; expected it exactly once. Give ids in the "
+        "same form as the mask (numbers, or GPU-/MIG- UUIDs), and do not set the mask by hand in a worker"
     )
 
 
@@ -176,9 +177,7 @@ def conflicts(env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _same_device(shown: str, wanted: str) -> bool:
-    if shown == wanted:
-        return True
+def _is_prefix(shown: str, wanted: str) -> bool:
     return not (shown.isdigit() or wanted.isdigit()) and (
         wanted.startswith(shown) or shown.startswith(wanted)
     )
@@ -197,8 +196,8 @@ def _layer_conflicts(env: Mapping[str, str]) -> list[str]:
 
 def _alias_conflicts(env: Mapping[str, str]) -> list[str]:
     return [
-        f"{first}={env[first]!r} and {alias}={env[alias]!r} mask the same devices and differ. Unset {alias}, or "
-        f"set it to {env[first]!r}"
+        f"{first}={env[first]!r} and {alias}={env[alias]!r} mask the same devices and differ. Unset {alias}, "
+        f"or set it to {env[first]!r}"
         for kind in ACCELERATORS
         for first, alias in [(kind.visible[0], other) for other in kind.visible[1:]]
         if first in env and alias in env and ids_of(env[first]) != ids_of(env[alias])
@@ -228,7 +227,7 @@ def _empty_conflicts(env: Mapping[str, str]) -> list[str]:
         if invalid is not None and len(items) > 1:
             kept = visible_value([item for item in items if item not in ("", "-1")])
             found.append(
-                f"{name}={env[name]!r} has the invalid item {items[invalid]!r} at place {invalid}, and devices "
-                f"after it are hidden. Set {name}={kept!r}"
+                f"{name}={env[name]!r} has the invalid item {items[invalid]!r} at place {invalid}, and "
+                f"devices after it are hidden. Set {name}={kept!r}"
             )
     return found

@@ -45,8 +45,8 @@ def rank_environment(
     thread count, ``group_env``, the rank's identity and device mask, ``rank_env``.
 
     ``LOCAL_RANK`` is the index that ``torch.cuda.set_device`` must get: 0 with ``visible="own"`` (the process
-    sees only ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all of
-    the group's devices on its node, in one order for all ranks). Without devices it is the place in the block.
+    sees only ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all
+    of the group's devices on its node, in one order for all ranks). Without devices it is ``local_rank``.
     An ``accelerator`` with no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone.
     ``OMP_NUM_THREADS`` is ``cpus_of_node`` shared by the ranks there, at least 1; Ray alone would make it 1.
 
@@ -95,8 +95,8 @@ def _devices(
     missing = [i for i in own_ids if i not in shown]
     if missing:
         raise PlacementError(
-            f"devices {missing} of a rank are not among its node's {list(shown)}; expected every rank's devices "
-            "there: pass node_ids as all ids that the group's ranks on that node reported"
+            f"devices {missing} of a rank are not among its node's {list(shown)}; expected every rank's "
+            "devices there: pass node_ids as all ids that the group's ranks on that node reported"
         )
     return shown, physical_to_logical(visible_value(shown), own_ids[0])
 
@@ -104,8 +104,8 @@ def _devices(
 def _check_visible(visible: object) -> None:
     if visible not in ("own", "node"):
         raise DeclarationError(
-            f"visible_devices={visible!r}: expected 'own' (a rank sees its own devices only) or 'node' (it sees "
-            "all of the group's devices on its node)"
+            f"visible_devices={visible!r}: expected 'own' (a rank sees its own devices only) or 'node' (it "
+            "sees all of the group's devices on its node)"
         )
 
 
@@ -113,8 +113,8 @@ def _check_rank_env(rank: int, rank_env: Mapping[str, Any]) -> None:
     taken = sorted(IDENTITY & set(rank_env))
     if taken:
         raise DeclarationError(
-            f"the environment of rank {rank} sets {', '.join(taken)}, which Phalanx sets for each rank; leave "
-            f"{'it' if len(taken) == 1 else 'them'} out"
+            f"the environment of rank {rank} sets {', '.join(taken)}, which Phalanx sets for each rank; "
+            f"leave {'it' if len(taken) == 1 else 'them'} out"
         )
 
 

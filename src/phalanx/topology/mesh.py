@@ -14,7 +14,7 @@ from phalanx.errors import DeclarationError, DispatchError
 
 DP: tuple[str, ...] = ("dp",)
 PP_AS_DP: tuple[str, ...] = ("dp", "pp")
-"""The dp axes of the ``MEGATRON_PP_AS_DP`` modes: dp is slowest, so piece ``dp * pp_size + pp`` goes to (dp, pp)."""
+"""The dp axes of the ``MEGATRON_PP_AS_DP`` modes: piece ``dp * pp_size + pp`` goes to (dp, pp)."""
 
 _REST = -1
 _SHOWN = 8
@@ -103,8 +103,8 @@ class Mesh:
         if self.is_resolved:
             if known != world_size:
                 raise DeclarationError(
-                    f"{self!r} has {known} ranks but the group has {world_size}; change the sizes so that they "
-                    f"multiply to {world_size}, or write one axis as -1 ('the rest')"
+                    f"{self!r} has {known} ranks but the group has {world_size}; change the sizes so that "
+                    f"they multiply to {world_size}, or write one axis as -1 ('the rest')"
                 )
             return self
         if world_size < 1 or world_size % known:
@@ -138,14 +138,14 @@ class Mesh:
         missing = [name for name, size in self.sizes if size != 1 and name not in coordinates]
         if missing:
             raise DispatchError(
-                f"{self!r}.rank({_call(coordinates)}): no coordinate for {', '.join(missing)}; give one for each "
-                "axis, or use mesh.ranks(...) for all ranks of a slice"
+                f"{self!r}.rank({_call(coordinates)}): no coordinate for {', '.join(missing)}; give one for "
+                "each axis, or use mesh.ranks(...) for all ranks of a slice"
             )
         self._check_coordinates("rank", coordinates)
         return self._rank_at[tuple(coordinates.get(name, 0) for name in self.axes)]
 
     def ranks(self, /, **fixed: int) -> tuple[int, ...]:
-        """The ranks whose coordinates equal ``fixed``, in the order of their coordinates (first axis slowest).
+        """The ranks whose coordinates equal ``fixed``, in coordinate order (first axis slowest).
 
         Raises:
             DispatchError: a coordinate is out of range.
@@ -161,11 +161,11 @@ class Mesh:
         return self.ranks(**others)
 
     def dp_groups(self, dp_axes: Sequence[str] = DP) -> tuple[tuple[int, ...], ...]:
-        """For each dp coordinate in dp order, its ranks in the order of their other coordinates, leader first.
+        """For each dp coordinate in order, its ranks in order of their other coordinates, leader first.
 
         ``dp_axes`` are the axes that count as dp, the first slowest: with :data:`PP_AS_DP`, piece
-        ``dp * pp_size + pp`` belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. Axes that the mesh
-        lacks have one coordinate, so a mesh without any of them is one dp coordinate: all ranks.
+        ``dp * pp_size + pp`` belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. Axes that the
+        mesh lacks have one coordinate, so a mesh without any of them is one dp coordinate: all ranks.
         """
         return self._groups(tuple(dp_axes))[0]
 
@@ -208,7 +208,7 @@ class Mesh:
         return self._table[rank]
 
     def _groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
-        """(groups, collectors, leaders); kept, because every mesh call asks and 4096 ranks take milliseconds."""
+        """(groups, collectors, leaders); kept: every mesh call asks, and 4096 ranks take milliseconds."""
         if dp_axes not in self._group_cache:
             self._group_cache[dp_axes] = self._compute_groups(dp_axes)
         return self._group_cache[dp_axes]
@@ -247,8 +247,8 @@ class Mesh:
             if not 0 <= at < size:
                 lacking = "" if name in self.axes else " (the mesh has no such axis)"
                 raise DispatchError(
-                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at} is outside 0 to {size - 1}{lacking}; "
-                    f"axes and sizes are {dict(self.sizes)}"
+                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at} is outside 0 to "
+                    f"{size - 1}{lacking}; axes and sizes are {dict(self.sizes)}"
                 )
 
 
@@ -275,8 +275,8 @@ def _axis_size(name: object, size: Any) -> int:
         raise DeclarationError(f"mesh axis {name!r}: expected a name that is an identifier, such as 'dp'")
     if isinstance(size, bool) or not hasattr(size, "__index__") or (index(size) < 1 and index(size) != _REST):
         raise DeclarationError(
-            f"mesh axis {name}={size!r}: expected a whole number from 1, or -1 for 'the rest'; leave the axis "
-            "out where there is none"
+            f"mesh axis {name}={size!r}: expected a whole number from 1, or -1 for 'the rest'; leave the "
+            "axis out where there is none"
         )
     return index(size)
 
@@ -290,8 +290,8 @@ def _coordinate(rank: int, axis: str, at: Any) -> int:
 def _agreed_names(reported: Sequence[Mapping[str, int]]) -> tuple[str, ...]:
     if not reported or not reported[0]:
         raise DeclarationError(
-            f"a mesh from coordinates {list(reported)!r}: expected one dict of axis names and coordinates for "
-            "each rank, such as {'dp': 0, 'tp': 1}"
+            f"a mesh from coordinates {list(reported)!r}: expected one dict of axis names and coordinates "
+            "for each rank, such as {'dp': 0, 'tp': 1}"
         )
     names = tuple(reported[0])
     for name in names:
@@ -362,8 +362,8 @@ def _refuse(conflicts: Sequence[str], over: str = "") -> NoReturn:
     raise DeclarationError(
         f"the coordinates that the ranks report do not make a mesh{over}: "
         + "; ".join([*conflicts[:_SHOWN], *more])
-        + ". Each rank must report the same axes, and each place must be held by exactly one rank: report them "
-        "from the same parallel state on every rank"
+        + ". Each rank must report the same axes, and each place must be held by exactly one rank: report "
+        "them from the same parallel state on every rank"
     )
 
 

@@ -25,7 +25,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """What the process in a slot reported of its place; ``accelerator_ids`` as the node's runtime names them."""
+    """What the process in a slot reported of its place; accelerator ids as the node's runtime names them."""
 
     node_id: str
     host: str
@@ -79,8 +79,8 @@ class SlotView:
             seen: set[Slot] = set()
             twice = next(slot for slot in self.slots if slot in seen or seen.add(slot))
             raise DeclarationError(
-                f"{twice} is in the view twice; each slot holds one rank of a group, so merge pools or views that "
-                "share no slot"
+                f"{twice} is in the view twice; each slot holds one rank of a group, so merge pools or views "
+                "that share no slot"
             )
 
     @property
@@ -111,7 +111,7 @@ class SlotView:
         return tuple(len(block) for block in self.blocks for _ in block)
 
     def split(self, sizes: int | Sequence[int]) -> tuple[SlotView, ...]:
-        """Views of consecutive slots: of ``sizes`` slots each where it is a number, of these sizes where a list.
+        """Views of consecutive slots: ``sizes`` slots each where it is a number, these sizes where a list.
 
         Raises:
             DeclarationError: the sizes do not add up to the view's.
@@ -148,7 +148,8 @@ class SlotView:
             )
         if not -len(self.slots) <= key < len(self.slots):
             raise DeclarationError(
-                f"pool[{key}]: the pool has {len(self.slots)} slots; expected {-len(self.slots)} to {len(self.slots) - 1}"
+                f"pool[{key}]: the pool has {len(self.slots)} slots; expected a number from {-len(self.slots)} to "
+                f"{len(self.slots) - 1}"
             )
         return SlotView((self.slots[key],))
 
@@ -165,8 +166,8 @@ class SlotView:
             raise DeclarationError(f"pool[{text}]: expected whole numbers and a step other than 0")
         if not self.slots[key]:
             raise DeclarationError(
-                f"pool[{text}] of a pool of {len(self.slots)} slots is empty; expected bounds that keep at least "
-                "one slot"
+                f"pool[{text}] of a pool of {len(self.slots)} slots is empty; expected bounds that keep at "
+                "least one slot"
             )
         return self.slots[key]
 
@@ -191,7 +192,7 @@ def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int,
     """
     if len(slots) != len(facts):
         raise PlacementError(
-            f"{len(facts)} slots reported for {len(slots)} slots; expected one report for each, in the same order"
+            f"{len(facts)} reports for {len(slots)} slots; expected one for each slot, in the same order"
         )
     order: list[int] = []
     for block in SlotView(tuple(slots)).blocks:
@@ -209,14 +210,18 @@ def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> None:
     if len(nodes) > 1:
         where = ", ".join(f"{fact.host} ({fact.node_id})" for fact in nodes.values())
         raise PlacementError(
-            f"block {slots[0].block} of pool {slots[0].pool!r} is spread over {len(nodes)} nodes: {where}; a block "
-            "must stay on one node. Its placement was changed from outside: close the pool and make a new one"
+            f"block {slots[0].block} of pool {slots[0].pool!r} is spread over {len(nodes)} nodes: {where}; a "
+            "block must stay on one node. Its placement was changed from outside: close the pool and make another"
         )
 
 
 def _checked_shape(given: Any) -> tuple[int, ...]:
-    advice = "expected a list of positive whole numbers, one per block: [4] is 4 slots on one node, [8, 8] is 2 x 8"
-    if isinstance(given, int) and not isinstance(given, bool):
+    advice = (
+        "expected a list of positive whole numbers, one per block: [4] is one block of 4, [8, 8] two of 8"
+    )
+    if isinstance(given, bool):
+        raise DeclarationError(f"process_on_nodes={given!r}; {advice}")
+    if isinstance(given, int):
         raise DeclarationError(f"process_on_nodes={given!r} is a single number; {advice}. Write [{given}]")
     if isinstance(given, str | bytes | dict) or not hasattr(given, "__iter__"):
         raise DeclarationError(f"process_on_nodes={given!r}; {advice}")
@@ -236,19 +241,19 @@ def _part_sizes(sizes: int | Sequence[int], world_size: int) -> tuple[int, ...]:
         if sizes < 1 or world_size % sizes:
             divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
             raise DeclarationError(
-                f"split({sizes}): parts of {sizes} slots do not divide a pool of world size {world_size}; give one of "
-                f"{divisors}, or a list of sizes that adds up to {world_size}"
+                f"split({sizes}): parts of {sizes} slots do not divide a pool of world size {world_size}; "
+                f"give one of {divisors}, or a list of sizes that adds up to {world_size}"
             )
         return (sizes,) * (world_size // sizes)
     counts = tuple(sizes) if isinstance(sizes, list | tuple) else ()
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
         raise DeclarationError(
-            f"split({sizes!r}): expected the size of each part as a number, or a list of positive whole numbers that "
-            f"adds up to the pool's world size {world_size}"
+            f"split({sizes!r}): expected the size of each part as a number, or a list of positive whole "
+            f"numbers that adds up to the pool's world size {world_size}"
         )
     if sum(counts) != world_size:
         raise DeclarationError(
-            f"split({list(counts)}): the sizes add up to {sum(counts)}, but the pool's world size is {world_size}; "
-            "every slot belongs to exactly one part"
+            f"split({list(counts)}): the sizes add up to {sum(counts)}, but the pool's world size is "
+            f"{world_size}; every slot belongs to exactly one part"
         )
     return counts
