@@ -1,0 +1,141 @@
+"""The one exception that a failing host raises: always picklable, with a report of what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from phalanx.errors import FailureKind, RankReport
+from phalanx.wire.exceptions import pack, text_of, type_name_of, unpack
+
+__all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of"]
+
+UNKNOWN_RANK = -1
+"""The rank of a failure that happened before the process had one, or outside of any rank."""
+
+_TRACEBACK_LIMIT = 64_000
+_MESSAGE_LIMIT = 16_000
+_PACKAGE = Path(__file__).resolve().parent.parent
+# Frames of these lie between the start of a process and the user's code.
+_HOST_CODE = tuple(
+    f"{folder}{os.sep}" for folder in (_PACKAGE / "execution", _PACKAGE / "transport", _PACKAGE / "runtime")
+) + (f"{Path(os.__file__).resolve().parent / 'asyncio'}{os.sep}",)
+
+
+class RankFailure(Exception):
+    """What a host raises when a call fails. It pickles in every process that has phalanx.
+
+    Raise it outside of the `except` block, or `from None`: else the live exception travels along.
+    """
+
+    def __init__(self, report: RankReport) -> None:
+        Exception.__init__(self)
+        self.report = report
+
+    @property
+    def exception_bytes(self) -> bytes | None:
+        """The exception, packed; None where it cannot travel."""
+        return self.report.exception_bytes
+
+    def __str__(self) -> str:
+        report = self.report
+        method = f" in {report.role}.{report.method}" if report.role else f" in {report.method}"
+        head = f"{report.where()} raised {described(report)}" + (method if report.method else "")
+        return f"{head}\n\n{report.traceback}" if report.traceback else head
+
+    def __reduce__(self) -> tuple[Callable[..., RankFailure], tuple[RankReport]]:
+        return type(self), (self.report,)
+
+
+def described(report: RankReport) -> str:
+    """`ValueError: bad shape`, or the type alone where there is no text."""
+    name = report.type_name or "an exception"
+    return f"{name}: {report.message}" if report.message else name
+
+
+def capture(
+    exc: BaseException,
+    *,
+    rank: int = UNKNOWN_RANK,
+    role: str | None = None,
+    method: str | None = None,
+    host: str | None = None,
+    pid: int | None = None,
+    accelerator: str | None = None,
+    node_id: str | None = None,
+    kind: FailureKind = "raised",
+    hint: str | None = None,
+    log_tail: Sequence[str] = (),
+    log_path: str | None = None,
+) -> RankFailure:
+    """The failure to raise in place of `exc`. Never raises, whatever the exception's own methods do."""
+    report = RankReport(
+        rank=rank,
+        kind=kind,
+        role=role,
+        method=method,
+        host=host,
+        pid=pid,
+        accelerator=accelerator,
+        node_id=node_id,
+        type_name=type_name_of(type(exc)),
+        message=_shortened(text_of(exc), _MESSAGE_LIMIT),
+        traceback=_shortened(traceback_of(exc), _TRACEBACK_LIMIT),
+        notes=tuple(_notes(exc)),
+        hint=hint,
+        log_tail=tuple(log_tail),
+        log_path=log_path,
+        exception_bytes=pack(exc),
+    )
+    return RankFailure(report)
+
+
+def rebuild(failure: RankFailure) -> BaseException | None:
+    """The exception as it was raised, or None where its class or its content is not to be had here."""
+    return unpack(failure.exception_bytes)
+
+
+def report_of(failure: RankFailure, *, at: float | None = None) -> RankReport:
+    """The failure's report with the exception rebuilt; `at` is when it became known, in seconds."""
+    return dataclasses.replace(failure.report, exception=rebuild(failure), at=at)
+
+
+def traceback_of(exc: BaseException) -> str:
+    """The traceback as text, with causes, notes and sub-exceptions, from the first frame of user code on."""
+    start = _user_code(exc.__traceback__)
+    try:
+        return "".join(traceback.TracebackException(type(exc), exc, start).format()).rstrip()
+    except Exception:
+        # Formatting calls methods of the exception; the frames at least can be had without them.
+        frames = "".join(traceback.format_tb(start))
+        head = "Traceback (most recent call last):\n"
+        return f"{head}{frames}{type_name_of(type(exc))}: {text_of(exc)}"
+
+
+def _user_code(frames: TracebackType | None) -> TracebackType | None:
+    """Skips the host's own frames; an error of the host itself keeps them all."""
+    frame = frames
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HOST_CODE):
+        frame = frame.tb_next
+    return frame or frames
+
+
+def _notes(exc: BaseException) -> Iterator[str]:
+    notes: Any = vars(exc).get("__notes__", ())
+    if isinstance(notes, list | tuple):
+        for note in cast("list[Any]", notes):
+            if isinstance(note, str):
+                yield _shortened(note, _MESSAGE_LIMIT)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """Long text without its middle: the start says what, the end of a traceback says where."""
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit // 4], text[-(limit - limit // 4) :]
+    return f"{head}\n... {len(text) - limit} characters left out ...\n{tail}"
