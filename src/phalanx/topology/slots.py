@@ -148,7 +148,7 @@ class SlotView:
             )
         if not -len(self.slots) <= key < len(self.slots):
             raise DeclarationError(
-                f"pool[{key}]: the pool has {len(self.slots)} slots; expected a number from {-len(self.slots)} to "
+                f"pool[{key}]: the pool has {len(self.slots)} slots; expected {-len(self.slots)} to "
                 f"{len(self.slots) - 1}"
             )
         return SlotView((self.slots[key],))
@@ -211,7 +211,7 @@ def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> None:
         where = ", ".join(f"{fact.host} ({fact.node_id})" for fact in nodes.values())
         raise PlacementError(
             f"block {slots[0].block} of pool {slots[0].pool!r} is spread over {len(nodes)} nodes: {where}; a "
-            "block must stay on one node. Its placement was changed from outside: close the pool and make another"
+            "block must stay on one node. Its placement was changed from outside: close it and make another"
         )
 
 
