@@ -1,0 +1,309 @@
+"""Whether a pool fits on a cluster, and if not, the table that says why and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.errors import DeclarationError
+from phalanx.topology.accelerators import resource_names
+from phalanx.topology.packing import pack
+
+# Ray counts resources in ten-thousandths.
+_UNITS = 10_000
+MINIMAL_CPU = 0.01
+"""CPUs of a slot without accelerators: as few as still makes it visible that something is there."""
+
+_TYPE_PREFIX = "accelerator_type:"
+_TYPE_AMOUNT = 0.001
+_BYTES = ("memory", "object_store_memory")
+
+
+@dataclass(frozen=True)
+class NodeCapacity:
+    """What a node has (``total``) and what nobody holds (``available``), by resource; memory in bytes."""
+
+    node_id: str
+    host: str
+    total: Mapping[str, float]
+    available: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who (``name``) holds how much of which resources on a node."""
+
+    name: str
+    node_id: str
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """Whether blocks fit.
+
+    ``fits_total``: on the nodes if nobody held a thing; False means never. ``fits_now``: beside what is held.
+    Both are exact unless ``decided`` is False: then the search was cut off, and what could not be ruled out
+    counts as fitting. ``nodes`` is a packing that works now: the node id of each block, or None.
+    """
+
+    fits_total: bool
+    fits_now: bool
+    decided: bool = True
+    nodes: tuple[str, ...] | None = None
+
+
+def check_feasible(
+    nodes: Sequence[NodeCapacity],
+    blocks: Sequence[int],
+    resources: Mapping[str, float],
+    labels: Mapping[str, str] | None = None,
+) -> Feasibility:
+    """Whether ``blocks[i]`` slots of ``resources`` each fit, each block whole on one node.
+
+    Blocks may share a node. Only nodes that carry all of ``labels`` count.
+    """
+    ever = pack(blocks, [capacity(node, node.total, resources, labels) for node in nodes])
+    now = pack(blocks, [capacity(node, node.available, resources, labels) for node in nodes])
+    chosen = None if now.nodes is None else tuple(nodes[i].node_id for i in now.nodes)
+    return Feasibility(ever.possible, now.possible, ever.decided and now.decided, chosen)
+
+
+def capacity(
+    node: NodeCapacity,
+    amounts: Mapping[str, float],
+    resources: Mapping[str, float],
+    labels: Mapping[str, str] | None = None,
+) -> int:
+    """How many slots of ``resources`` fit in ``amounts`` of ``node``; 0 where it lacks one of ``labels``."""
+    if any(node.labels.get(key) != value for key, value in (labels or {}).items()):
+        return 0
+    wanted = {name: _units(amount) for name, amount in resources.items() if _units(amount) > 0}
+    counts = [_units(amounts.get(name, 0.0)) // amount for name, amount in wanted.items()]
+    return max(0, min(counts)) if counts else _UNITS  # a slot that asks for nothing fits anywhere
+
+
+def share(max_colocate_count: int) -> float:
+    """The part of a slot's accelerator that each of ``max_colocate_count`` processes gets.
+
+    Rounded down to Ray's ten-thousandths, so that as many shares always fit.
+
+    Raises:
+        DeclarationError: the count is not a whole number from 1 to 10000.
+    """
+    count = max_colocate_count
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _UNITS:
+        raise DeclarationError(
+            f"max_colocate_count={count!r}: expected a whole number from 1 to {_UNITS}, the number of groups "
+            "that may share a slot"
+        )
+    return (_UNITS // count) / _UNITS
+
+
+def bundle_resources(
+    use_accelerator: str | None,
+    accelerators_per_slot: int = 1,
+    accelerator_type: str | None = None,
+    cpu: float | None = None,
+) -> dict[str, float]:
+    """What one slot asks for: ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
+
+    ``accelerator_type`` keeps the slot on nodes that have that type (Ray's names, such as "A100"). Unless
+    ``cpu`` is given: no CPU beside an accelerator, 0.01 without, so that many ranks start on few cores.
+
+    Raises:
+        DeclarationError: a number is out of range.
+    """
+    if cpu is not None and not cpu >= 0:
+        raise DeclarationError(f"cpu={cpu!r} for each slot: expected a number from 0")
+    bundle: dict[str, float] = {}
+    if use_accelerator is not None:
+        if isinstance(accelerators_per_slot, bool) or accelerators_per_slot < 1:
+            raise DeclarationError(
+                f"accelerators_per_slot={accelerators_per_slot!r}: expected a whole number from 1; "
+                "use_gpu=False makes slots without accelerators"
+            )
+        bundle[use_accelerator] = float(accelerators_per_slot)
+    cpus = cpu if cpu is not None else 0.0 if use_accelerator else MINIMAL_CPU
+    if cpus:
+        bundle["CPU"] = max(cpus, 1 / _UNITS)
+    if accelerator_type is not None:
+        bundle[_TYPE_PREFIX + accelerator_type] = _TYPE_AMOUNT
+    return bundle
+
+
+def placement_table(
+    nodes: Sequence[NodeCapacity],
+    blocks: Sequence[int],
+    resources: Mapping[str, float],
+    holders: Sequence[Holder] = (),
+    labels: Mapping[str, str] | None = None,
+) -> str:
+    """Lines of text: what was asked for, what each node has, who holds it, and what to do about it."""
+    request = _Request(tuple(nodes), tuple(blocks), resources, tuple(holders), labels or {})
+    return "\n".join([request.wanted(), *request.rows(), *(f"-> {advice}" for advice in request.advice())])
+
+
+@dataclass(frozen=True)
+class _Request:
+    nodes: tuple[NodeCapacity, ...]
+    blocks: tuple[int, ...]
+    resources: Mapping[str, float]
+    holders: tuple[Holder, ...]
+    labels: Mapping[str, str]
+
+    @property
+    def slots(self) -> int:
+        return sum(self.blocks)
+
+    def wanted(self) -> str:
+        each = amounts_text(self.resources) or "nothing"
+        total = amounts_text({name: amount * self.slots for name, amount in self.resources.items()})
+        labelled = f", on nodes with {_pairs(self.labels)}" if self.labels else ""
+        return (
+            f"wanted: {_plural(self.slots, 'slot')} in blocks of {list(self.blocks)}, each block on one "
+            f"node{labelled}; {each} per slot, {total or 'nothing'} in all"
+        )
+
+    def rows(self) -> list[str]:
+        header = ["node", *(f"{name} have/free" for name in self._columns()), "slots ever/now", "held by"]
+        return _aligned([header, *(self._row(node) for node in self.nodes)])
+
+    def advice(self) -> list[str]:
+        if not self.nodes:
+            return ["the cluster has no living node: check `ray status`, or start one with px.init()"]
+        missing = [
+            name
+            for name in self.resources
+            if self.resources[name] > 0 and not any(node.total.get(name, 0) > 0 for node in self.nodes)
+        ]
+        if missing:
+            return [self._missing(name) for name in missing]
+        if not self._labelled():
+            present = sorted({_pairs({k: node.labels[k]}) for node in self.nodes for k in node.labels})
+            return [f"no node has the labels {_pairs(self.labels)}; present: {', '.join(present) or 'none'}"]
+        fits = check_feasible(self.nodes, self.blocks, self.resources, self.labels)
+        if not fits.fits_total:
+            return self._never()
+        return ["it fits now: what was in the way is gone, try again"] if fits.fits_now else self._busy()
+
+    def _columns(self) -> list[str]:
+        return [name for name in self.resources if not name.startswith(_TYPE_PREFIX)]
+
+    def _labelled(self) -> list[NodeCapacity]:
+        return [n for n in self.nodes if all(n.labels.get(k) == v for k, v in self.labels.items())]
+
+    def _row(self, node: NodeCapacity) -> list[str]:
+        have = [
+            f"{amount_text(name, node.total.get(name, 0))}/{amount_text(name, node.available.get(name, 0))}"
+            for name in self._columns()
+        ]
+        fitting = [
+            capacity(node, amounts, self.resources, self.labels) for amounts in (node.total, node.available)
+        ]
+        held = [
+            f"{holder.name} ({amounts_text(holder.resources)})"
+            for holder in self.holders
+            if holder.node_id == node.node_id and any(name in holder.resources for name in self.resources)
+        ]
+        name = f"{node.host} [{node.node_id[:8]}]"
+        return [name, *have, "/".join(map(str, fitting)), ", ".join(held) or "-"]
+
+    def _missing(self, name: str) -> str:
+        if name in resource_names():
+            wanted = int(self.resources[name] * self.slots)
+            others = [r for r in resource_names() if any(node.total.get(r, 0) > 0 for node in self.nodes)]
+            present = (
+                f"no node has a {name}, but there are {', '.join(others)}"
+                if others
+                else "no node has accelerators"
+            )
+            logical = f", or px.init(num_gpus={wanted}) for logical GPUs" if name == "GPU" else ""
+            return f"{present}: pass use_gpu=False{logical}"
+        if name.startswith(_TYPE_PREFIX):
+            types = sorted(
+                {r[len(_TYPE_PREFIX) :] for n in self.nodes for r in n.total if r.startswith(_TYPE_PREFIX)}
+            )
+            return (
+                f"no node has accelerator type {name[len(_TYPE_PREFIX) :]!r}; present: "
+                f"{', '.join(types) or 'none'}. Pass one of these as accelerator_type, or leave it out"
+            )
+        return f"no node has the resource {name!r}: start one with it (`ray start --resources=...`), or leave it out"
+
+    def _never(self) -> list[str]:
+        capacities = [capacity(node, node.total, self.resources, self.labels) for node in self.nodes]
+        largest, total = max(capacities), sum(capacities)
+        if largest == 0:
+            return [f"no node holds even one slot: {self._short()}"]
+        if largest < max(self.blocks):
+            return [
+                f"largest block that would fit on a node: {largest}. Split the blocks (the nodes hold "
+                f"{total} slots in all), or add a node that holds {max(self.blocks)} slots"
+            ]
+        if total < self.slots:
+            return [f"the nodes hold {total} slots in all: ask for {self.slots - total} fewer, or add nodes"]
+        return [
+            f"the nodes hold {total} slots, but these blocks cannot be spread over them without breaking "
+            f"one: use smaller blocks; per node {sorted(capacities, reverse=True)} slots would fit"
+        ]
+
+    def _short(self) -> str:
+        labelled = self._labelled()
+        most = {name: max(node.total.get(name, 0) for node in labelled) for name in self.resources}
+        short = [name for name, amount in self.resources.items() if _units(most[name]) < _units(amount)]
+        lacks = [
+            f"a slot wants {name} {amount_text(name, self.resources[name])}, the most on a node is "
+            f"{amount_text(name, most[name])}"
+            for name in short
+        ]
+        return (
+            f"{'; '.join(lacks) or 'no node has all that a slot wants'}. Ask for less per slot, or add a node"
+        )
+
+    def _busy(self) -> list[str]:
+        holding = sorted(
+            {h.name for h in self.holders if any(name in h.resources for name in self.resources)}
+        )
+        free = max(capacity(node, node.available, self.resources, self.labels) for node in self.nodes)
+        who = (
+            f" held by {', '.join(holding)}"
+            if holding
+            else " in use by work outside Phalanx (see `ray status`)"
+        )
+        return [
+            f"it would fit if nothing were held; needed resources are{who}: close what is no longer needed, "
+            "put the group on a pool that exists already (several groups can share it), or wait longer with timeout=",
+            f"largest block that fits on a node right now: {free}",
+        ]
+
+
+def amounts_text(resources: Mapping[str, float]) -> str:
+    """``GPU 4, CPU 0.08``: the amounts that are not zero, memory in GiB."""
+    return ", ".join(f"{name} {amount_text(name, amount)}" for name, amount in resources.items() if amount)
+
+
+def amount_text(resource: str, amount: float) -> str:
+    """One amount for people: at most four decimals, memory in GiB."""
+    if resource in _BYTES:
+        return f"{amount / 2**30:.1f} GiB"
+    return f"{round(amount, 4):g}"
+
+
+def _units(amount: float) -> int:
+    return round(amount * _UNITS)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _pairs(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in labels.items())
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
