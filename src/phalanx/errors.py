@@ -109,7 +109,8 @@ class RankReport:
             self.accelerator or "",
         ]
         known = ", ".join(fact for fact in facts if fact)
-        return f"rank {self.rank} ({known})" if known else f"rank {self.rank}"
+        name = f"rank {self.rank}" if self.rank >= 0 else "a process without a rank"
+        return f"{name} ({known})" if known else name
 
 
 class PhalanxError(Exception):
@@ -121,10 +122,10 @@ class PhalanxError(Exception):
 
     def __init__(self, message: str = "") -> None:
         Exception.__init__(self, message)
-        self.__dict__["_text"] = str(message)
+        self.__dict__["_phalanx_text"] = str(message)
 
     def __str__(self) -> str:
-        return self.__dict__.get("_text", "")
+        return self.__dict__.get("_phalanx_text", "")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -174,12 +175,12 @@ class GroupError(PhalanxError):
 
     def __init__(self, message: str = "", *, group: str = "") -> None:
         PhalanxError.__init__(self, message)
-        self.__dict__["_group"] = group
+        self.__dict__["_phalanx_group"] = group
 
     @property
     def group(self) -> str:
         """Name of the group."""
-        return self.__dict__.get("_group", "")
+        return self.__dict__.get("_phalanx_group", "")
 
 
 class GroupClosed(GroupError):
@@ -216,18 +217,18 @@ class CallError(GroupError):
         self, message: str = "", *, group: str = "", method: str = "", failures: tuple[RankReport, ...] = ()
     ) -> None:
         GroupError.__init__(self, message, group=group)
-        self.__dict__["_method"] = method
-        self.__dict__["_failures"] = tuple(failures)
+        self.__dict__["_phalanx_method"] = method
+        self.__dict__["_phalanx_failures"] = tuple(failures)
 
     @property
     def method(self) -> str:
         """Name of the method that was called."""
-        return self.__dict__.get("_method", "")
+        return self.__dict__.get("_phalanx_method", "")
 
     @property
     def failures(self) -> tuple[RankReport, ...]:
         """Reports of the ranks, causes first; with a `CallTimeout` also of ranks that had finished."""
-        return self.__dict__.get("_failures", ())
+        return self.__dict__.get("_phalanx_failures", ())
 
     @property
     def causes(self) -> tuple[RankReport, ...]:
@@ -280,12 +281,12 @@ class CallTimeout(CallError, TimeoutError):
         timeout: float | None = None,
     ) -> None:
         CallError.__init__(self, message, group=group, method=method, failures=failures)
-        self.__dict__["_timeout"] = timeout
+        self.__dict__["_phalanx_timeout"] = timeout
 
     @property
     def timeout(self) -> float | None:
         """The timeout in seconds that ran out."""
-        return self.__dict__.get("_timeout")
+        return self.__dict__.get("_phalanx_timeout")
 
 
 class CallCancelled(CallError):

@@ -20,11 +20,14 @@ UNKNOWN_RANK = -1
 
 _TRACEBACK_LIMIT = 64_000
 _MESSAGE_LIMIT = 16_000
-_PACKAGE = Path(__file__).resolve().parent.parent
-# Frames of these lie between the start of a process and the user's code.
-_HOST_CODE = tuple(
-    f"{folder}{os.sep}" for folder in (_PACKAGE / "execution", _PACKAGE / "transport", _PACKAGE / "runtime")
-) + (f"{Path(os.__file__).resolve().parent / 'asyncio'}{os.sep}",)
+_PACKAGE = Path(__file__).parent.parent
+# Frames of these lie between the start of a process and the user's code. Not resolved: code objects are not.
+_HOST_CODE = (
+    f"{_PACKAGE / 'execution'}{os.sep}",
+    f"{_PACKAGE / 'transport'}{os.sep}",
+    f"{_PACKAGE / 'runtime'}{os.sep}",
+    f"{Path(os.__file__).parent / 'asyncio'}{os.sep}",
+)
 
 
 class RankFailure(Exception):
@@ -126,7 +129,7 @@ def _user_code(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _notes(exc: BaseException) -> Iterator[str]:
-    notes: Any = vars(exc).get("__notes__", ())
+    notes: Any = BaseException.__getattribute__(exc, "__dict__").get("__notes__", ())
     if isinstance(notes, list | tuple):
         for note in cast("list[Any]", notes):
             if isinstance(note, str):

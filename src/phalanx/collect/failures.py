@@ -1,0 +1,152 @@
+"""One error from the reports of all ranks that failed in a call. Pure.
+
+When one rank fails, its peers fail too: their collectives lose a connection, or they are stopped. Told apart
+here are *causes*, ranks that failed by themselves, and *victims*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from phalanx.collect.message import render
+from phalanx.collect.remote import remote_error
+from phalanx.errors import (
+    CallCancelled,
+    CallError,
+    CallTimeout,
+    InternalError,
+    RankReport,
+    RemoteCallError,
+    WorkerDiedError,
+    WorkerInitError,
+)
+
+__all__ = ["combine", "looks_like_victim", "with_victims"]
+
+# What gloo, NCCL, HCCL and the c10d store say on the ranks that were left waiting. Sources: gloo
+# transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
+# ProcessGroupNCCL.cpp, TCPStore.cpp.
+_PEER_IS_GONE = re.compile(
+    r"connection closed by peer|connection reset by peer|connection refused|broken pipe|socket closed"
+    r"|remote process exit|remote process has terminated|ncclRemoteError|ncclSystemError"
+    r"|communicator was aborted|timed out waiting|timeout waiting for|socket timeout"
+    r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)"
+    r"|failed to recv, got 0 bytes|read error|write error|no route to host",
+    re.IGNORECASE,
+)
+# Types in which torch.distributed raises them; nobody else puts such words into a bare RuntimeError.
+_OF_A_COLLECTIVE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+_COLLECTIVE_FRAME = re.compile(
+    r"torch[/\\]distributed[/\\]|ProcessGroup|third_party[/\\]gloo|c10d", re.IGNORECASE
+)
+# A frame of a process that waits for its peers, as faulthandler and traceback write it.
+_WAITS_FOR_PEERS = re.compile(
+    r'torch[/\\]distributed[/\\].*", line \d+,? in (?:\w*all_(?:reduce|gather|to_all)\w*|\w*reduce\w*|gather\w*'
+    r"|\w*scatter\w*|\w*broadcast\w*|\w*barrier|i?recv\w*|i?send\w*|batch_isend_irecv|wait|_rendezvous_handler"
+    r"|init_process_group|_store_based_barrier)\b"
+)
+
+
+def combine(
+    group: str,
+    method: str,
+    reports: Sequence[RankReport],
+    *,
+    timeout: float | None = None,
+    init: bool = False,
+) -> CallError:
+    """The error that a failed call raises.
+
+    A rank that died by itself makes it a `WorkerDiedError`; one that raised a `RemoteCallError` (with `init` a
+    `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in
+    seconds, a `CallTimeout`; else a `CallCancelled`. `reports` are those of all ranks of which something is
+    known, in any order; `at` in them tells which failed first.
+
+    Raises:
+        InternalError: no report tells of a failure.
+    """
+    if not any(report.failed for report in reports):
+        raise InternalError(f"the call {method} on group {group!r} failed, but no rank reported a failure")
+    failures = with_victims(reports)
+    causes = [report for report in failures if report.failed and not report.victim]
+    kinds = {report.kind for report in causes}
+    message = render(group, method, failures, timeout=timeout, init=init)
+    if "died" in kinds:
+        return WorkerDiedError(message, group=group, method=method, failures=failures)
+    if "raised" in kinds:
+        plain = WorkerInitError if init else RemoteCallError
+        return remote_error(plain, message, group=group, method=method, failures=failures)
+    if "timeout" in kinds:
+        return CallTimeout(message, group=group, method=method, failures=failures, timeout=timeout)
+    return CallCancelled(message, group=group, method=method, failures=failures)
+
+
+def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
+    """The reports with `victim` decided: causes first, then victims, then ranks that had finished.
+
+    Within each, the earliest comes first. There is always a cause: where all look like victims, it is the
+    first one that failed rather than was stopped.
+    """
+    failed = sorted((report for report in reports if report.failed), key=_order)
+    causes = [report for report in failed if not _is_victim(report, failed)]
+    if not causes and failed:
+        causes = [min(failed, key=lambda report: (report.kind == "stopped", *_order(report)))]
+    # By identity: equal reports of different processes are still different ranks' reports.
+    ids = {id(report) for report in causes}
+    victims = [dataclasses.replace(report, victim=True) for report in failed if id(report) not in ids]
+    finished = sorted((report for report in reports if not report.failed), key=_order)
+    return (*(dataclasses.replace(report, victim=False) for report in causes), *victims, *finished)
+
+
+def looks_like_victim(report: RankReport) -> bool:
+    """Whether what the rank raised says that a peer was gone, and it says so from inside a collective."""
+    if report.kind != "raised" or _PEER_IS_GONE.search(report.message) is None:
+        return report.kind == "raised" and _chained_from_collective(report)
+    name = (report.type_name or "").rpartition(".")[2]
+    return name in _OF_A_COLLECTIVE or _COLLECTIVE_FRAME.search(report.traceback) is not None
+
+
+def _chained_from_collective(report: RankReport) -> bool:
+    """Whether the exception was raised `from` one of a collective, as wrappers of training loops do."""
+    lines = report.traceback.splitlines()
+    return any(
+        line.partition(":")[0].rpartition(".")[2] in _OF_A_COLLECTIVE
+        and _PEER_IS_GONE.search(line) is not None
+        for line in lines
+        if not line.startswith(" ")
+    )
+
+
+def _is_victim(report: RankReport, failed: Sequence[RankReport]) -> bool:
+    if report.victim or report.kind == "stopped":
+        return True
+    if report.kind == "died":
+        return False
+    if report.kind == "raised":
+        return looks_like_victim(report)
+    if any(_by_itself(peer) for peer in failed):
+        return True
+    return report.kind == "timeout" and _waits_for_a_peer(report, failed)
+
+
+def _by_itself(report: RankReport) -> bool:
+    """Whether the rank's own code, or the loss of its process, ended its part of the call."""
+    own = report.kind == "died" or (report.kind == "raised" and not looks_like_victim(report))
+    return own and not report.victim
+
+
+def _waits_for_a_peer(report: RankReport, failed: Sequence[RankReport]) -> bool:
+    """Whether it stood in a collective, or in the queue, while another rank was busy with something else."""
+    return _stands_waiting(report) and any(
+        peer.kind == "timeout" and not _stands_waiting(peer) for peer in failed
+    )
+
+
+def _stands_waiting(report: RankReport) -> bool:
+    return report.state == "queued" or _WAITS_FOR_PEERS.search(report.stack) is not None
+
+
+def _order(report: RankReport) -> tuple[bool, float, int]:
+    return report.at is None, report.at or 0.0, report.rank

@@ -1,0 +1,174 @@
+"""The text of a failed call: who failed and how, where, what it said last, and who went down with it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from phalanx.errors import RankReport
+
+__all__ = ["rank_list", "render"]
+
+_MAX_RANGES = 12
+_MAX_KINDS = 4
+_MAX_PLACES = 16
+_MAX_STACKS = 4
+_LOG_LINES = 20
+_TRACEBACK_LINES = 80
+# Addresses, sizes and counts differ between ranks that failed in the same way.
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+
+Alike = tuple[RankReport, ...]
+"""Reports of ranks that failed in the same way, the first one first."""
+
+
+def render(
+    group: str,
+    method: str,
+    failures: Sequence[RankReport],
+    *,
+    timeout: float | None = None,
+    init: bool = False,
+) -> str:
+    """The whole message. `failures` have their victims marked, causes first."""
+    causes = _alike([report for report in failures if report.failed and not report.victim])
+    victims = _alike([report for report in failures if report.failed and report.victim])
+    finished = [report.rank for report in failures if not report.failed]
+    sections = [
+        _headline(group, method, causes, timeout, init),
+        *_places(causes),
+        *_details(causes),
+        *_victims(victims),
+    ]
+    if finished:
+        sections.append(f"finished: {rank_list(finished)}")
+    if any(report.kind == "timeout" for alike in causes for report in alike):
+        sections.append(
+            "If it only needs more time, give it more: .options(timeout=...) for one call, call_timeout= for the "
+            "group."
+        )
+    return "\n\n".join(sections)
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Ranks in words: `rank 2`, `ranks 0-3, 7`; long lists are cut."""
+    ordered = sorted(set(ranks))
+    parts: list[str] = []
+    for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
+        members = [rank for _, rank in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    shown = ", ".join(parts[:_MAX_RANGES])
+    if len(parts) > _MAX_RANGES:
+        shown += f", ... ({len(ordered)} in all)"
+    return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"
+
+
+def _alike(reports: Sequence[RankReport]) -> list[Alike]:
+    groups: dict[tuple[str | None, ...], list[RankReport]] = {}
+    for report in reports:
+        groups.setdefault(_key(report), []).append(report)
+    return [tuple(group) for group in groups.values()]
+
+
+def _key(report: RankReport) -> tuple[str | None, ...]:
+    said = _NUMBER.sub("#", report.message)
+    return report.kind, report.type_name, said, report.exit, report.state
+
+
+def _headline(group: str, method: str, causes: Sequence[Alike], timeout: float | None, init: bool) -> str:
+    first = causes[0][0]
+    name = f"{first.role}.{method}" if first.role and "." not in method else method
+    what = f"group {group!r}, constructor" if init else f"group {group!r}, method {name}"
+    if timeout is not None and first.kind == "timeout":
+        what += f", not done after {timeout:g} s"
+    lines = [f"{what}: {_who(causes[0])} {_did(first)}"]
+    lines += [f"  and {_who(alike)} {_did(alike[0])}" for alike in causes[1:_MAX_KINDS]]
+    if len(causes) > _MAX_KINDS:
+        rest = [report.rank for alike in causes[_MAX_KINDS:] for report in alike]
+        lines.append(f"  and {rank_list(rest)} failed in other ways")
+    return "\n".join(lines)
+
+
+def _who(alike: Alike) -> str:
+    if len(alike) == 1:
+        return alike[0].where()
+    hosts = sorted({report.host for report in alike if report.host})
+    where = f" (host {hosts[0]})" if len(hosts) == 1 else f" ({len(hosts)} hosts)" if hosts else ""
+    return rank_list(report.rank for report in alike) + where
+
+
+def _did(report: RankReport) -> str:
+    said = report.message.strip().partition("\n")[0]
+    if report.kind == "raised":
+        name = report.type_name or "an exception"
+        return f"raised {name}: {said}" if said else f"raised {name}"
+    if report.kind == "died":
+        how = ", ".join(part for part in (report.exit, said) if part)
+        return f"died: {how}" if how else "died"
+    if report.kind == "timeout":
+        return _was(report)
+    done = "was cancelled" if report.kind == "cancelled" else "was stopped"
+    return f"{done}: {said}" if said else done
+
+
+def _was(report: RankReport) -> str:
+    state = report.state or "running"
+    since = f" for {report.since:.1f} s" if report.since is not None else ""
+    return {"queued": f"was queued{since}", "unreachable": f"could not be reached{since}"}.get(
+        state, f"was {state}{since}"
+    )
+
+
+def _places(causes: Sequence[Alike]) -> Iterator[str]:
+    """Where each of several ranks runs: their headline has no room for it."""
+    several = [report for alike in causes if len(alike) > 1 for report in alike]
+    if not any(report.host or report.pid is not None or report.accelerator for report in several):
+        return
+    lines = [f"  {report.where()}" for report in several[:_MAX_PLACES]]
+    if len(several) > _MAX_PLACES:
+        lines.append(f"  ... and {len(several) - _MAX_PLACES} more: see .failures")
+    yield "\n".join(lines)
+
+
+def _details(causes: Sequence[Alike]) -> Iterator[str]:
+    for alike in causes[:_MAX_KINDS]:
+        first = alike[0]
+        if first.hint:
+            yield f"hint: {first.hint}"
+        if first.traceback:
+            yield _block(f"remote traceback of rank {first.rank}:", _cut(first.traceback.splitlines()))
+        elif "\n" in first.message.strip():
+            yield _block(f"all that rank {first.rank} said:", _cut(first.message.splitlines()))
+        for report in alike[:_MAX_STACKS]:
+            if report.stack:
+                yield _block(f"stack of rank {report.rank}:", _cut(report.stack.splitlines()))
+        if first.log_tail:
+            path = f" ({first.log_path})" if first.log_path else ""
+            lines = first.log_tail[-_LOG_LINES:]
+            yield _block(f"last lines logged by rank {first.rank}{path}:", lines)
+
+
+def _victims(victims: Sequence[Alike]) -> Iterator[str]:
+    if not victims:
+        return
+    lines = [
+        f"  {rank_list(report.rank for report in alike)} {_did(alike[0])}" for alike in victims[:_MAX_KINDS]
+    ]
+    if len(victims) > _MAX_KINDS:
+        rest = [report.rank for alike in victims[_MAX_KINDS:] for report in alike]
+        lines.append(f"  {rank_list(rest)} failed in other ways")
+    yield "\n".join(["failed because of that:", *lines])
+
+
+def _block(title: str, lines: Iterable[str]) -> str:
+    return "\n".join([title, *(f"  {line}".rstrip() for line in lines)])
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    """A long text without its middle; the end of a traceback says most."""
+    if len(lines) <= _TRACEBACK_LINES:
+        return list(lines)
+    head, tail = _TRACEBACK_LINES // 4, _TRACEBACK_LINES - _TRACEBACK_LINES // 4
+    left_out = len(lines) - head - tail
+    return [*lines[:head], f"... {left_out} lines left out: see .failures ...", *lines[-tail:]]
