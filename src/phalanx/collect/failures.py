@@ -33,7 +33,7 @@ _PEER_IS_GONE = re.compile(
     r"|remote process exit|remote process has terminated|ncclRemoteError|ncclSystemError"
     r"|communicator was aborted|timed out waiting|timeout waiting for|socket timeout"
     r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)"
-    r"|failed to recv, got 0 bytes|read error|write error|no route to host",
+    r"|failed to recv, got 0 bytes|no route to host",
     re.IGNORECASE,
 )
 # Types in which torch.distributed raises them; nobody else puts such words into a bare RuntimeError.
@@ -43,9 +43,9 @@ _COLLECTIVE_FRAME = re.compile(
 )
 # A frame of a process that waits for its peers, as faulthandler and traceback write it.
 _WAITS_FOR_PEERS = re.compile(
-    r'torch[/\\]distributed[/\\].*", line \d+,? in (?:\w*all_(?:reduce|gather|to_all)\w*|\w*reduce\w*|gather\w*'
-    r"|\w*scatter\w*|\w*broadcast\w*|\w*barrier|i?recv\w*|i?send\w*|batch_isend_irecv|wait|_rendezvous_handler"
-    r"|init_process_group|_store_based_barrier)\b"
+    r'torch[/\\]distributed[/\\].*", line \d+,? in '
+    r"(?:\w*all_(?:reduce|gather|to_all)\w*|\w*reduce\w*|gather\w*|\w*scatter\w*|\w*broadcast\w*|\w*barrier"
+    r"|i?recv\w*|i?send\w*|batch_isend_irecv|wait|_rendezvous_handler|init_process_group)\b"
 )
 
 
@@ -59,8 +59,8 @@ def combine(
 ) -> CallError:
     """The error that a failed call raises.
 
-    A rank that died by itself makes it a `WorkerDiedError`; one that raised a `RemoteCallError` (with `init` a
-    `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in
+    A rank that died by itself makes it a `WorkerDiedError`; one that raised a `RemoteCallError` (with `init`
+    a `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in
     seconds, a `CallTimeout`; else a `CallCancelled`. `reports` are those of all ranks of which something is
     known, in any order; `at` in them tells which failed first.
 
@@ -102,8 +102,10 @@ def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
 
 def looks_like_victim(report: RankReport) -> bool:
     """Whether what the rank raised says that a peer was gone, and it says so from inside a collective."""
-    if report.kind != "raised" or _PEER_IS_GONE.search(report.message) is None:
-        return report.kind == "raised" and _chained_from_collective(report)
+    if report.kind != "raised":
+        return False
+    if _PEER_IS_GONE.search(report.message) is None:
+        return _chained_from_collective(report)
     name = (report.type_name or "").rpartition(".")[2]
     return name in _OF_A_COLLECTIVE or _COLLECTIVE_FRAME.search(report.traceback) is not None
 

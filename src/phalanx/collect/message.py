@@ -1,4 +1,4 @@
-"""The text of a failed call: who failed and how, where, what it said last, and who went down with it. Pure."""
+"""The text of a failed call: who failed and how, what it said last, and who went down with it. Pure."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def render(
         sections.append(f"finished: {rank_list(finished)}")
     if any(report.kind == "timeout" for alike in causes for report in alike):
         sections.append(
-            "If it only needs more time, give it more: .options(timeout=...) for one call, call_timeout= for the "
-            "group."
+            "If it only needs more time, give it more: .options(timeout=...) for one call, "
+            "call_timeout= for the group."
         )
     return "\n\n".join(sections)
 
