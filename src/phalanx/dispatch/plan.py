@@ -47,16 +47,17 @@ class GatherPlan:
 
     ``how``: ``"value"`` (the one output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"``
     (outputs of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs)``).
-    ``take`` are positions in ``CallPlan.ranks``. ``trim`` holds, per taken position, (rows given to the rank,
-    real rows among them) where padding was added; ``order`` is the permutation that restores the caller's rows
-    (row j of the joined result belongs at place ``order[j]``).
+    ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its piece;
+    ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the permutation
+    that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
     """
 
     how: str
     take: Sequence[int]
     trim: Sequence[tuple[int, int]] | None = None
-    order: Any = None
+    order: Sequence[int] | None = None
     collect_fn: Callable[..., Any] | None = None
+    rows: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,209 @@
+"""Outputs of the ranks -> the value of the call, as its ``GatherPlan`` says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.dispatch.plan import GatherPlan
+from phalanx.dispatch.rowtypes import RowOps
+from phalanx.dispatch.shardable import ops_for
+from phalanx.dispatch.split import row_ops
+from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
+from phalanx.errors import DispatchError, InternalError
+
+
+def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
+    """The value of a call.
+
+    Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; all others
+    are handed on as they are. What joining does to each kind of leaf: :func:`join_rows`. Padding is cut from
+    each leaf that has exactly as many rows as the padded piece. Where rows were dealt out of order, they come
+    back in the caller's order: leaves with k times the rows of every piece, for a whole k, as runs of k.
+    Leaves with any other number of rows are joined in the order of the pieces.
+
+    Args:
+        plan: of the call.
+        outputs: aligned with ``CallPlan.ranks``; those that ``plan.take`` leaves out may be None.
+        group: what a custom ``collect_fn`` gets as its first argument.
+
+    Raises:
+        DispatchError: outputs cannot be joined; the message names the ranks that differ.
+    """
+    if plan.how == "custom":
+        if plan.collect_fn is None:
+            raise InternalError("a custom gather plan without a collect_fn")
+        return plan.collect_fn(group, list(outputs))
+    taken = [outputs[position] for position in plan.take]
+    if plan.how == "value":
+        return taken[0]
+    if plan.trim is not None:
+        taken = [_trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
+    if plan.how == "list":
+        return taken
+    if plan.how != "rows":
+        raise InternalError(f"unknown way to gather {plan.how!r}")
+    return _Join([f"rank {position}" for position in plan.take], plan.rows, plan.order).join(taken, "")
+
+
+def join_rows(pieces: Sequence[Any]) -> Any:
+    """The rows of ``pieces`` as one value, in order; the inverse of ``px.split_rows``.
+
+    Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
+    concatenated; pieces of zero rows only count where all are empty, so that their dtype and row shape do not
+    matter. Leaves without rows (numbers, strings, 0-d tensors, unregistered types) become a list by piece;
+    a leaf that is None in every piece stays None. The result shares no memory with the pieces.
+
+    Raises:
+        DispatchError: there are no pieces, or they cannot be joined; the message names the pieces that differ.
+    """
+    if not len(pieces):
+        raise DispatchError("join_rows([]): expected at least one piece")
+    return _Join([f"piece {index}" for index in range(len(pieces))]).join(list(pieces), "")
+
+
+@dataclass(frozen=True)
+class _Join:
+    """Joins values piece by piece; ``names`` are the pieces as messages call them."""
+
+    names: Sequence[str]
+    rows: Sequence[int] | None = None
+    order: Sequence[int] | None = None
+
+    def join(self, values: list[Any], path: str) -> Any:
+        if all(value is None for value in values):
+            return None
+        nodes = [node_of(value) for value in values]
+        first = nodes[0]
+        if first is not None and all(_alike(first, node) for node in nodes):
+            return self._children(first, [node for node in nodes if node is not None], path)
+        if any(node is not None for node in nodes):
+            raise self._differ(values, path)
+        all_ops = [row_ops(Leaf(path, value)) for value in values]
+        ops = all_ops[0]
+        if any(other is not ops for other in all_ops):
+            raise self._differ(values, path)
+        return [_owned(value) for value in values] if ops is None else self._rows(ops, values, path)
+
+    def _children(self, first: Node, nodes: list[Node], path: str) -> Any:
+        columns = [dict(zip(node.keys, node.values, strict=True)) for node in nodes] if first.named else None
+        joined: list[Any] = []
+        for index, step in enumerate(first.steps):
+            if columns is None:
+                column = [node.values[index] for node in nodes]
+            else:
+                column = [values[first.keys[index]] for values in columns]
+            joined.append(self.join(column, path + step))
+        return first.rebuild(joined)
+
+    def _rows(self, ops: RowOps, values: list[Any], path: str) -> Any:
+        counts = [ops.count(value) or 0 for value in values]
+        filled = [value for value, count in zip(values, counts, strict=True) if count] or values[:1]
+        if ops.kind == "list":
+            filled = [[_owned(row) for row in rows] for rows in filled]
+        try:
+            joined = ops.concat(filled)
+        except (ValueError, TypeError, RuntimeError, KeyError) as error:
+            raise DispatchError(
+                f"results cannot be joined{_at(path)}: {self._by_description(values)}: {error}. Return rows of one "
+                "shape and dtype from every rank, or declare a mode that returns a list, such as "
+                "Dispatch.DP_COMPUTE_METRIC"
+            ) from error
+        places = self._places(counts)
+        return joined if places is None else ops.take(joined, places)
+
+    def _places(self, counts: list[int]) -> list[int] | None:
+        """For each row of the result, its row among the joined ones; None where they are in order already."""
+        if self.order is None or self.rows is None or not self.order:
+            return None
+        times, rest = divmod(sum(counts), len(self.order))
+        if rest or not times or counts != [times * rows for rows in self.rows]:
+            return None
+        where = [0] * len(self.order)
+        for row, place in enumerate(self.order):
+            where[place] = row
+        if times == 1:
+            return where
+        return list(chain.from_iterable(range(row * times, (row + 1) * times) for row in where))
+
+    def _differ(self, values: list[Any], path: str) -> DispatchError:
+        return DispatchError(
+            f"results cannot be joined{_at(path)}: {self._by_description(values)}. Return the same structure from "
+            "every rank, or declare a mode that returns a list, such as Dispatch.DP_COMPUTE_METRIC"
+        )
+
+    def _by_description(self, values: list[Any]) -> str:
+        kinds: dict[str, list[str]] = {}
+        for name, value in zip(self.names, values, strict=True):
+            kinds.setdefault(_described(value), []).append(name)
+        return "; ".join(f"{_enumerated(names)} returned {kind}" for kind, names in kinds.items())
+
+
+def _alike(first: Node, other: Node | None) -> bool:
+    if other is None or first.kind is not other.kind:
+        return False
+    return set(first.keys) == set(other.keys) if first.named else first.keys == other.keys
+
+
+def _described(value: Any) -> str:
+    node, name = node_of(value), type(value).__name__
+    if node is not None:
+        inside = ", ".join(str(key) for key in node.keys) if node.named else f"{len(node.values)} elements"
+        return f"a {name} of {inside}"
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"a {name} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    return f"a {name}"
+
+
+def _enumerated(names: list[str]) -> str:
+    kind = names[0].split()[0]
+    numbers = [name.split()[1] for name in names]
+    if len(numbers) == 1:
+        return names[0]
+    return f"{kind}s {', '.join(numbers[:8])}{', ...' if len(numbers) > 8 else ''}"
+
+
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
+
+
+def _trimmed(value: Any, given: int, real: int) -> Any:
+    """``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
+    if given == real:
+        return value
+    leaves, build = flatten(value, "")
+    if not any(_has_rows(leaf, given) for leaf in leaves):
+        return value
+    return build(_cut_leaf(leaf, given, real) for leaf in leaves)
+
+
+def _has_rows(leaf: Leaf, given: int) -> bool:
+    ops = ops_for(leaf.value)
+    return ops is not None and ops.count(leaf.value) == given
+
+
+def _cut_leaf(leaf: Leaf, given: int, real: int) -> Any:
+    ops = ops_for(leaf.value)
+    return (
+        ops.slice(leaf.value, 0, real) if ops is not None and ops.count(leaf.value) == given else leaf.value
+    )
+
+
+def _owned(value: Any) -> Any:
+    """``value`` with tensors and arrays in it copied out of whatever memory holds them."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+    if isinstance(value, list):
+        return [_owned(item) for item in value]
+    node = node_of(value)
+    return value if node is None else node.rebuild([_owned(child) for child in node.values])

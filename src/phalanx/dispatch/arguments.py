@@ -1,0 +1,165 @@
+"""One call as planning sees it: its arguments by name, checked against the method's signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.declare.modes import CustomMode, DispatchMode
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
+from phalanx.dispatch.shardable import Replicate
+from phalanx.dispatch.structure import flatten, is_future
+from phalanx.errors import DispatchError
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: its name for messages, its place (index or keyword), and its value."""
+
+    name: str
+    key: int | str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a mode plans: the method, its arguments, and the ranks that may be called."""
+
+    spec: MethodSpec
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ranks: Sequence[int]
+    materialize: Callable[[Any], Any] | None = None
+
+    @property
+    def mode(self) -> DispatchMode | CustomMode:
+        return self.spec.mode
+
+    @property
+    def where(self) -> str:
+        """How messages begin: the method and its mode."""
+        return (
+            f"{self.spec.name}() [{self.mode!r}]"
+            if isinstance(self.mode, DispatchMode)
+            else f"{self.spec.name}()"
+        )
+
+    def arguments(self) -> Iterator[Argument]:
+        """All arguments, positional ones first."""
+        names = positional_names(self.spec)
+        for index, value in enumerate(self.args):
+            yield Argument(names[index] if index < len(names) else f"argument {index + 1}", index, value)
+        for key, value in self.kwargs.items():
+            yield Argument(key, key, value)
+
+    def planned(
+        self,
+        given: Callable[[Argument], Same | Each],
+        gather: GatherPlan,
+        rows: Sequence[int] | None = None,
+        shared: tuple[Any, ...] = (),
+    ) -> CallPlan:
+        """The plan in which each argument is what ``given`` makes of it."""
+        values = {argument.key: given(argument) for argument in self.arguments()}
+        args = tuple(values[index] for index in range(len(self.args)))
+        kwargs = {key: values[key] for key in self.kwargs}
+        return CallPlan(self.ranks, args, kwargs, gather, rows, shared)
+
+    def settled(self, value: Any) -> Any:
+        """``value`` with every future in it replaced by its result.
+
+        Raises:
+            DispatchError: there is a future and no way to wait for it.
+        """
+        if not has_future(value):
+            return value
+        leaves, build = flatten(value, "value")
+        return build(self._result(leaf.value) if is_future(leaf.value) else leaf.value for leaf in leaves)
+
+    def settled_call(self) -> Call:
+        """The same call with the results in place of all futures, each of which is fetched once."""
+        fetched: dict[int, Any] = {}
+
+        def once(future: Any) -> Any:
+            if id(future) not in fetched:
+                fetched[id(future)] = self._result(future)
+            return fetched[id(future)]
+
+        call = replace(self, materialize=once)
+        args = tuple(call.settled(value) for value in self.args)
+        return replace(
+            call, args=args, kwargs={key: call.settled(value) for key, value in self.kwargs.items()}
+        )
+
+    def _result(self, future: Any) -> Any:
+        if self.materialize is None:
+            raise DispatchError(
+                f"{self.where}: an argument is the result of another call ({future!r}), and this mode must see "
+                "the value before it can plan; pass its .result() instead"
+            )
+        return self.materialize(future)
+
+
+def has_future(value: Any) -> bool:
+    """Whether ``value`` is a future or a structure with one in it."""
+    return is_future(value) or any(is_future(leaf.value) for leaf in flatten(value, "")[0])
+
+
+def unwrap(value: Any) -> Any:
+    """``value`` as the worker sees it: what is wrapped in ``px.replicate`` stands in its own place.
+
+    A value without a wrapper is given back itself.
+    """
+    if isinstance(value, Replicate):
+        return value.value
+    leaves, build = flatten(value, "")
+    if build is next or not any(isinstance(leaf.value, Replicate) for leaf in leaves):
+        return value
+    return build(leaf.value.value if isinstance(leaf.value, Replicate) else leaf.value for leaf in leaves)
+
+
+def method_signature(spec: MethodSpec) -> inspect.Signature | None:
+    """The signature as a caller writes it, without ``self``."""
+    signature = spec.signature
+    if signature is None:
+        return None
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].name == "self":
+        return signature.replace(parameters=parameters[1:])
+    return signature
+
+
+def positional_names(spec: MethodSpec) -> list[str]:
+    """Names of the parameters that a positional argument can reach."""
+    signature = method_signature(spec)
+    if signature is None:
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in signature.parameters.items() if parameter.kind in positional]
+
+
+def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The method takes these arguments.
+
+    Raises:
+        DispatchError: it does not; the message shows the method's signature.
+    """
+    signature = method_signature(spec)
+    if signature is None:
+        return
+    mask = {} if spec.pad_mask is None else {spec.pad_mask: None}
+    if mask.keys() & kwargs.keys():
+        raise DispatchError(
+            f"{spec.name}(): {spec.pad_mask!r} was given, but it is the mask of padded rows (pad_mask=), which "
+            "the call fills in itself; leave it out"
+        )
+    try:
+        signature.bind(*args, **kwargs, **mask)
+    except TypeError as error:
+        raise DispatchError(
+            f"{spec.name}(): {error}; the method is {spec.name}{signature}. Nothing was sent"
+        ) from None

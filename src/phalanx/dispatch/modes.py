@@ -1,0 +1,264 @@
+"""What each dispatch mode does: a planner by name, custom pairs of functions, and new names for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.declare.modes import CustomMode, DispatchMode, add_mode
+from phalanx.dispatch.arguments import Argument, Call, unwrap
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
+from phalanx.dispatch.rows import Parts, over_ranks, plan_rows
+from phalanx.dispatch.shardable import Replicate
+from phalanx.dispatch.structure import is_future
+from phalanx.errors import DeclarationError, DispatchError
+from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
+
+
+def register_dispatch_mode(
+    name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> CustomMode:
+    """Add a mode that is then known as ``px.Dispatch.<name>``.
+
+    Args:
+        name: an identifier that no mode has yet, such as ``"TWO_TO_ALL"``.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with one
+            element per rank. It gets shallow copies of the caller's lists and dicts.
+        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; its value is what the call returns.
+
+    Raises:
+        DeclarationError: the name is taken or no identifier, or a function is not callable.
+    """
+    for given, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
+        if not callable(function):
+            raise DeclarationError(
+                f"register_dispatch_mode({name!r}): {given}={function!r}; expected a function"
+            )
+    mode = CustomMode(dispatch_fn, collect_fn, name)
+    add_mode(mode)
+    return mode
+
+
+def collect_all_to_all(group: Any, outputs: list[Any]) -> list[Any]:
+    """The outputs as they are, by rank: a ``collect_fn`` for custom modes."""
+    return outputs
+
+
+def plan_mode(call: Call) -> CallPlan:
+    """The plan of a call on all ranks, by its mode.
+
+    Raises:
+        DispatchError: the arguments do not fit the mode.
+    """
+    if isinstance(call.mode, CustomMode):
+        return _plan_custom(call, call.mode)
+    planner = _PLANNERS.get(call.mode.name)
+    if planner is None:
+        raise DispatchError(f"{call.where}: no such dispatch mode; known: {', '.join(_PLANNERS)}")
+    return planner(call)
+
+
+def plan_rank_zero(call: Call) -> CallPlan:
+    """Only the first rank is called, with the arguments as they are; the call's value is its output."""
+    if isinstance(call.mode, CustomMode):
+        first = _plan_custom(call, call.mode)
+        args, kwargs = first.arguments_of(0)
+        call = Call(call.spec, call.target, args, kwargs, call.ranks)
+    elif call.mode.name == "DIRECT_ROLLOUT_METHOD":
+        return _refuse_direct(call)
+    zero = Call(call.spec, call.target, call.args, call.kwargs, call.ranks[:1], call.materialize)
+    return zero.planned(_same, GatherPlan("value", (0,)))
+
+
+def plan_same(call: Call) -> CallPlan:
+    """The same arguments to every rank."""
+    return call.planned(_same, GatherPlan("list", range(len(call.ranks))))
+
+
+def plan_dealt(call: Call) -> CallPlan:
+    """Each argument a list or tuple with one element per rank."""
+    world = len(call.ranks)
+    return call.planned(
+        lambda argument: _dealt(call, argument, world, "world_size", Each),
+        GatherPlan("list", range(world)),
+    )
+
+
+def _same(argument: Argument) -> Same:
+    return Same(unwrap(argument.value))
+
+
+def _dealt(
+    call: Call, argument: Argument, count: int, meaning: str, deal: Callable[[Sequence[Any]], Each]
+) -> Same | Each:
+    value = call.settled(argument.value) if is_future(argument.value) else argument.value
+    if isinstance(value, Replicate):
+        return Same(value.value)
+    if not isinstance(value, list | tuple) or len(value) != count:
+        raise DispatchError(
+            f"{call.where}: {argument.name!r} is {_shape(value)}; expected a list or tuple of {meaning} = {count} "
+            f"elements, one for each {'rank' if meaning == 'world_size' else 'dp coordinate'}. To give all the "
+            "same, wrap it in px.replicate(...); to split rows, use a mode such as Dispatch.DP_COMPUTE_PROTO"
+        )
+    return deal(list(value))
+
+
+def _shape(value: Any) -> str:
+    name = type(value).__name__
+    return f"a {name} of {len(value)} elements" if isinstance(value, list | tuple) else f"a {name}"
+
+
+def _plan_joined(call: Call) -> CallPlan:
+    return plan_rows(call, over_ranks(call))
+
+
+def _plan_metric(call: Call) -> CallPlan:
+    return plan_rows(call, over_ranks(call), how="list")
+
+
+def _plan_with_function(call: Call) -> CallPlan:
+    if not call.args or not callable(call.args[0]):
+        given = f"{type(call.args[0]).__name__}" if call.args else "nothing"
+        raise DispatchError(
+            f"{call.where}: the first positional argument is {given}; expected a function, which goes to all ranks"
+        )
+    return plan_rows(call, over_ranks(call), whole=0)
+
+
+def _plan_mesh_rows(dp_axes: tuple[str, ...]) -> Callable[[Call], CallPlan]:
+    return lambda call: plan_rows(call, _over_mesh(call, dp_axes))
+
+
+def _plan_mesh_lists(dp_axes: tuple[str, ...]) -> Callable[[Call], CallPlan]:
+    def planner(call: Call) -> CallPlan:
+        parts = _over_mesh(call, dp_axes)
+        meaning = " * ".join(f"{axis}_size" for axis in dp_axes)
+        return call.planned(
+            lambda argument: _dealt(call, argument, parts.count, meaning, parts.deal),
+            GatherPlan("list", parts.take),
+        )
+
+    return planner
+
+
+def _over_mesh(call: Call, dp_axes: tuple[str, ...]) -> Parts:
+    mode, mesh = call.mode, _mesh(call)
+    groups = mesh.dp_groups(dp_axes)
+    of = [0] * mesh.world_size
+    for piece, ranks in enumerate(groups):
+        for rank in ranks:
+            of[rank] = piece
+    leaders = mesh.leaders(dp_axes) if isinstance(mode, DispatchMode) and mode.leader_only else None
+    return Parts(len(groups), of, mesh.collectors(dp_axes), None if leaders is None else frozenset(leaders))
+
+
+def _mesh(call: Call) -> Mesh:
+    name = getattr(call.mode, "mesh", None) or "default"
+    world = call.target.world_size
+    if len(call.ranks) != world or any(rank != place for place, rank in enumerate(call.ranks)):
+        raise DispatchError(
+            f"{call.where}: called on {len(call.ranks)} of the group's {world} ranks, but a mesh mode needs all: "
+            "call it on the group itself, or declare the method with a mode that needs no mesh"
+        )
+    try:
+        mesh = call.target.mesh(name)
+    except DispatchError as error:
+        raise DispatchError(f"{call.where} splits over the mesh {name!r}: {error}") from None
+    if mesh.world_size != world:
+        raise DispatchError(
+            f"{call.where}: mesh {name!r} is {mesh!r} of {mesh.world_size} ranks, but the group has {world}; give "
+            "the group a mesh over all of its ranks"
+        )
+    return mesh
+
+
+def _refuse_direct(call: Call) -> CallPlan:
+    raise DispatchError(
+        f"{call.where}: the method cannot be called through the group; it serves rollout clients that talk to a "
+        "rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
+    )
+
+
+@dataclass(frozen=True)
+class TargetView:
+    """A slice of a group as a custom function sees it: ranks 0 to ``world_size - 1``, no mesh."""
+
+    target: Any
+    world_size: int
+
+    def mesh(self, name: str = "default") -> Mesh:
+        raise DispatchError(
+            f"a slice of {self.world_size} ranks has no mesh {name!r}; call the method on the group itself"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.target, name)
+
+
+def seen_target(call: Call) -> Target:
+    """The group, or the slice of it that is called."""
+    world = len(call.ranks)
+    return call.target if world == call.target.world_size else TargetView(call.target, world)
+
+
+def _plan_custom(call: Call, mode: CustomMode) -> CallPlan:
+    call = call.settled_call()
+    given_args = [_shallow(unwrap(value)) for value in call.args]
+    given_kwargs = {key: _shallow(unwrap(value)) for key, value in call.kwargs.items()}
+    result = mode.dispatch_fn(seen_target(call), *given_args, **given_kwargs)
+    args, kwargs = _checked_result(call, mode, result)
+    dealt = Call(call.spec, call.target, args, kwargs, call.ranks)
+    world = len(call.ranks)
+    return dealt.planned(
+        lambda argument: _checked_column(call, mode, argument, world),
+        GatherPlan("custom", range(world), collect_fn=mode.collect_fn),
+    )
+
+
+def _shallow(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, list | dict) else value
+
+
+def _checked_result(call: Call, mode: CustomMode, result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    pair = isinstance(result, tuple | list) and len(result) == 2
+    if not pair or not isinstance(result[0], tuple | list) or not isinstance(result[1], Mapping):
+        raise DispatchError(
+            f"{call.where}: {_function_name(mode)} returned {_shape(result)}; expected a pair (args, kwargs) of a "
+            "tuple or list and a dict, in which every value is a list with one element per rank"
+        )
+    return tuple(result[0]), dict(result[1])
+
+
+def _checked_column(call: Call, mode: CustomMode, argument: Argument, world: int) -> Each:
+    value = argument.value
+    if not isinstance(value, list | tuple) or len(value) != world:
+        raise DispatchError(
+            f"{call.where}: {_function_name(mode)} made {argument.name!r} {_shape(value)}; expected a list of "
+            f"world_size = {world} elements, one for each rank"
+        )
+    return Each([unwrap(element) for element in value])
+
+
+def _function_name(mode: CustomMode) -> str:
+    return getattr(mode.dispatch_fn, "__name__", None) or f"dispatch of {mode.name}"
+
+
+_PLANNERS: dict[str, Callable[[Call], CallPlan]] = {
+    "ONE_TO_ALL": plan_same,
+    "ALL_TO_ALL": plan_dealt,
+    "RANK_ZERO": plan_rank_zero,
+    "DP_COMPUTE": plan_dealt,
+    "DP_COMPUTE_PROTO": _plan_joined,
+    "DP_COMPUTE_METRIC": _plan_metric,
+    "DP_COMPUTE_PROTO_WITH_FUNC": _plan_with_function,
+    "MEGATRON_COMPUTE": _plan_mesh_lists(DP),
+    "MEGATRON_COMPUTE_PROTO": _plan_mesh_rows(DP),
+    "MEGATRON_PP_AS_DP": _plan_mesh_lists(PP_AS_DP),
+    "MEGATRON_PP_AS_DP_PROTO": _plan_mesh_rows(PP_AS_DP),
+    "MESH": _plan_mesh_rows(DP),
+    "DIRECT_ROLLOUT_METHOD": _refuse_direct,
+}

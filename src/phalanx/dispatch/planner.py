@@ -1,0 +1,102 @@
+"""From a method, a group and the arguments of a call to the plan of the call. Pure: nothing is sent or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.arguments import Call, check_signature
+from phalanx.dispatch.modes import plan_dealt, plan_mode, plan_rank_zero, plan_same
+from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.errors import DispatchError
+
+Materialize = Callable[[Any], Any]
+"""Waits for a future and gives its value."""
+
+
+def plan(
+    spec: MethodSpec,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    ranks: Sequence[int] | None = None,
+    materialize: Materialize | None = None,
+) -> CallPlan:
+    """Decide who is called with what, and how the outputs become the call's value.
+
+    No argument is changed. Row modes whose arguments hold no rows at all give every rank the same and join
+    what comes back. With ``Execute.RANK_ZERO`` the first rank gets the arguments as they are (a custom mode:
+    the first element of each), and the value is its output.
+
+    Args:
+        ranks: the slice of the group that is called, in order; None for all. It then counts as a world of
+            its own, and mesh modes refuse it.
+        materialize: waits for a future that the mode must see the value of: custom modes, ``balance``,
+            ``group_size``, ``pad_mask``, padding where nothing else has rows, and a future in place of a list.
+
+    Raises:
+        DispatchError: the arguments do not fit the method or its mode, or the group lacks the mesh.
+    """
+    if not isinstance(spec.mode, CustomMode) and spec.mode.name != "DP_COMPUTE_PROTO_WITH_FUNC":
+        check_signature(spec, args, kwargs)
+    call = Call(spec, target, args, kwargs, _called(target, ranks), materialize)
+    if spec.execute is Execute.RANK_ZERO:
+        return plan_rank_zero(call)
+    return plan_mode(call)
+
+
+def plan_execute_all(
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    spec: MethodSpec | None = None,
+    ranks: Sequence[int] | None = None,
+) -> CallPlan:
+    """The plan of ``execute_all*("name", ...)``, which pays no heed to the method's mode.
+
+    Arguments are dealt out, one element to each rank, when every one of them is a list of world_size
+    elements; otherwise, and where there are none, all ranks get the same.
+    """
+    called = _called(target, ranks)
+    values = [*args, *kwargs.values()]
+    deal = bool(values) and all(isinstance(value, list) and len(value) == len(called) for value in values)
+    mode = Dispatch.ALL_TO_ALL if deal else Dispatch.ONE_TO_ALL
+    call = Call(_named(spec, mode), target, args, kwargs, called)
+    check_signature(call.spec, args, kwargs)
+    return plan_dealt(call) if deal else plan_same(call)
+
+
+def plan_execute_rank_zero(
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    spec: MethodSpec | None = None,
+    ranks: Sequence[int] | None = None,
+) -> CallPlan:
+    """The plan of ``execute_rank_zero*("name", ...)``: the first rank, arguments as they are, its value."""
+    call = Call(_named(spec, Dispatch.RANK_ZERO), target, args, kwargs, _called(target, ranks))
+    check_signature(call.spec, args, kwargs)
+    return plan_rank_zero(call)
+
+
+def _named(spec: MethodSpec | None, mode: DispatchMode) -> MethodSpec:
+    if spec is None:
+        return MethodSpec("execute", mode)
+    return MethodSpec(spec.name, mode, signature=spec.signature)
+
+
+def _called(target: Target, ranks: Sequence[int] | None) -> Sequence[int]:
+    world = target.world_size
+    if ranks is None:
+        return range(world)
+    outside = [rank for rank in ranks if not 0 <= rank < world]
+    if outside or not len(ranks):
+        raise DispatchError(
+            f"ranks {list(ranks)!r} of a group of {world}: expected at least one rank from 0 to {world - 1}"
+        )
+    return tuple(ranks)

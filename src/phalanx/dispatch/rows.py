@@ -1,0 +1,216 @@
+"""Planning of the modes that split rows: over all ranks, or over the dp coordinates of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phalanx.declare.modes import DispatchMode
+from phalanx.dispatch.arguments import Argument, Call, unwrap
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.dispatch.shardable import ops_for
+from phalanx.dispatch.split import Cut, even_sizes, grouped_sizes, row_ops, rows_of, split_leaves
+from phalanx.dispatch.structure import Leaf, flatten, is_future, node_of
+from phalanx.errors import DispatchError
+from phalanx.topology.balance import balanced_partition
+
+_SCALARS = (bool, int, float, complex, type(None))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """To whom the pieces go: ``of[p]`` is the piece of the rank at position ``p`` of the call's ranks.
+
+    ``take`` are the positions whose outputs are joined, in the order of the pieces. ``leaders``, where given,
+    are the positions that get a piece at all; their peers get None instead.
+    """
+
+    count: int
+    of: Sequence[int]
+    take: Sequence[int]
+    leaders: frozenset[int] | None = None
+
+    def deal(self, pieces: Sequence[Any]) -> Each:
+        """One piece per rank; peers share the same object."""
+        if self.leaders is not None:
+            return Each([pieces[i] if p in self.leaders else None for p, i in enumerate(self.of)])
+        return Each(pieces if self.count == len(self.of) else [pieces[i] for i in self.of])
+
+
+def over_ranks(call: Call) -> Parts:
+    """A piece for each called rank."""
+    everybody = range(len(call.ranks))
+    return Parts(len(call.ranks), everybody, everybody)
+
+
+def plan_rows(call: Call, parts: Parts, how: str = "rows", whole: int | str | None = None) -> CallPlan:
+    """Rows split over ``parts``; the argument at ``whole`` goes to all as it is."""
+    mode = call.mode if isinstance(call.mode, DispatchMode) else DispatchMode("ROWS")
+    if mode.balance is not None or mode.group_size > 1 or call.spec.pad_mask is not None:
+        call = call.settled_call()
+    taken = _TakenApart.of(call, whole)
+    if taken.rows is None and call.spec.pad_to_multiple is not None and taken.futures:
+        call = call.settled_call()  # what padding added can only be undone where the rows are counted
+        taken = _TakenApart.of(call, whole)
+    if taken.rows is None:
+        return _plan_without_rows(call, parts, how, taken)
+    cut = _cut(call, mode, parts.count, taken.rows)
+    plan = call.planned(
+        lambda argument: taken.given(argument, parts, cut),
+        _gather_plan(how, parts, cut),
+        [cut.sizes[i] for i in parts.of],
+        taken.shared,
+    )
+    return _with_mask(plan, call, parts.deal(_masks(cut)) if call.spec.pad_mask else None)
+
+
+def _plan_without_rows(call: Call, parts: Parts, how: str, taken: _TakenApart) -> CallPlan:
+    """No row is known yet (futures alone), or there are none at all: then every rank gets the same."""
+    cut = Cut([0] * parts.count)
+    plan = call.planned(
+        lambda argument: taken.given(argument, parts, cut), GatherPlan(how, parts.take), None, taken.shared
+    )
+    return _with_mask(plan, call, Same(None) if call.spec.pad_mask else None)
+
+
+@dataclass(frozen=True)
+class _TakenApart:
+    """The arguments of a call, leaf by leaf."""
+
+    leaves: Mapping[int | str, tuple[list[Leaf], Callable[..., Any]]]
+    whole: int | str | None
+    rows: int | None
+    futures: bool
+    shared: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, call: Call, whole: int | str | None) -> _TakenApart:
+        leaves = {a.key: flatten(a.value, a.name) for a in call.arguments() if a.key != whole}
+        every = [leaf for found, _ in leaves.values() for leaf in found]
+        shared = {
+            id(leaf.value): unwrap(leaf.value)
+            for found, build in leaves.values()
+            if build is not next and any(_differs(leaf) for leaf in found)
+            for leaf in found
+            if not _differs(leaf) and not isinstance(leaf.value, _SCALARS)
+        }
+        futures = any(is_future(leaf.value) for leaf in every)
+        return cls(leaves, whole, rows_of(every, call.where), futures, tuple(shared.values()))
+
+    def given(self, argument: Argument, parts: Parts, cut: Cut) -> Same | Each:
+        """What the ranks get of one argument."""
+        if argument.key == self.whole:
+            return Same(unwrap(argument.value))
+        leaves, build = self.leaves[argument.key]
+        if not any(_differs(leaf) for leaf in leaves):
+            return Same(unwrap(argument.value))
+        return parts.deal(split_leaves(leaves, build, cut, self.rows))
+
+
+def _differs(leaf: Leaf) -> bool:
+    """Whether the leaf is another one in each piece."""
+    return is_future(leaf.value) or row_ops(leaf) is not None
+
+
+def _cut(call: Call, mode: DispatchMode, count: int, rows: int) -> Cut:
+    group_size, pad = mode.group_size, call.spec.pad_to_multiple
+    if rows % group_size:
+        raise DispatchError(
+            f"{call.where}: {rows} rows cannot be kept in groups of group_size = {group_size}; give a multiple of "
+            f"{group_size} rows"
+        )
+    if mode.balance is None:
+        sizes = even_sizes(rows, count) if group_size == 1 else grouped_sizes(rows, count, group_size)
+        return Cut(sizes, pad_to_multiple=pad)
+    lengths = _lengths(call, mode.balance, rows)
+    indices = balanced_partition(lengths, count, group_size=group_size)
+    return Cut([len(part) for part in indices], indices, pad)
+
+
+def _gather_plan(how: str, parts: Parts, cut: Cut) -> GatherPlan:
+    given = cut.given
+    padded = [(given[parts.of[p]], cut.sizes[parts.of[p]]) for p in parts.take]
+    return GatherPlan(
+        how,
+        parts.take,
+        trim=padded if any(rows != real for rows, real in padded) else None,
+        order=cut.order if how == "rows" else None,
+        rows=[real for _, real in padded],
+    )
+
+
+def _masks(cut: Cut) -> list[torch.Tensor]:
+    return [torch.arange(given) < real for given, real in zip(cut.given, cut.sizes, strict=True)]
+
+
+def _with_mask(plan: CallPlan, call: Call, mask: Same | Each | None) -> CallPlan:
+    if mask is None or call.spec.pad_mask is None:
+        return plan
+    kwargs = {**plan.kwargs, call.spec.pad_mask: mask}
+    return CallPlan(plan.ranks, plan.args, kwargs, plan.gather, plan.rows, plan.shared)
+
+
+def _lengths(call: Call, balance: str | Callable[..., Any], rows: int) -> list[float]:
+    """One length per row, from the key or function that the mode balances by."""
+    if callable(balance):
+        found = balance(*(unwrap(v) for v in call.args), **{k: unwrap(v) for k, v in call.kwargs.items()})
+        source = f"the balance function {getattr(balance, '__name__', balance)!s}"
+    else:
+        found, source = _find_key(call, balance), f"balance={balance!r}"
+    lengths = found.tolist() if hasattr(found, "tolist") else found
+    if hasattr(lengths, "to_pylist"):
+        lengths = lengths.to_pylist()
+    numbers = isinstance(lengths, list | tuple) and all(isinstance(n, int | float) for n in lengths)
+    if not numbers or len(lengths) != rows:
+        raise DispatchError(
+            f"{call.where}: {source} gives {_described(found)}; expected one number for each of the {rows} rows"
+        )
+    return list(lengths)
+
+
+def _find_key(call: Call, key: str) -> Any:
+    arguments = list(call.arguments())
+    for argument in arguments:
+        if argument.name == key:
+            return unwrap(argument.value)
+    for argument in arguments:
+        found = _inside(unwrap(argument.value), key)
+        if found is not None:
+            return found
+    names = ", ".join(argument.name for argument in arguments) or "none"
+    raise DispatchError(
+        f"{call.where}: balance={key!r} is neither an argument nor a key or field in one (arguments: {names}); "
+        "pass it, or balance by a function of the arguments"
+    )
+
+
+def _inside(value: Any, key: str) -> Any:
+    """What ``value`` holds under ``key``, at any depth; None where it does not."""
+    if ops_for(value) is not None:
+        names = getattr(value, "column_names", None)
+        if (
+            names is None
+            and not isinstance(value, list | torch.Tensor)
+            and callable(getattr(value, "keys", None))
+        ):
+            names = list(value.keys())
+        return value[key] if names is not None and key in names else None
+    node = node_of(value)
+    if node is None:
+        return None
+    steps = (f"[{key!r}]", f".{key}")
+    for step, child in zip(node.steps, node.values, strict=True):
+        found = child if step in steps else _inside(child, key)
+        if found is not None:
+            return found
+    return None
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    return f"{type(value).__name__} of length {len(value)}" if hasattr(value, "__len__") else repr(value)

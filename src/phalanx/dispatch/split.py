@@ -1,0 +1,175 @@
+"""Cutting rows into pieces: sizes, padding, and the pieces of one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any
+
+from phalanx.dispatch.plan import FuturePiece
+from phalanx.dispatch.rowtypes import RowOps
+from phalanx.dispatch.shardable import Replicate, ops_for
+from phalanx.dispatch.structure import Leaf, flatten, is_future
+from phalanx.errors import DispatchError
+
+_SHOWN = 12
+
+
+def even_sizes(rows: int, parts: int) -> list[int]:
+    """Row counts of ``parts`` consecutive pieces: they differ by at most one, the larger come first."""
+    size, larger = divmod(rows, parts)
+    return [size + 1] * larger + [size] * (parts - larger)
+
+
+def padded_size(rows: int, multiple: int | None) -> int:
+    """``rows`` rounded up to a multiple; no rows stay no rows, as there is none that could be repeated."""
+    return rows if multiple is None else -(-rows // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which rows each piece gets.
+
+    ``sizes`` are the real rows by piece; ``indices`` the rows of each piece where they are not consecutive.
+    Each piece is then padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from its first.
+    """
+
+    sizes: Sequence[int]
+    indices: Sequence[Sequence[int]] | None = None
+    pad_to_multiple: int | None = None
+
+    @property
+    def given(self) -> list[int]:
+        """Rows by piece, padding included."""
+        return [padded_size(size, self.pad_to_multiple) for size in self.sizes]
+
+    @property
+    def order(self) -> list[int] | None:
+        """The caller's row for each row of the joined pieces; None where it is the caller's order."""
+        return None if self.indices is None else list(chain.from_iterable(self.indices))
+
+    def pieces(self, value: Any, ops: RowOps) -> list[Any]:
+        """The pieces of one leaf; views where the type allows them and nothing is padded."""
+        if self.indices is None:
+            pieces = ops.split(value, self.sizes)
+        else:
+            pieces = [ops.take(value, rows) for rows in self.indices]
+        if self.pad_to_multiple is None:
+            return pieces
+        return [
+            _padded(piece, ops, *sizes) for piece, *sizes in zip(pieces, self.sizes, self.given, strict=True)
+        ]
+
+
+def pad_rows(value: Any, multiple: int) -> Any:
+    """``value`` with its rows padded up to a multiple, its own rows repeated from the first; see ``Cut``.
+
+    Raises:
+        DispatchError: its leaves have different numbers of rows.
+    """
+    rows = count_rows(value)
+    if not rows or rows % multiple == 0:
+        return value
+    leaves, build = flatten(value, "value")
+    return build(
+        _padded(leaf.value, ops, rows, padded_size(rows, multiple)) if (ops := row_ops(leaf)) else leaf.value
+        for leaf in leaves
+    )
+
+
+def _padded(piece: Any, ops: RowOps, rows: int, wanted: int) -> Any:
+    return piece if rows == wanted else ops.take(piece, [i % rows for i in range(wanted)])
+
+
+def row_ops(leaf: Leaf) -> RowOps | None:
+    """The row operations of a leaf that has rows, or None."""
+    ops = ops_for(leaf.value)
+    return ops if ops is not None and ops.count(leaf.value) is not None else None
+
+
+def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
+    """The row count that all leaves with rows agree on; None where no leaf has rows.
+
+    Raises:
+        DispatchError: they differ; the message, which begins with ``where``, names each and its count.
+    """
+    counts = {leaf.path: ops.count(leaf.value) for leaf in leaves if (ops := row_ops(leaf)) is not None}
+    if len(set(counts.values())) > 1:
+        shown = [f"{path} has {count}" for path, count in counts.items()]
+        more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        raise DispatchError(
+            f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is split "
+            "must have the same number of rows; wrap what every rank shall get whole in px.replicate(...)"
+        )
+    return next(iter(counts.values()), None)
+
+
+def count_rows(value: Any) -> int | None:
+    """The number of rows of ``value``, whose leaves must agree; None where nothing in it has rows.
+
+    Raises:
+        DispatchError: leaves have different numbers of rows.
+    """
+    return rows_of(flatten(value, "value")[0], "count_rows")
+
+
+def split_rows(value: Any, parts: int) -> list[Any]:
+    """``value`` cut into ``parts`` pieces along its rows, in order; structures are cut leaf by leaf.
+
+    Sizes differ by at most one, the larger first, and may be zero. Leaves without rows, and what is wrapped
+    in ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
+
+    Raises:
+        DispatchError: leaves have different numbers of rows, or ``parts`` is not a whole number from 1.
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise DispatchError(
+            f"split_rows(..., {parts!r}): expected the number of pieces, a whole number from 1"
+        )
+    return split_leaves(*flatten(value, "value"), Cut(even_sizes(count_rows(value) or 0, parts)))
+
+
+def split_leaves(
+    leaves: Sequence[Leaf], build: Callable[..., Any], cut: Cut, expected_rows: int | None = None
+) -> list[Any]:
+    """The pieces of one value that ``flatten`` took apart; a future in it becomes a ``FuturePiece`` per piece."""
+    columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
+    if build is next:
+        return columns[0]
+    return [build(iter(column)) for column in zip(*columns, strict=True)] if columns else []
+
+
+def unwrapped(value: Any) -> Any:
+    """``value`` as the worker sees it: what stands in ``px.replicate`` takes its place."""
+    if isinstance(value, Replicate):
+        return value.value
+    return value
+
+
+def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
+    parts = len(cut.sizes)
+    if is_future(leaf.value):
+        return [
+            FuturePiece(leaf.value, index, parts, cut.pad_to_multiple, expected_rows)
+            for index in range(parts)
+        ]
+    ops = row_ops(leaf)
+    return cut.pieces(leaf.value, ops) if ops is not None else [unwrapped(leaf.value)] * parts
+
+
+def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
+    """First row and row after the last of piece ``index`` when ``rows`` are split evenly over ``parts``."""
+    size, larger = divmod(rows, parts)
+    start = index * size + min(index, larger)
+    return start, start + size + (index < larger)
+
+
+def grouped_sizes(rows: int, parts: int, group_size: int) -> list[int]:
+    """Row counts by piece where every ``group_size`` consecutive rows stay together; groups split evenly."""
+    return [groups * group_size for groups in even_sizes(rows // group_size, parts)]
+
+
+def starts(sizes: Sequence[int]) -> list[int]:
+    """The first row of each piece."""
+    return [0, *accumulate(sizes)][: len(sizes)]
