@@ -1,9 +1,9 @@
-"""How what is decoded arrives: in private memory or as a view, on which device, with which objects restored."""
+"""How a decoded value arrives: in what memory, on which device, with which objects restored."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Arrival:
     every_tensor: bool = False
 
     def policy_for(self, sent: Policy | None) -> Policy:
-        """The policy for a value that was sent with ``sent``: read-only wins over private, a view over both."""
+        """The policy for what was sent with ``sent``: read-only wins over private, a view over both."""
         return Policy.READONLY if sent is Policy.READONLY and self.policy is Policy.PRIVATE else self.policy
 
 
@@ -56,7 +56,7 @@ def decoding(
     restore: Callable[[Any], Any] | None = None,
     device: Any = None,
     every_tensor: bool = False,
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Say how everything that is decoded inside arrives, in this thread or asyncio task only.
 
     ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where

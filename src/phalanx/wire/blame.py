@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
@@ -15,7 +16,7 @@ Try = Callable[[Any], None]
 
 
 def explain_unpicklable(value: Any, error: BaseException, attempt: Try) -> str:
-    """The message for ``error``, which pickling ``value`` raised; ``attempt(part)`` pickles a part or raises."""
+    """The message for ``error`` from pickling ``value``; ``attempt(part)`` pickles a part or raises."""
     path, part = _search(value, attempt)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return (
@@ -68,14 +69,19 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from ((f"{base}.{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value))
     elif isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        yield from ((f"{base} (captured {name!r})", _content(cell)) for name, cell in cells)
+        yield from ((f"{base} (uses {name!r})", item) for name, item in _used_by(value))
     elif type(getattr(value, "__dict__", None)) is dict and not isinstance(value, type):
         yield from ((f"{base}.{name}", item) for name, item in vars(value).items())
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is bound only later
-        return None
+def _used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What cloudpickle sends along with a function: captured variables, globals that it names, defaults."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # raised for a name that is bound only later
+            yield name, cell.cell_contents
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)

@@ -12,7 +12,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -47,15 +47,15 @@ Restore = Callable[[Any], Any]
 class Encoded:
     """An encoded value. Pickling it hands its buffers out of band; unpickling it gives the value.
 
-    ``buffers`` are read-only views of the caller's memory: write the value out before changing it.
+    ``buffers`` are read-only, contiguous views of the caller's memory: write them out before that changes.
     The first ``own`` of them belong to tensors and arrays, the others to types with out-of-band pickling of
-    their own. ``policy`` is what the sender asked for.
+    their own. ``tokens`` are the hoisted ones in order. ``policy`` is what the sender asked for.
     """
 
     head: bytes
-    buffers: list[memoryview] = field(default_factory=list[memoryview])
+    buffers: Sequence[memoryview] = ()
     own: int = 0
-    tokens: list[Any] = field(default_factory=list[Any])
+    tokens: Sequence[Any] = ()
     policy: Policy | None = None
 
     @property
@@ -135,7 +135,10 @@ def _all_plain(values: Any, kinds: set[type], depth: int) -> bool:
         return True
     if depth == 0 or not kinds <= _PLAIN_KINDS:
         return False
-    return all(_is_plain(value, depth - 1) for value in values)
+    for value in values:  # noqa: SIM110 - a generator would double the cost of an empty call
+        if value and not _is_plain(value, depth - 1):
+            return False
+    return True
 
 
 _PLAIN_KINDS = _ATOMS | {list, tuple, dict}
@@ -203,7 +206,7 @@ def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Any:
     return _load(_split(data), restore)
 
 
-def _decode_parts(head: Any, own: int, policy: str | None, tokens: list[Any], *buffers: Any) -> Any:
+def _decode_parts(head: Any, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Any) -> Any:
     sent = None if policy is None else Policy(policy)
     return _load(Encoded(head, list(buffers), own, tokens, sent), None)
 
@@ -217,7 +220,7 @@ def _load(encoded: Encoded, restore: Restore | None) -> Any:
     frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
     before = unpack.open_frame.set(frame)
     try:
-        foreign = map(frame.foreign, range(encoded.own, len(encoded.buffers)))
+        foreign = map(frame.array_buffer, range(encoded.own, len(encoded.buffers)))
         return pickle.loads(encoded.head, buffers=foreign)
     finally:
         unpack.open_frame.reset(before)
@@ -233,7 +236,7 @@ _POLICIES: tuple[Policy | None, ...] = (None, Policy.PRIVATE, Policy.READONLY, P
 
 def _join(encoded: Encoded) -> bytes:
     buffers = encoded.buffers
-    tokens = cloudpickle.dumps(encoded.tokens, _PROTOCOL) if encoded.tokens else b""
+    tokens = cloudpickle.dumps(list(encoded.tokens), _PROTOCOL) if encoded.tokens else b""
     prefix = _PREFIX.pack(
         _MARK, _POLICIES.index(encoded.policy), encoded.own, len(buffers), len(tokens), len(encoded.head)
     )
@@ -250,14 +253,14 @@ def _join(encoded: Encoded) -> bytes:
 def _split(data: bytes) -> Encoded:
     if data[:4] != _MARK:
         raise InternalError(
-            f"decode was given {type(data).__name__} that starts with {bytes(data[:8])!r}; expected an Encoded, or "
-            "bytes from Encoded.to_bytes()"
+            f"decode was given {type(data).__name__} that starts with {bytes(data[:8])!r}; expected an "
+            "Encoded, or bytes from Encoded.to_bytes()"
         )
     view = memoryview(data)
     _, policy, own, count, tokens_size, head_size = _PREFIX.unpack_from(view)
     lengths: Sequence[int] = struct.unpack_from(f"<{count}Q", view, _PREFIX.size)
     at = _PREFIX.size + 8 * count
-    tokens: list[Any] = pickle.loads(view[at : at + tokens_size]) if tokens_size else []
+    tokens: Sequence[Any] = pickle.loads(view[at : at + tokens_size]) if tokens_size else ()
     at += tokens_size
     head = view[at : at + head_size]
     at += head_size
@@ -272,8 +275,8 @@ def _split(data: bytes) -> Encoded:
 def copy_private(value: Any, *, keep: tuple[type, ...] = ()) -> Any:
     """A deep copy of ``value`` whose tensors and arrays lie in private, writable memory.
 
-    Aliasing inside the value is kept as in sending. Objects of exactly the types in ``keep`` are not copied but
-    stay the same objects: give the types that stand for something elsewhere, such as references and futures.
+    Aliasing inside the value is kept as in sending. Objects of exactly the types in ``keep`` are not copied
+    but stay the same objects: give types that stand for something elsewhere, such as references and futures.
 
     Raises:
         DispatchError: something in the value cannot be pickled.

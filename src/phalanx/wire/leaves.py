@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import UserDict
 from collections.abc import Iterator
-from types import FunctionType, NoneType
+from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,14 @@ def nbytes_of(value: Any) -> int:
         elif isinstance(item, _Many):
             total += item.nbytes
         else:
-            total += _OBJECT_BYTES
+            total += _size_it_tells(item)
     return total
+
+
+def _size_it_tells(item: Any) -> int:
+    """The ``nbytes`` that Arrow tables and the like have; a guess for other objects."""
+    nbytes = getattr(item, "nbytes", None)
+    return nbytes if isinstance(nbytes, int) else _OBJECT_BYTES
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> int:
@@ -98,7 +105,7 @@ def _children(item: Any) -> list[Any] | None:
     """What lies inside a container, or None for a leaf."""
     if isinstance(item, torch.Tensor | np.ndarray):
         return None
-    if isinstance(item, dict):
+    if isinstance(item, dict | UserDict):
         return _summary(list(item.keys())) + _summary(list(item.values()))
     if isinstance(item, list | tuple | set | frozenset):
         return _summary(list(item))
@@ -139,7 +146,7 @@ def _is_filled(cell: Any) -> bool:
 def _attributes(item: Any) -> list[Any] | None:
     """The attributes of an object whose class leaves pickling to ``object``."""
     cls = type(item)
-    plain = (
+    plain = not isinstance(item, ModuleType) and (
         cls.__reduce_ex__ is object.__reduce_ex__
         and cls.__reduce__ is object.__reduce__
         and getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None)

@@ -1,8 +1,8 @@
-"""Memory for received data: large blocks from huge pages, copies and joins that use several threads.
+"""Memory for received data: large blocks from huge pages, copies and joins on several threads.
 
 Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about four times as long as
 into memory that is there already, with 2 MB pages about the same. So large blocks ask the kernel for huge
-pages (transparent huge pages, ``madvise(MADV_HUGEPAGE)``); where there is no such thing they are plain memory.
+pages (transparent ones, ``madvise(MADV_HUGEPAGE)``); where there is no such thing they are plain memory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ __all__ = [
     "concat_rows",
     "copy_into",
     "private_copies",
+    "tensor_over",
 ]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 HUGE_FROM = 4 << 20
-"""Blocks of at least this many bytes ask for huge pages; below, recycled memory of the allocator is as fast."""
+"""Blocks from this many bytes on ask for huge pages; below, memory that the allocator recycles is as fast."""
 
 PARALLEL_FROM = 8 << 20
-"""Copies of at least this many bytes are divided over threads; below, starting them costs more than it saves."""
+"""Copies from this many bytes on are divided over threads; below, waking them costs more than it saves."""
 
 _CHUNK = 4 << 20
 _HUGE_PAGE = 2 << 20
@@ -75,6 +76,14 @@ def allocate(nbytes: int) -> torch.Tensor:
     if nbytes >= HUGE_FROM:
         _advise_huge(block.data_ptr(), nbytes)
     return block
+
+
+def tensor_over(
+    block: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor on the memory of ``block`` that is no view of it to autograd; strides None: contiguous."""
+    place: list[Any] = [block.untyped_storage(), 0, shape, *([] if strides is None else [strides])]
+    return torch.empty(0, dtype=dtype, device=block.device).set_(*place)
 
 
 class _Copiers:
@@ -144,7 +153,7 @@ def copy_into(dst: Any, src: Any) -> None:
     to, of = _as_bytes(dst), _as_bytes(src)
     if to.nbytes != of.nbytes:
         raise ValueError(
-            f"copy_into: {of.nbytes} bytes given for a destination of {to.nbytes}; give equal lengths"
+            f"copy_into: {of.nbytes} bytes given for a destination of {to.nbytes}; expected as many"
         )
     if to.nbytes < PARALLEL_FROM:
         np.copyto(to, of)
@@ -153,15 +162,19 @@ def copy_into(dst: Any, src: Any) -> None:
 
 
 def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
-    """A copy of each buffer in memory of its own (`allocate`), all copied in parallel where they are large."""
-    blocks = [allocate(view.nbytes) for view in views]
-    pairs = [(block.numpy(), _as_bytes(view)) for block, view in zip(blocks, views, strict=True)]
+    """A copy of each buffer in memory of its own (`allocate`), in parallel where they are large."""
     if sum(view.nbytes for view in views) < PARALLEL_FROM:
-        for to, of in pairs:
-            np.copyto(to, of)
-    else:
-        _run_all([job for to, of in pairs for job in _byte_jobs(to, of)])
+        return [_private_copy(view) for view in views]
+    blocks = [allocate(view.nbytes) for view in views]
+    pairs = zip(blocks, views, strict=True)
+    _run_all([job for block, view in pairs for job in _byte_jobs(block.numpy(), _as_bytes(view))])
     return blocks
+
+
+def _private_copy(view: memoryview) -> torch.Tensor:
+    block = allocate(view.nbytes)
+    block.numpy()[:] = view
+    return block
 
 
 def _as_bytes(buffer: Any) -> Bytes:
@@ -176,23 +189,21 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensors joined along dim 0, in new memory that none of them shares, detached from any graph.
 
     Plain CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel where
-    large. Everything else (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
+    large. All else (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
 
     Raises:
         ValueError: there are no tensors.
         RuntimeError: the row shapes differ (from ``torch.cat``).
     """
     if not tensors:
-        raise ValueError(
-            "concat_rows: no tensors given; expected at least one, which says dtype and row shape"
-        )
+        raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
     total = sum(piece.nbytes for piece in pieces)
     if total < HUGE_FROM or not _joins_plainly(pieces):
         return torch.cat(pieces)
     first = pieces[0]
     shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
-    out = torch.empty(0, dtype=first.dtype).set_(allocate(total).untyped_storage(), 0, shape)
+    out = tensor_over(allocate(total), first.dtype, shape)
     jobs: list[Callable[[], None]] = []
     row = 0
     for piece in pieces:
@@ -218,7 +229,11 @@ def _joins_plainly(pieces: Sequence[torch.Tensor]) -> bool:
 def _row_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], None]]:
     if src.is_contiguous() and not src.is_conj() and not src.is_neg():
         return _byte_jobs(_bytes_of(dst), _bytes_of(src))
-    return [lambda: dst.copy_(src) and None]
+
+    def copy() -> None:
+        dst.copy_(src)
+
+    return [copy]
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:
@@ -235,9 +250,7 @@ def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
         ValueError: there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
     """
     if not arrays:
-        raise ValueError(
-            "concat_arrays: no arrays given; expected at least one, which says dtype and row shape"
-        )
+        raise ValueError("concat_arrays: no arrays given; expected one at least, for dtype and row shape")
     first = arrays[0]
     plain = first.ndim > 0 and all(
         type(array) is np.ndarray

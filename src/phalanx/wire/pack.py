@@ -9,8 +9,8 @@ What is sent of a tensor or array:
 * Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad.
   ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) travel.
 * Aliasing inside one value: one object arrives as one object. Different objects that cover exactly the same
-  bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share memory again. Views
-  that overlap only in part arrive as independent copies.
+  bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share
+  memory again. Views that overlap only in part arrive as independent copies.
 * Tensors of an accelerator travel through host memory.
 * Subclasses of ``torch.Tensor`` that do not say how they are pickled keep their type. Those that do (jagged
   nested tensors, DTensor), and sparse, quantised and meta tensors are pickled their own way; the plain
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._utils import _get_obj_state
 
 from phalanx.wire import unpack
 
@@ -69,7 +70,7 @@ class Sink:
 
 
 def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
-    """How to pickle ``tensor``, its bytes put into ``sink``; None where its own way of pickling is to be used."""
+    """How to pickle ``tensor``, its bytes put into ``sink``; None where it is to be pickled its own way."""
     cls = type(tensor)
     if cls is torch.Tensor or cls is torch.nn.Parameter:
         plain = tensor.detach()
@@ -87,11 +88,8 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
         reduced = (unpack.parameter, facts)
     else:
         reduced = (unpack.subclass, (cls, *facts))
-    return (*reduced, _state(tensor), None, None, unpack.set_state) if _state(tensor) else reduced
-
-
-def _state(tensor: torch.Tensor) -> Any:
-    return torch._utils._get_obj_state(tensor)  # __dict__ and slots, as torch's own pickling takes them
+    state = _get_obj_state(tensor)  # __dict__ and slots, as torch's own pickling takes them
+    return (*reduced, state, None, None, unpack.set_state) if state else reduced
 
 
 def _pickles_itself(cls: type) -> bool:
@@ -147,15 +145,15 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
 
     def read() -> Any:
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
-        return flat.to(_HOST).view(torch.uint8).numpy()
+        return (flat if device == _HOST else flat.to(_HOST)).view(torch.uint8).numpy()
 
     index = sink.index_of(plain, device, plain.data_ptr(), count * plain.element_size(), read)
     return index, dtype, shape, strides, flags
 
 
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill a stretch of memory without gap or overlap (strides count elements)."""
-    expected = 1
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:
+    """Whether elements that are ``element`` stride units long fill memory without gap or overlap."""
+    expected = element
     for stride, size in sorted(
         (stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1
     ):
@@ -175,19 +173,20 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
         return unpack.array, (-1, name, array.shape, None)
     strides = None
     if not array.flags.c_contiguous:
-        if _is_dense(array.shape, tuple(stride // dtype.itemsize for stride in array.strides)):
+        if _is_dense(array.shape, array.strides, dtype.itemsize):
             strides = array.strides
         else:
             array = np.ascontiguousarray(array)
-    flat = (
-        array if strides is None else array.transpose(np.argsort([-abs(s) for s in strides], kind="stable"))
-    )
 
     def read() -> Any:
-        return flat.reshape(-1).view(np.uint8)
+        return array.transpose(_slowest_first(array)).reshape(-1).view(np.uint8)
 
     index = sink.index_of(array, _HOST, array.__array_interface__["data"][0], array.nbytes, read)
     return unpack.array, (index, name, array.shape, strides)
+
+
+def _slowest_first(array: np.ndarray[Any, Any]) -> list[int]:
+    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
 
 
 @functools.lru_cache(maxsize=256)

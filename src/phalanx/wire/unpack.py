@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._utils import _set_obj_state
 
 from phalanx.errors import InternalError
 from phalanx.wire.arrival import Arrival, Policy, current_arrival
-from phalanx.wire.memory import allocate, private_copies
+from phalanx.wire.memory import allocate, private_copies, tensor_over
 
 __all__ = ["Frame", "array", "open_frame", "parameter", "set_state", "subclass", "tensor", "token"]
 
@@ -52,12 +53,8 @@ class Frame:
         return self._blocks[index]
 
     def array_buffer(self, index: int) -> Any:
-        """Buffer ``index`` as what an array may lie in: writable exactly where it is private."""
+        """Buffer ``index`` as what arrays and other types take: writable exactly where it is private."""
         return self.block(index).numpy() if self._private else _aligned(self._views[index]).data.toreadonly()
-
-    def foreign(self, index: int) -> Any:
-        """Buffer ``index`` for a type that brings its own out-of-band pickling."""
-        return self.array_buffer(index)
 
     def token(self, index: int) -> Any:
         """The object for hoisted token ``index``, restored once."""
@@ -74,7 +71,7 @@ def _frame() -> Frame:
     frame = open_frame.get()
     if frame is None:
         raise InternalError(
-            "part of an encoded value was unpickled by itself; decode(...) takes the whole value"
+            "a part of an encoded value was unpickled by itself; decode() takes the whole value"
         )
     return frame
 
@@ -110,7 +107,7 @@ def _window(view: memoryview) -> torch.Tensor:
 def tensor(
     index: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
 ) -> torch.Tensor:
-    """A tensor over buffer ``index`` (-1: it has no bytes), with ``strides`` in elements (None: contiguous)."""
+    """A tensor over buffer ``index`` (-1: no bytes), with ``strides`` in elements (None: contiguous)."""
     made = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
     return made.requires_grad_() if flags & REQUIRES_GRAD else made
 
@@ -132,9 +129,7 @@ def _over_block(
 ) -> torch.Tensor:
     if index < 0:
         return torch.empty_strided(shape, strides or (), dtype=dtype, device=device or "cpu")
-    storage = _frame().block(index, device).untyped_storage()
-    made = torch.empty(0, dtype=dtype, device=device or "cpu")  # not a view of the block: no version shared
-    return made.set_(storage, 0, shape) if strides is None else made.set_(storage, 0, shape, strides)
+    return tensor_over(_frame().block(index, device), dtype, shape, strides)
 
 
 def parameter(
@@ -160,7 +155,7 @@ def subclass(
 
 def set_state(obj: torch.Tensor, state: Any) -> None:
     """Give a tensor the attributes that it had."""
-    torch._utils._set_obj_state(obj, state)
+    _set_obj_state(obj, state)
 
 
 def array(index: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
