@@ -23,8 +23,8 @@ def balanced_partition(
     """Row indices for each of ``parts`` parts, such that the largest sum of lengths is small.
 
     ``group_size`` consecutive rows stay together (the samples of one prompt). With ``equal_counts`` the
-    parts' numbers of groups differ by at most one. Rows ascend within a part, parts ascend by their first row, empty
-    parts (fewer rows than parts) come last. The same input always gives the same partition.
+    parts' numbers of groups differ by at most one. Rows ascend within a part, parts ascend by their first
+    row, empty parts (fewer rows than parts) come last. The same input always gives the same partition.
 
     The better of largest differencing (N. Karmarkar, R. M. Karp, "The Differencing Method of Set
     Partitioning", 1982, in its form for several parts) and longest-first greedy (R. L. Graham, 1969).

@@ -229,7 +229,7 @@ class _Request:
                 f"no node has accelerator type {name[len(_TYPE_PREFIX) :]!r}; present: "
                 f"{', '.join(types) or 'none'}. Pass one of these as accelerator_type, or leave it out"
             )
-        return f"no node has the resource {name!r}: start one with it (`ray start --resources=...`), or leave it out"
+        return f"no node has the resource {name!r}: start one with it (`ray start --help`), or leave it out"
 
     def _never(self) -> list[str]:
         capacities = [capacity(node, node.total, self.resources, self.labels) for node in self.nodes]
@@ -273,7 +273,7 @@ class _Request:
         )
         return [
             f"it would fit if nothing were held; needed resources are{who}: close what is no longer needed, "
-            "put the group on a pool that exists already (several groups can share it), or wait longer with timeout=",
+            "put the group on a pool that exists already (groups can share it), or wait longer with timeout=",
             f"largest block that fits on a node right now: {free}",
         ]
 

@@ -1,0 +1,232 @@
+"""Whether blocks fit on nodes, and the table that says why not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.errors import DeclarationError
+from phalanx.topology.packing import pack
+from phalanx.topology.placement import (
+    Holder,
+    NodeCapacity,
+    bundle_resources,
+    check_feasible,
+    placement_table,
+    share,
+)
+
+ONE_GPU = {"GPU": 1.0}
+
+
+def node(name: str, gpus: float = 0, free: float | None = None, **labels: str) -> NodeCapacity:
+    total = {"CPU": 2.0, **({"GPU": float(gpus)} if gpus else {})}
+    available = {"CPU": 2.0, **({"GPU": float(gpus if free is None else free)} if gpus else {})}
+    return NodeCapacity(name * 10, f"host-{name}", total, available, labels)
+
+
+def fits_by_trying_all(blocks: list[int], capacities: list[int]) -> bool:
+    return any(
+        all(
+            sum(size for size, at in zip(blocks, choice, strict=True) if at == n) <= room
+            for n, room in enumerate(capacities)
+        )
+        for choice in itertools.product(range(len(capacities)), repeat=len(blocks))
+    )
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=6), st.lists(st.integers(0, 8), min_size=1, max_size=4)
+)
+def test_packing_is_decided_exactly(blocks: list[int], capacities: list[int]):
+    packing = pack(blocks, capacities)
+
+    assert packing.decided
+    assert (packing.nodes is not None) == fits_by_trying_all(blocks, capacities)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=12), st.lists(st.integers(0, 20), min_size=1, max_size=6)
+)
+def test_a_packing_never_overfills_a_node(blocks: list[int], capacities: list[int]):
+    nodes = pack(blocks, capacities).nodes
+
+    if nodes is not None:
+        used = [
+            sum(b for b, at in zip(blocks, nodes, strict=True) if at == n) for n in range(len(capacities))
+        ]
+        assert all(u <= c for u, c in zip(used, capacities, strict=True))
+
+
+BEST_FIT_FAILS = ([7, 6, 5, 5], [11, 14])  # best fit puts the 7 on the node of 11
+
+
+def test_a_packing_that_needs_the_search_is_found():
+    assert pack(*BEST_FIT_FAILS).nodes == (1, 1, 0, 0)
+
+
+def test_a_search_that_is_cut_off_does_not_rule_the_blocks_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("phalanx.topology.packing._SEARCH_LIMIT", 1)
+
+    packing = pack(*BEST_FIT_FAILS)
+
+    assert (packing.nodes, packing.decided, packing.possible) == (None, False, True)
+
+
+def test_hundreds_of_blocks_on_as_many_nodes_fit():
+    nodes = [node(str(i), 8) for i in range(512)]
+
+    found = check_feasible(nodes, [8] * 512, ONE_GPU)
+
+    assert (found.fits_total, found.decided, len(set(found.nodes or ()))) == (True, True, 512)
+
+
+def test_two_blocks_of_four_do_not_fit_on_six_and_two():
+    assert not check_feasible([node("a", 6), node("b", 2)], [4, 4], ONE_GPU).fits_total
+
+
+def test_blocks_may_share_a_node():
+    assert check_feasible([node("a", 8)], [4, 4], ONE_GPU).nodes == ("a" * 10, "a" * 10)
+
+
+def test_what_is_held_counts_only_for_now():
+    found = check_feasible([node("a", 8, free=3)], [4], ONE_GPU)
+
+    assert (found.fits_total, found.fits_now, found.nodes) == (True, False, None)
+
+
+def test_every_resource_of_a_slot_counts():
+    assert not check_feasible([node("a", 8)], [4], {"GPU": 1.0, "CPU": 1.0}).fits_total
+
+
+def test_eight_cpu_slots_fit_on_two_cores():
+    assert check_feasible([node("a")], [8], bundle_resources(None)).fits_now
+
+
+def test_fractions_are_counted_in_rays_units():
+    capacity = NodeCapacity("n", "h", {"CPU": 0.3}, {"CPU": 0.1 + 0.2}, {})
+
+    assert check_feasible([capacity], [3], {"CPU": 0.1}).fits_now
+
+
+def test_only_nodes_with_the_labels_count():
+    nodes = [node("a", 8, zone="x"), node("b", 2, zone="y")]
+
+    assert check_feasible(nodes, [4], ONE_GPU, {"zone": "x"}).nodes == ("a" * 10,)
+    assert not check_feasible(nodes, [4], ONE_GPU, {"zone": "y"}).fits_total
+
+
+@given(st.integers(1, 10_000))
+def test_as_many_shares_as_promised_fit_and_are_whole_units(count: int):
+    units = share(count) * 10_000
+
+    assert abs(units - round(units)) < 1e-6
+    assert 1 <= round(units) * count <= 10_000
+
+
+def test_the_share_of_one_is_the_whole():
+    assert share(1) == 1.0
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_001, 2.0, True, None])
+def test_a_count_that_cannot_share_is_refused(count):
+    with pytest.raises(DeclarationError, match="from 1 to 10000"):
+        share(count)
+
+
+@pytest.mark.parametrize(
+    ("given", "bundle"),
+    [
+        ((None,), {"CPU": 0.01}),
+        (("GPU",), {"GPU": 1.0}),
+        (("GPU", 4), {"GPU": 4.0}),
+        (("GPU", 1, "A100"), {"GPU": 1.0, "accelerator_type:A100": 0.001}),
+        (("NPU", 1, None, 2.0), {"NPU": 1.0, "CPU": 2.0}),
+        ((None, 1, None, 0.5), {"CPU": 0.5}),
+    ],
+)
+def test_a_bundle_asks_for_as_little_as_it_can(given, bundle):
+    assert bundle_resources(*given) == bundle
+
+
+def test_a_slot_without_accelerators_is_asked_for_with_use_gpu_false():
+    with pytest.raises(DeclarationError, match="use_gpu=False"):
+        bundle_resources("GPU", 0)
+
+
+def test_a_machine_without_accelerators_is_told_the_two_ways_out():
+    table = placement_table([node("a")], [16], ONE_GPU)
+
+    assert "no node has accelerators: pass use_gpu=False, or px.init(num_gpus=16) for logical GPUs" in table
+
+
+def test_another_kind_of_accelerator_is_pointed_out():
+    npu = NodeCapacity("n", "h", {"NPU": 8.0}, {"NPU": 8.0}, {})
+
+    assert "no node has a GPU, but there are NPU" in placement_table([npu], [4], ONE_GPU)
+
+
+def test_the_largest_block_that_would_fit_is_named():
+    table = placement_table([node("a", 6), node("b", 4)], [8], ONE_GPU)
+
+    assert "largest block that would fit on a node: 6" in table
+
+
+def test_blocks_that_cannot_be_spread_say_so():
+    table = placement_table([node("a", 6), node("b", 2)], [4, 4], ONE_GPU)
+
+    assert "cannot be spread" in table
+    assert "[6, 2]" in table
+
+
+def test_too_few_slots_in_all_say_how_many_fewer():
+    assert "ask for 2 fewer" in placement_table([node("a", 4), node("b", 2)], [4, 2, 2], ONE_GPU)
+
+
+def test_a_slot_too_big_for_any_node_names_the_resource():
+    table = placement_table([node("a", 4)], [1], {"GPU": 8.0})
+
+    assert "a slot wants GPU 8, the most on a node is 4" in table
+
+
+def test_the_holder_is_named_on_its_node_and_in_the_advice():
+    lines = placement_table([node("a", 8, free=2)], [4], ONE_GPU, [Holder("critic", "a" * 10, ONE_GPU)])
+
+    assert "critic (GPU 1)" in next(line for line in lines.splitlines() if line.startswith("host-a"))
+    assert "held by critic: close" in lines
+
+
+def test_the_table_shows_have_and_free_of_each_node():
+    lines = placement_table([node("a", 8, free=2), node("b", 4)], [8], ONE_GPU).splitlines()
+
+    assert lines[0] == (
+        "wanted: 8 slots in blocks of [8], each block on one node; GPU 1 per slot, GPU 8 in all"
+    )
+    assert [line.split()[2] for line in lines[2:4]] == ["8/2", "4/4"]
+
+
+def test_an_absent_accelerator_type_lists_those_present():
+    typed = NodeCapacity("n", "h", {"GPU": 8, "accelerator_type:H100": 1}, {"GPU": 8}, {})
+
+    table = placement_table([typed], [4], bundle_resources("GPU", accelerator_type="A100"))
+
+    assert "no node has accelerator type 'A100'; present: H100" in table
+
+
+def test_absent_labels_list_those_present():
+    table = placement_table([node("a", 8, zone="x")], [4], ONE_GPU, labels={"zone": "y"})
+
+    assert "no node has the labels zone=y; present: zone=x" in table
+
+
+def test_a_cluster_without_nodes_says_so():
+    assert "no living node" in placement_table([], [4], ONE_GPU)
+
+
+def test_memory_is_shown_in_gib():
+    big = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30}, {})
+
+    assert "4.0 GiB/1.0 GiB" in placement_table([big], [1], {"memory": 2.0**31})
