@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from phalanx.declare.register import register as register
     from phalanx.declare.worker import Worker as Worker
     from phalanx.dispatch.modes import register_dispatch_mode as register_dispatch_mode
-    from phalanx.dispatch.shardable import count_rows as count_rows
-    from phalanx.dispatch.shardable import join_rows as join_rows
+    from phalanx.dispatch.split import count_rows as count_rows
+    from phalanx.collect.join import join_rows as join_rows
     from phalanx.dispatch.shardable import register_shardable as register_shardable
     from phalanx.dispatch.shardable import replicate as replicate
-    from phalanx.dispatch.shardable import split_rows as split_rows
+    from phalanx.dispatch.split import split_rows as split_rows
     from phalanx.errors import CallCancelled as CallCancelled
     from phalanx.errors import CallTimeout as CallTimeout
     from phalanx.errors import DeclarationError as DeclarationError
@@ -77,10 +77,10 @@ _HOME = {
     "attach": "phalanx.runtime.attach",
     "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
-    "count_rows": "phalanx.dispatch.shardable",
+    "count_rows": "phalanx.dispatch.split",
     "gather": "phalanx.runtime.future",
     "init": "phalanx.runtime.cluster",
-    "join_rows": "phalanx.dispatch.shardable",
+    "join_rows": "phalanx.collect.join",
     "merge_resource_pool": "phalanx.runtime.pool",
     "put": "phalanx.runtime.values",
     "readonly": "phalanx.runtime.values",
@@ -90,7 +90,7 @@ _HOME = {
     "replicate": "phalanx.dispatch.shardable",
     "shutdown": "phalanx.runtime.cluster",
     "split_resource_pool": "phalanx.runtime.pool",
-    "split_rows": "phalanx.dispatch.shardable",
+    "split_rows": "phalanx.dispatch.split",
     "status": "phalanx.runtime.cluster",
 }
 

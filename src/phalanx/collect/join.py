@@ -22,8 +22,8 @@ from phalanx.errors import DispatchError, InternalError
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     """The value of a call.
 
-    Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; all others
-    are handed on as they are. What joining does to each kind of leaf: :func:`join_rows`. Padding is cut from
+    Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; all
+    others are handed on as they are. What joining does to each kind of leaf: :func:`join_rows`. Padding is cut from
     each leaf that has exactly as many rows as the padded piece. Where rows were dealt out of order, they come
     back in the caller's order: leaves with k times the rows of every piece, for a whole k, as runs of k.
     Leaves with any other number of rows are joined in the order of the pieces.
@@ -61,7 +61,7 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     a leaf that is None in every piece stays None. The result shares no memory with the pieces.
 
     Raises:
-        DispatchError: there are no pieces, or they cannot be joined; the message names the pieces that differ.
+        DispatchError: there are no pieces, or they cannot be joined; the message names those that differ.
     """
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
@@ -111,8 +111,8 @@ class _Join:
             joined = ops.concat(filled)
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
             raise DispatchError(
-                f"results cannot be joined{_at(path)}: {self._by_description(values)}: {error}. Return rows of one "
-                "shape and dtype from every rank, or declare a mode that returns a list, such as "
+                f"results cannot be joined{_at(path)}: {self._by_description(values)}: {error}. Return "
+                "rows of one shape and dtype from every rank, or declare a mode that returns a list, such as "
                 "Dispatch.DP_COMPUTE_METRIC"
             ) from error
         places = self._places(counts)
@@ -134,8 +134,8 @@ class _Join:
 
     def _differ(self, values: list[Any], path: str) -> DispatchError:
         return DispatchError(
-            f"results cannot be joined{_at(path)}: {self._by_description(values)}. Return the same structure from "
-            "every rank, or declare a mode that returns a list, such as Dispatch.DP_COMPUTE_METRIC"
+            f"results cannot be joined{_at(path)}: {self._by_description(values)}. Return the same structure "
+            "from every rank, or declare a mode that returns a list, such as Dispatch.DP_COMPUTE_METRIC"
         )
 
     def _by_description(self, values: list[Any]) -> str:

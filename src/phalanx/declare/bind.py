@@ -77,7 +77,9 @@ def colocate(roles: Mapping[str, Any]) -> Colocation:
         DeclarationError: no role at all, or a role name that is no identifier or hides a group attribute.
     """
     if not isinstance(roles, Mapping) or not roles:
-        raise DeclarationError(f'px.colocate({roles!r}): expected a dict of role name to class, {{"actor": Actor}}')
+        raise DeclarationError(
+            f'px.colocate({roles!r}): expected a dict of role name to class, {{"actor": Actor}}'
+        )
     for role in roles:
         if not isinstance(role, str) or not role.isidentifier() or role.startswith("_") or role in RESERVED:
             raise DeclarationError(

@@ -55,7 +55,9 @@ class _DispatchNames(type):
         try:
             return _DispatchNames._modes[name]
         except KeyError:
-            raise AttributeError(f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}") from None
+            raise AttributeError(
+                f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}"
+            ) from None
 
     def __iter__(cls) -> Iterator[DispatchMode | CustomMode]:
         return iter(_DispatchNames._modes.values())
@@ -102,8 +104,12 @@ class Dispatch(metaclass=_DispatchNames):
     ) -> DispatchMode:
         """Split rows over the dp axis of the group's mesh ``name``; the same piece to all tp, pp and cp peers."""
         if group_size < 1:
-            raise DeclarationError(f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1")
-        return DispatchMode("MESH", mesh=name, balance=balance, group_size=group_size, leader_only=leader_only)
+            raise DeclarationError(
+                f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1"
+            )
+        return DispatchMode(
+            "MESH", mesh=name, balance=balance, group_size=group_size, leader_only=leader_only
+        )
 
 
 _BUILT_IN = (
@@ -116,7 +122,12 @@ _BUILT_IN = (
     "DP_COMPUTE_PROTO_WITH_FUNC",
     "DIRECT_ROLLOUT_METHOD",
 )
-_BUILT_IN_MESH = ("MEGATRON_COMPUTE", "MEGATRON_COMPUTE_PROTO", "MEGATRON_PP_AS_DP", "MEGATRON_PP_AS_DP_PROTO")
+_BUILT_IN_MESH = (
+    "MEGATRON_COMPUTE",
+    "MEGATRON_COMPUTE_PROTO",
+    "MEGATRON_PP_AS_DP",
+    "MEGATRON_PP_AS_DP_PROTO",
+)
 _DispatchNames._modes.update({name: DispatchMode(name) for name in _BUILT_IN})
 _DispatchNames._modes.update({name: DispatchMode(name, mesh="default") for name in _BUILT_IN_MESH})
 
@@ -135,7 +146,9 @@ def add_mode(mode: CustomMode) -> None:
         DeclarationError: the name is taken, or is not an identifier.
     """
     if not mode.name.isidentifier():
-        raise DeclarationError(f"dispatch mode name {mode.name!r}: expected an identifier such as 'TWO_TO_ALL'")
+        raise DeclarationError(
+            f"dispatch mode name {mode.name!r}: expected an identifier such as 'TWO_TO_ALL'"
+        )
     if mode.name in _DispatchNames._modes or hasattr(Dispatch, mode.name):
         raise DeclarationError(f"dispatch mode {mode.name!r} exists already; choose another name")
     _DispatchNames._modes[mode.name] = mode

@@ -65,11 +65,17 @@ def register(
     where = "px.register"
     mode = as_mode(dispatch_mode, where)
     if not isinstance(execute_mode, Execute):
-        raise DeclarationError(f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO")
+        raise DeclarationError(
+            f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO"
+        )
     if pad_to_multiple is not None and (not isinstance(pad_to_multiple, int) or pad_to_multiple < 1):
-        raise DeclarationError(f"{where}: pad_to_multiple={pad_to_multiple!r}; expected a whole number from 1")
+        raise DeclarationError(
+            f"{where}: pad_to_multiple={pad_to_multiple!r}; expected a whole number from 1"
+        )
     if pad_mask is not None and pad_to_multiple is None:
-        raise DeclarationError(f"{where}: pad_mask={pad_mask!r} without pad_to_multiple=: nothing would be padded")
+        raise DeclarationError(
+            f"{where}: pad_mask={pad_mask!r} without pad_to_multiple=: nothing would be padded"
+        )
     partial = MethodSpec(
         name="",
         mode=mode,
@@ -149,7 +155,9 @@ def _check_name(cls: type, name: str) -> None:
 def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
     function = getattr(cls, name)
     if not callable(function):
-        raise DeclarationError(f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method")
+        raise DeclarationError(
+            f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise DeclarationError(
             f"{cls.__name__}.{name} is a generator; a registered method returns one value. Return a list, or "

@@ -98,8 +98,8 @@ class Call:
     def _result(self, future: Any) -> Any:
         if self.materialize is None:
             raise DispatchError(
-                f"{self.where}: an argument is the result of another call ({future!r}), and this mode must see "
-                "the value before it can plan; pass its .result() instead"
+                f"{self.where}: an argument is the result of another call ({future!r}), and this mode must "
+                "see the value before it can plan; pass its .result() instead"
             )
         return self.materialize(future)
 
@@ -154,8 +154,8 @@ def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, A
     mask = {} if spec.pad_mask is None else {spec.pad_mask: None}
     if mask.keys() & kwargs.keys():
         raise DispatchError(
-            f"{spec.name}(): {spec.pad_mask!r} was given, but it is the mask of padded rows (pad_mask=), which "
-            "the call fills in itself; leave it out"
+            f"{spec.name}(): {spec.pad_mask!r} was given, but it is the mask of padded rows (pad_mask=), "
+            "which the call fills in itself; leave it out"
         )
     try:
         signature.bind(*args, **kwargs, **mask)

@@ -98,9 +98,9 @@ def _dealt(
         return Same(value.value)
     if not isinstance(value, list | tuple) or len(value) != count:
         raise DispatchError(
-            f"{call.where}: {argument.name!r} is {_shape(value)}; expected a list or tuple of {meaning} = {count} "
-            f"elements, one for each {'rank' if meaning == 'world_size' else 'dp coordinate'}. To give all the "
-            "same, wrap it in px.replicate(...); to split rows, use a mode such as Dispatch.DP_COMPUTE_PROTO"
+            f"{call.where}: {argument.name!r} is {_shape(value)}; expected a list or tuple of {meaning} = "
+            f"{count} elements, one for each {'rank' if meaning == 'world_size' else 'dp coordinate'}. To give "
+            "all the same, wrap it in px.replicate(...); to split rows, use a mode such as Dispatch.DP_COMPUTE_PROTO"
         )
     return deal(list(value))
 
@@ -122,7 +122,8 @@ def _plan_with_function(call: Call) -> CallPlan:
     if not call.args or not callable(call.args[0]):
         given = f"{type(call.args[0]).__name__}" if call.args else "nothing"
         raise DispatchError(
-            f"{call.where}: the first positional argument is {given}; expected a function, which goes to all ranks"
+            f"{call.where}: the first positional argument is {given}; expected a function, which goes to "
+            "all ranks"
         )
     return plan_rows(call, over_ranks(call), whole=0)
 
@@ -159,8 +160,8 @@ def _mesh(call: Call) -> Mesh:
     world = call.target.world_size
     if len(call.ranks) != world or any(rank != place for place, rank in enumerate(call.ranks)):
         raise DispatchError(
-            f"{call.where}: called on {len(call.ranks)} of the group's {world} ranks, but a mesh mode needs all: "
-            "call it on the group itself, or declare the method with a mode that needs no mesh"
+            f"{call.where}: called on {len(call.ranks)} of the group's {world} ranks, but a mesh mode "
+            "needs all: call it on the group itself, or declare the method with a mode that needs no mesh"
         )
     try:
         mesh = call.target.mesh(name)
@@ -168,16 +169,16 @@ def _mesh(call: Call) -> Mesh:
         raise DispatchError(f"{call.where} splits over the mesh {name!r}: {error}") from None
     if mesh.world_size != world:
         raise DispatchError(
-            f"{call.where}: mesh {name!r} is {mesh!r} of {mesh.world_size} ranks, but the group has {world}; give "
-            "the group a mesh over all of its ranks"
+            f"{call.where}: mesh {name!r} is {mesh!r} of {mesh.world_size} ranks, but the group has {world}; "
+            "give the group a mesh over all of its ranks"
         )
     return mesh
 
 
 def _refuse_direct(call: Call) -> CallPlan:
     raise DispatchError(
-        f"{call.where}: the method cannot be called through the group; it serves rollout clients that talk to a "
-        "rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
+        f"{call.where}: the method cannot be called through the group; it serves rollout clients that talk to "
+        "a rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
     )
 
 
@@ -227,8 +228,8 @@ def _checked_result(call: Call, mode: CustomMode, result: Any) -> tuple[tuple[An
     pair = isinstance(result, tuple | list) and len(result) == 2
     if not pair or not isinstance(result[0], tuple | list) or not isinstance(result[1], Mapping):
         raise DispatchError(
-            f"{call.where}: {_function_name(mode)} returned {_shape(result)}; expected a pair (args, kwargs) of a "
-            "tuple or list and a dict, in which every value is a list with one element per rank"
+            f"{call.where}: {_function_name(mode)} returned {_shape(result)}; expected a pair (args, kwargs) of "
+            "a tuple or list and a dict, in which every value is a list with one element per rank"
         )
     return tuple(result[0]), dict(result[1])
 
@@ -237,8 +238,8 @@ def _checked_column(call: Call, mode: CustomMode, argument: Argument, world: int
     value = argument.value
     if not isinstance(value, list | tuple) or len(value) != world:
         raise DispatchError(
-            f"{call.where}: {_function_name(mode)} made {argument.name!r} {_shape(value)}; expected a list of "
-            f"world_size = {world} elements, one for each rank"
+            f"{call.where}: {_function_name(mode)} made {argument.name!r} {_shape(value)}; expected a list "
+            f"of world_size = {world} elements, one for each rank"
         )
     return Each([unwrap(element) for element in value])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from phalanx.topology.mesh import Mesh
@@ -47,9 +48,9 @@ class GatherPlan:
 
     ``how``: ``"value"`` (the one output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"``
     (outputs of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs)``).
-    ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its piece;
-    ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the permutation
-    that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
+    ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
+    piece; ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the
+    permutation that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
     """
 
     how: str
@@ -79,7 +80,11 @@ class CallPlan:
 
     def keeps(self, position: int) -> bool:
         """Whether the output of the rank at ``position`` is part of the result."""
-        return len(self.gather.take) == len(self.ranks) or position in self.gather.take
+        return len(self.gather.take) == len(self.ranks) or position in self._taken
+
+    @cached_property
+    def _taken(self) -> frozenset[int]:
+        return frozenset(self.gather.take)
 
     def __iter__(self) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
         for position, rank in enumerate(self.ranks):

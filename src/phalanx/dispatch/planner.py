@@ -1,4 +1,4 @@
-"""From a method, a group and the arguments of a call to the plan of the call. Pure: nothing is sent or changed."""
+"""From a method, a group and the arguments to the plan of the call. Pure: nothing is sent or changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan(
         ranks: the slice of the group that is called, in order; None for all. It then counts as a world of
             its own, and mesh modes refuse it.
         materialize: waits for a future that the mode must see the value of: custom modes, ``balance``,
-            ``group_size``, ``pad_mask``, padding where nothing else has rows, and a future in place of a list.
+            ``group_size``, ``pad_mask``, padding where nothing else has rows, a future in place of a list.
 
     Raises:
         DispatchError: the arguments do not fit the method or its mode, or the group lacks the mesh.

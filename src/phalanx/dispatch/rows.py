@@ -119,8 +119,8 @@ def _cut(call: Call, mode: DispatchMode, count: int, rows: int) -> Cut:
     group_size, pad = mode.group_size, call.spec.pad_to_multiple
     if rows % group_size:
         raise DispatchError(
-            f"{call.where}: {rows} rows cannot be kept in groups of group_size = {group_size}; give a multiple of "
-            f"{group_size} rows"
+            f"{call.where}: {rows} rows cannot be kept in groups of group_size = {group_size}; give a "
+            f"multiple of {group_size} rows"
         )
     if mode.balance is None:
         sizes = even_sizes(rows, count) if group_size == 1 else grouped_sizes(rows, count, group_size)
@@ -166,7 +166,8 @@ def _lengths(call: Call, balance: str | Callable[..., Any], rows: int) -> list[f
     numbers = isinstance(lengths, list | tuple) and all(isinstance(n, int | float) for n in lengths)
     if not numbers or len(lengths) != rows:
         raise DispatchError(
-            f"{call.where}: {source} gives {_described(found)}; expected one number for each of the {rows} rows"
+            f"{call.where}: {source} gives {_described(found)}; expected one number for each of the "
+            f"{rows} rows"
         )
     return list(lengths)
 
@@ -182,8 +183,8 @@ def _find_key(call: Call, key: str) -> Any:
             return found
     names = ", ".join(argument.name for argument in arguments) or "none"
     raise DispatchError(
-        f"{call.where}: balance={key!r} is neither an argument nor a key or field in one (arguments: {names}); "
-        "pass it, or balance by a function of the arguments"
+        f"{call.where}: balance={key!r} is neither an argument nor a key or field in one (arguments: "
+        f"{names}); pass it, or balance by a function of the arguments"
     )
 
 

@@ -32,7 +32,8 @@ class Cut:
     """Which rows each piece gets.
 
     ``sizes`` are the real rows by piece; ``indices`` the rows of each piece where they are not consecutive.
-    Each piece is then padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from its first.
+    Each piece is then padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from its
+    first; a piece of no rows stays empty.
     """
 
     sizes: Sequence[int]
@@ -99,8 +100,8 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
         shown = [f"{path} has {count}" for path, count in counts.items()]
         more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         raise DispatchError(
-            f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is split "
-            "must have the same number of rows; wrap what every rank shall get whole in px.replicate(...)"
+            f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is "
+            "split must have the same number of rows; wrap what every rank shall get whole in px.replicate(...)"
         )
     return next(iter(counts.values()), None)
 
@@ -130,10 +131,18 @@ def split_rows(value: Any, parts: int) -> list[Any]:
     return split_leaves(*flatten(value, "value"), Cut(even_sizes(count_rows(value) or 0, parts)))
 
 
+def slice_rows(value: Any, start: int, stop: int) -> Any:
+    """Rows ``start`` to ``stop`` (not included) of ``value``; views of tensors and arrays."""
+    leaves, build = flatten(value, "value")
+    return build(
+        ops.slice(leaf.value, start, stop) if (ops := row_ops(leaf)) else unwrapped(leaf.value) for leaf in leaves
+    )
+
+
 def split_leaves(
     leaves: Sequence[Leaf], build: Callable[..., Any], cut: Cut, expected_rows: int | None = None
 ) -> list[Any]:
-    """The pieces of one value that ``flatten`` took apart; a future in it becomes a ``FuturePiece`` per piece."""
+    """The pieces of one value that ``flatten`` took apart; a future in it becomes ``FuturePiece``s."""
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
     if build is next:
         return columns[0]

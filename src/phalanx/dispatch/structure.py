@@ -7,7 +7,7 @@ import functools
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from phalanx.dispatch.shardable import Replicate, ops_for
 
@@ -111,7 +111,7 @@ def _rebuild_dict(source: Any, keys: tuple[Any, ...], values: Sequence[Any]) -> 
 def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
     # Not through __init__: it may refuse a list by piece. What was cached from the whole stays behind.
     cls = type(source)
-    copied = cls.__new__(cls)
+    copied = cast("Any", cls).__new__(cls)
     for name, held in getattr(source, "__dict__", {}).items():
         if not isinstance(getattr(cls, name, None), functools.cached_property):
             object.__setattr__(copied, name, held)

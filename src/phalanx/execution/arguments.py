@@ -1,0 +1,88 @@
+"""From what a message carries to the arguments that a worker method gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phalanx.collect.join import gather, join_rows
+from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
+from phalanx.errors import DispatchError
+from phalanx.wire.codec import Policy, decode, decoding
+from phalanx.wire.messages import PartInfo, Piece, RankCall, Reference, Stored, Whole
+
+Fetch = Callable[[Sequence[Any]], list[Any]]
+
+
+class Arguments:
+    """Resolves the tokens of one message; ``fetch`` gets the values behind the transport's references."""
+
+    def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
+        self._refs = refs
+        self._fetch = fetch
+
+    def of(self, call: RankCall, device: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments of a call, as private memory or as its method declares."""
+        policy = Policy.READONLY if call.readonly else Policy.PRIVATE
+        with decoding(policy, restore=self.restore, device=device if call.to_device else None):
+            if call.body is not None:
+                return decode(call.body)
+            return self._fetch([self._refs[-1]])[0]
+
+    def restore(self, token: Any) -> Any:
+        """What stands behind one token."""
+        match token:
+            case Stored(index):
+                return self._fetch([self._refs[index]])[0]
+            case Reference(index):
+                return self._refs[index]
+            case Piece():
+                return self._piece(token)
+            case Whole(parts, plan):
+                with decoding(Policy.VIEW):
+                    outputs = self._fetch([self._refs[i] for i in parts])
+                return gather(plan, outputs)
+        raise TypeError(f"unknown token {token!r}")
+
+    def _piece(self, piece: Piece) -> Any:
+        """Rows of a result whose parts lie on other ranks: only the overlapping parts are fetched."""
+        infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
+        counts = [_rows_of(info, rank) for rank, info in enumerate(infos)]
+        total = sum(counts)
+        if piece.expected_rows is not None and piece.expected_rows != total:
+            raise DispatchError(
+                f"the arguments of one call disagree in rows: a future brought {total} rows, the other "
+                f"arguments have {piece.expected_rows}; pass the same number of rows in each, or px.replicate(x)"
+            )
+        start, stop = piece_bounds(total, piece.count, piece.index)
+        wanted = list(_overlaps(counts, start, stop))
+        with decoding(Policy.VIEW):
+            parts = self._fetch([self._refs[piece.parts[source]] for source, _, _ in wanted])
+        rows = join_rows([slice_rows(part, a, b) for part, (_, a, b) in zip(parts, wanted, strict=True)])
+        return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+
+
+def _rows_of(info: PartInfo, source: int) -> int:
+    if info.rows is None:
+        raise DispatchError(
+            f"a future was passed where rows are split, but the output of rank {source} has no rows (no tensor, "
+            "array, list or table in it); pass future.result() to give the same value to every rank"
+        )
+    return info.rows
+
+
+def _overlaps(counts: Sequence[int], start: int, stop: int) -> Sequence[tuple[int, int, int]]:
+    """(source, first, last) rows of each source that lie in [start, stop); one empty part when there are none."""
+    found: list[tuple[int, int, int]] = []
+    offset = 0
+    for source, count in enumerate(counts):
+        first, last = max(start - offset, 0), min(stop - offset, count)
+        if first < last:
+            found.append((source, first, last))
+        offset += count
+    return found or [(0, 0, 0)]
+
+
+def describe(value: Any, nbytes: int) -> PartInfo:
+    """What the driver and other ranks may know of an output without fetching it."""
+    return PartInfo(count_rows(value), nbytes)

@@ -1,0 +1,18 @@
+"""Turns a process into a rank: environment and threads, before the user's modules are imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from phalanx.wire.messages import RankSetup
+
+
+def apply(setup: RankSetup, in_driver: bool) -> None:
+    """Write the rank's environment into this process; ranks inside the driver's process swap it per call."""
+    if in_driver:
+        return
+    os.environ.update(setup.environment)
+    torch = sys.modules.get("torch")
+    if torch is not None and setup.threads:  # imported before us: its thread count is already fixed
+        torch.set_num_threads(setup.threads)

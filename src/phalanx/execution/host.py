@@ -1,0 +1,260 @@
+"""The host of a worker process: it makes the user's objects and runs calls on them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from phalanx.declare.worker import WorkerContext, being_made
+from phalanx.errors import DispatchError
+from phalanx.execution import rendezvous
+from phalanx.execution.arguments import Arguments, describe
+from phalanx.execution.bootstrap import apply
+from phalanx.topology.slots import SlotFacts
+from phalanx.wire.codec import decode, decoding, encode
+from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.messages import CLOSE, MESHES, RUN, Facts, RankCall, RankSetup
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class Services(Protocol):
+    """What a transport offers to the host in its process."""
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether the ranks share the driver's process (and so its environment and its event loop)."""
+        ...
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
+        """Where this process runs, its log files and the backend's name of it."""
+        ...
+
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        """The values behind the transport's references."""
+        ...
+
+
+class Host:
+    """Owns the instances of one rank, by role; the role "" is a group of a single class."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._socket: socket.socket | None = None
+        self._setup: RankSetup | None = None
+        self._instances: dict[str, Any] = {}
+        self._context = WorkerContext()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def report(self) -> Facts:
+        """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
+        slot, log_paths, worker_id = self._services.facts()
+        port = 0
+        if not self._services.in_driver:
+            self._socket = rendezvous.listening_socket(slot.node_ip)
+            port = self._socket.getsockname()[1]
+        return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id)
+
+    def setup(self, data: bytes, refs: Sequence[Any]) -> None:
+        """Become a rank: environment first, then the classes (which may import torch), then the instances."""
+        setup, body = RankSetup.unpack(data)
+        self._setup = setup
+        try:
+            apply(setup, self._services.in_driver)
+            if not self._services.in_driver:
+                self._rendezvous(setup)
+            arguments = Arguments(refs, self._services.fetch)
+            with decoding(restore=arguments.restore):
+                roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
+            self._make(setup, roles)
+        except Exception as error:
+            raise self._failure(error, "", "__init__") from None
+
+    def _rendezvous(self, setup: RankSetup) -> None:
+        rendezvous.install()
+        listening, self._socket = self._socket, None
+        if listening is not None:
+            if setup.rank == 0:
+                rendezvous.serve(listening)
+            else:
+                listening.close()
+
+    def _make(self, setup: RankSetup, roles: dict[str, tuple[type, tuple[Any, ...], dict[str, Any]]]) -> None:
+        shared = WorkerContext(
+            rank=setup.rank,
+            world_size=setup.world_size,
+            local_rank=setup.local_rank,
+            local_world_size=setup.local_world_size,
+            group=setup.group,
+            epoch=setup.epoch,
+            host=setup.host,
+            node_id=setup.node_id,
+            accelerator_ids=setup.accelerator_ids,
+            device_type=setup.device_type,
+            local_device=setup.local_device,
+            meshes=setup.meshes,
+        )
+        self._context = shared
+        for role, (cls, args, kwargs) in roles.items():
+            context = WorkerContext(**{**vars(shared), "role": role})
+            token = being_made.set(context)
+            try:
+                instance = cls(*args, **kwargs)
+            finally:
+                being_made.reset(token)
+            if hasattr(type(instance), "_context"):
+                instance.__dict__.setdefault("_phalanx_context", context)
+            self._instances[role] = instance
+            shared.roles.add(role, instance)
+
+    def run(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+        """Run one call to its end on this thread; an ``async def`` method on the host's own loop.
+
+        Raises:
+            RankFailure: whatever the call raised, always picklable.
+        """
+        call = RankCall.unpack(data)
+        try:
+            result = self._invoke(call, refs)
+            if isinstance(result, Awaitable):
+                result = self._to_end(result)
+            return self._outgoing(call, result)
+        except Exception as error:
+            raise self._failure(error, call.role, call.method) from None
+
+    async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+        """As :meth:`run`, on the running loop: awaits of several calls interleave."""
+        call = RankCall.unpack(data)
+        try:
+            result = self._invoke(call, refs)
+            if isinstance(result, Awaitable):
+                result = await result
+            return self._outgoing(call, result)
+        except Exception as error:
+            raise self._failure(error, call.role, call.method) from None
+
+    def run_plain(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a method with plain arguments, for handles that are used without a group."""
+        try:
+            result = getattr(self._instances[role], method)(*args, **kwargs)
+            return self._to_end(result) if isinstance(result, Awaitable) else result
+        except Exception as error:
+            raise self._failure(error, role, method) from None
+
+    def _invoke(self, call: RankCall, refs: Sequence[Any]) -> Any:
+        device = None
+        if call.to_device:
+            device = _device_of(self._context)
+        args, kwargs = Arguments(refs, self._services.fetch).of(call, device)
+        if call.method == RUN:
+            function, *rest = args
+            return function(self._target(call.role), *rest, **kwargs)
+        if call.method == MESHES:
+            return dict(self._context.registered)
+        if call.method == CLOSE:
+            return self._close()
+        return getattr(self._target(call.role), call.method)(*args, **kwargs)
+
+    def _target(self, role: str) -> Any:
+        """The instance of a role; of a colocated group as a whole, its roles by name."""
+        if role in self._instances:
+            return self._instances[role]
+        return self._context.roles
+
+    def _to_end(self, awaitable: Awaitable[Any]) -> Any:
+        async def wait() -> Any:
+            return await awaitable
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        if _running_loop() is None:
+            return self._loop.run_until_complete(wait())
+        return _on_other_thread(lambda: self._loop_run(wait()))  # inline, inside a notebook's loop
+
+    def _loop_run(self, coroutine: Any) -> Any:
+        loop = self._loop or asyncio.new_event_loop()
+        return loop.run_until_complete(coroutine)
+
+    def _outgoing(self, call: RankCall, result: Any) -> Any:
+        """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
+        if not call.keep:
+            result = None
+        encoded = result if type(result) in _PLAIN else encode(result)
+        if not call.describe:
+            return encoded
+        return describe(result, getattr(encoded, "nbytes", 0)), encoded
+
+    def _close(self) -> None:
+        """The user's own ``close()`` of each role, last made first; errors are reported after all had their turn."""
+        errors: list[Exception] = []
+        for instance in reversed(list(self._instances.values())):
+            close = getattr(instance, "close", None)
+            if callable(close):
+                try:
+                    result = close()
+                    if isinstance(result, Awaitable):
+                        self._to_end(result)
+                except Exception as error:
+                    errors.append(error)
+        self._instances.clear()
+        if errors:
+            raise errors[0]
+
+    def _failure(self, error: BaseException, role: str, method: str) -> RankFailure:
+        if isinstance(error, RankFailure):  # an upstream future failed: its own report names the source
+            error = DispatchError(f"an argument of this call is the result of a call that failed: {error}")
+        setup = self._setup
+        return capture(
+            error,
+            rank=setup.rank if setup else -1,
+            role=role or None,
+            method=method,
+            host=setup.host if setup else socket.gethostname(),
+            pid=os.getpid(),
+            accelerator=_accelerator(setup),
+            node_id=setup.node_id if setup else None,
+        )
+
+
+def _device_of(context: WorkerContext) -> Any:
+    from phalanx.declare.worker import Worker
+
+    worker = Worker()
+    worker.__dict__["_phalanx_context"] = context
+    return worker.device
+
+
+def _accelerator(setup: RankSetup | None) -> str | None:
+    if setup is None or not setup.accelerator_ids:
+        return None
+    return f"GPU {','.join(setup.accelerator_ids)}"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _on_other_thread(function: Callable[[], Any]) -> Any:
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

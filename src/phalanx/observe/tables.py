@@ -1,0 +1,78 @@
+"""Tables that people read: in a terminal, in a notebook, or as data."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns, with a title and notes below.
+
+    ``str(table)`` is for terminals, a notebook shows it as HTML, ``to_dict()`` is for programs.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "rows": rows, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=_width(self), color_system=None).print(self._rich(), *self.notes, sep="\n")
+        return text.getvalue().rstrip("\n")
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(self._rich(), *self.notes)
+
+    def _rich(self) -> Any:
+        from rich import box
+        from rich.table import Table as RichTable
+
+        table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for name in self.columns:
+            table.add_column(name, overflow="fold")
+        for row in self.rows:
+            table.add_row(*[_text(cell) for cell in row])
+        return table
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_text(cell))}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        caption = f"<caption>{html.escape(self.title)}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:g}"
+    if isinstance(cell, Sequence) and not isinstance(cell, str):
+        return ", ".join(str(item) for item in cell) or "-"
+    return str(cell)
+
+
+def _width(table: Table) -> int:
+    """Wide enough that no cell of a table of ordinary size is folded."""
+    widest = [
+        max([len(name), *(len(_text(row[i])) for row in table.rows)]) for i, name in enumerate(table.columns)
+    ]
+    return max(80, min(200, sum(widest) + 3 * len(widest)))

@@ -1,0 +1,183 @@
+"""Results that are not here yet."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from phalanx.dispatch.plan import CallPlan
+from phalanx.errors import CallTimeout, DeclarationError, DispatchError
+from phalanx.transport.base import Ticket, Transport
+
+if TYPE_CHECKING:
+    from phalanx.runtime.core import GroupCore
+
+T = TypeVar("T")
+_waiters = ThreadPoolExecutor(max_workers=256, thread_name_prefix="phalanx-await")
+
+
+class CallFuture(Generic[T]):
+    """The result of a call that was submitted.
+
+    ``result()`` waits for it, ``await`` does so in an event loop, ``stream()`` gives each rank's output as it
+    comes. Passed as an argument to a method of another group, its bytes go from worker to worker.
+    """
+
+    __phalanx_future__ = True
+
+    def __init__(
+        self,
+        core: GroupCore,
+        plan: CallPlan,
+        tickets: list[Ticket],
+        method: str,
+        role: str,
+        timeout: float | None,
+        target: Any,
+    ) -> None:
+        self.plan = plan
+        self.tickets = tickets
+        self.method = method
+        self.role = role
+        self.started = time.monotonic()
+        self.deadline = None if timeout is None else self.started + timeout
+        self.timeout = timeout
+        self.epoch = core.epoch
+        self.target = target
+        self.counted_out = False
+        self._core = core
+        self._lock = threading.Lock()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._settled = False
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result and give it.
+
+        Args:
+            timeout: seconds to wait at most; when they are over the call goes on, and can be asked again. (A
+                deadline of the call itself, ``.options(timeout=...)``, ends the call.)
+
+        Raises:
+            RemoteCallError: code on a rank raised; also an instance of what it raised.
+            WorkerDiedError: a rank's process is gone.
+            CallTimeout: the result is not here yet.
+            GroupClosed, GroupBroken: the group ended before the call did.
+        """
+        limit = None if timeout is None else time.monotonic() + timeout
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise self._core.not_yet(self, timeout)
+        try:
+            if not self._settled:
+                self._settle(limit, timeout)
+        finally:
+            self._lock.release()
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
+
+    def _settle(self, limit: float | None, timeout: float | None) -> None:
+        try:
+            self._value = self._core.settle(self, limit)
+        except CallTimeout as error:
+            if self.deadline is None or time.monotonic() < self.deadline:
+                raise  # only this wait is over, not the call
+            self._error = error
+        except Exception as error:
+            self._error = error
+        self._settled = True
+        self._core.ended(self)
+
+    def done(self) -> bool:
+        """Whether every rank has returned, raised or died; does not wait."""
+        return self._settled or self._core.all_ended(self)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the call to end; what it raises, or None."""
+        try:
+            self.result(timeout)
+        except Exception as error:
+            if not self._settled:
+                raise
+            return error
+        return None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        if self._settled:
+            return self.result()
+        return await asyncio.get_running_loop().run_in_executor(_waiters, self.result)
+
+    def stream(self, timeout: float | None = None) -> Iterator[tuple[int, Any]]:
+        """``(rank, output)`` of every called rank, in the order in which they finish.
+
+        Raises:
+            The same as :meth:`result`, at the first rank that failed.
+        """
+        return self._core.stream(self, timeout)
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._core.name
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that were called."""
+        return tuple(self.plan.ranks)
+
+    def parts(self, transport: Transport) -> list[Ticket] | None:
+        """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
+        if self._settled and self._error is not None:
+            raise self._error
+        if transport is not self._core.transport or self.plan.gather.how == "custom":
+            return None
+        return self.tickets
+
+    def row_parts(self, transport: Transport) -> list[Ticket] | None:
+        """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
+        tickets = self.parts(transport)
+        gather = self.plan.gather
+        if tickets is None or gather.how != "rows" or gather.trim is not None or gather.order is not None:
+            return None
+        parts = [tickets[position] for position in gather.take]
+        return parts if all(part.info is not None for part in parts) else None
+
+    def __reduce__(self) -> Any:
+        raise DeclarationError(
+            "a CallFuture belongs to its driver; pass it as an argument of a group's method (its bytes then go from "
+            "worker to worker), or send its result()"
+        )
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error else "done" if self._settled else "pending"
+        return f"<CallFuture {self._core.name}.{self.method} on {len(self.plan.ranks)} ranks: {state}>"
+
+
+def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]:
+    """The results of several futures, of any groups, in their order.
+
+    Args:
+        *futures: what ``.submit()`` gave.
+        timeout: seconds to wait for all of them together; the calls go on when they are over.
+
+    Raises:
+        The error of the future that fails first, as soon as it does; CallTimeout when not all are here in time.
+    """
+    for future in futures:
+        if not isinstance(future, CallFuture):
+            raise DispatchError(
+                f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
+            )
+    waiting = [_waiters.submit(future.result, timeout) for future in futures]
+    ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
+    for one in waiting:
+        if one in ended and (error := one.exception()) is not None:
+            raise error
+    return [one.result() for one in waiting]

@@ -1,0 +1,185 @@
+"""The few verbs that a backend provides. Everything above speaks only to these.
+
+A *reservation* is what a pool holds; an *endpoint* is one worker process; a *reference* stands for one value that
+is stored or still being computed. Only the transport looks inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from phalanx.topology.placement import Holder, NodeCapacity
+from phalanx.topology.slots import Slot
+from phalanx.wire.failure import RankFailure
+from phalanx.wire.messages import Facts
+
+Ref = Any
+HostFactory = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class ReserveRequest:
+    """Slots to reserve: ``blocks[i]`` of them on one node, ``bundle`` of resources each, all or none."""
+
+    name: str
+    blocks: tuple[int, ...]
+    bundle: Mapping[str, float]
+    detached: bool = False
+    timeout: float = 120.0
+    on_nodes: tuple[str, ...] = ()
+
+
+class Reservation(Protocol):
+    """Slots that are held. ``ids`` name the backend's own objects (placement groups), one per block."""
+
+    @property
+    def ids(self) -> Sequence[Any]: ...
+
+
+@dataclass(frozen=True)
+class SpawnRequest:
+    """Worker processes to start, one per slot, in the order of ``slots``."""
+
+    class_name: str
+    methods: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    reservations: Mapping[str, Reservation]
+    resources: Mapping[str, float]
+    factory: HostFactory
+    names: tuple[str, ...] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    max_concurrency: int | None = None
+    detached: bool = False
+    timeout: float = 300.0
+
+
+@dataclass
+class Endpoint:
+    """One worker process. ``facts`` is what it reported; ``handle`` is the transport's own."""
+
+    slot: Slot
+    handle: Any
+    facts: Facts
+    name: str | None = None
+    methods: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Ticket(NamedTuple):
+    """One submitted call on one rank: its value, and its ``PartInfo`` where that was asked for."""
+
+    value: Ref
+    info: Ref | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a backend knows of a process that is gone."""
+
+    reason: str
+    exit: str | None = None
+    hint: str | None = None
+    intended: bool = False
+    node_lost: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank's call ended: with a value, a failure that its host raised, or the loss of its process."""
+
+    value: Any = None
+    failure: RankFailure | None = None
+    lost: Lost | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None and self.lost is None
+
+
+class FetchFailed(Exception):
+    """Raised by ``fetch`` as soon as one of its values cannot be had; ``outcome`` tells which and why."""
+
+
+class NotReady(Exception):
+    """Raised by ``fetch`` when its timeout expires."""
+
+
+class Transport(Protocol):
+    """A backend. Calls on one endpoint run in the order in which they were submitted."""
+
+    name: str
+    #: Whether a submitted call has ended when ``submit`` returns.
+    immediate: bool
+
+    def nodes(self) -> list[NodeCapacity]:
+        """The nodes of the cluster with their total and free resources."""
+        ...
+
+    def holders(self) -> list[Holder]:
+        """Who holds what on which node."""
+        ...
+
+    def reserve(self, request: ReserveRequest) -> Reservation:
+        """Reserve all slots or none. Raises PlacementError: at once where it can never be, else at the timeout."""
+        ...
+
+    def release(self, reservation: Reservation) -> None:
+        """Give the slots back; processes on them end. Idempotent."""
+        ...
+
+    def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
+        """The node id of each slot; no process is started for it."""
+        ...
+
+    def probe(
+        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
+    ) -> list[tuple[str, ...]]:
+        """The accelerator ids of each slot, learnt by a short task in it; only where no group has told them yet."""
+        ...
+
+    def spawn(self, request: SpawnRequest) -> list[Endpoint]:
+        """Start processes and wait for their reports. On failure nothing of them is left."""
+        ...
+
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+        """Make the process a rank."""
+        ...
+
+    def submit(
+        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
+    ) -> Ticket:
+        """Send one call; does not wait for it."""
+        ...
+
+    def put(self, value: Any) -> Ref:
+        """Store a value once, to be named in any number of messages."""
+        ...
+
+    def is_ref(self, value: Any) -> bool:
+        """Whether ``value`` is one of this backend's references, given by the user."""
+        ...
+
+    def ref_types(self) -> tuple[type, ...]:
+        """The types of this backend's references that users may hold."""
+        ...
+
+    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        """All values, in order. Raises FetchFailed at the first that failed, NotReady at the timeout."""
+        ...
+
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        """Positions of the references that have ended (up to at least ``count`` unless time runs out), and the rest."""
+        ...
+
+    def outcome(self, ref: Ref) -> Outcome:
+        """How an ended call ended."""
+        ...
+
+    def alive(self, endpoint: Endpoint) -> bool:
+        """Whether the process is still known to run; cheap, no round trip."""
+        ...
+
+    def kill(self, endpoints: Sequence[Endpoint]) -> None:
+        """End the processes at once and wait until they are gone. Idempotent."""
+        ...

@@ -1,0 +1,8 @@
+"""Names of the methods by which a worker process is called."""
+
+from __future__ import annotations
+
+
+def facade_name(role: str, method: str) -> str:
+    """Name of the process's method for a method of a role; "" is the role of a group of one class."""
+    return f"{role}__{method}" if role else method

@@ -1,0 +1,257 @@
+"""The inline backend: every rank lives in this process and runs on the calling thread.
+
+Breakpoints, pdb and coverage reach worker code. Arguments and results pass the codec as they do elsewhere, so
+that nobody shares memory by accident; every rank runs even when an earlier one raised; the environment is
+swapped per rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.errors import PlacementError
+from phalanx.execution.rendezvous import STORE_VARIABLE
+from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.slots import Slot, SlotFacts
+from phalanx.transport.base import (
+    Endpoint,
+    FetchFailed,
+    Lost,
+    Outcome,
+    Ref,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    Ticket,
+)
+from phalanx.wire.codec import Encoded
+from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.messages import RankSetup
+
+_NODE = "inline"
+
+
+class InlineRef:
+    """A stored value (an encoded one as bytes, so that each reader decodes its own) or a failure."""
+
+    __slots__ = ("_encoded", "_value", "failure", "lost")
+
+    def __init__(
+        self, value: Any = None, failure: RankFailure | None = None, lost: Lost | None = None
+    ) -> None:
+        self._encoded = isinstance(value, Encoded)
+        self._value = pickle.dumps(value, 5) if self._encoded else value
+        self.failure = failure
+        self.lost = lost
+
+    def get(self) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        if self.lost is not None:
+            raise FetchFailed(self.lost.reason)
+        return pickle.loads(self._value) if self._encoded else self._value
+
+
+@dataclass
+class InlineReservation:
+    """Slots of the one node, with the accelerator ids given to each bundle."""
+
+    name: str
+    blocks: tuple[int, ...]
+    bundle: dict[str, float]
+    accelerators: dict[tuple[int, int], tuple[str, ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[str, ...]]
+    )
+
+    @property
+    def ids(self) -> Sequence[Any]:
+        return [self] * len(self.blocks)
+
+
+class InlineServices:
+    """What the inline backend offers to the hosts in this process."""
+
+    in_driver = True
+
+    def __init__(self, facts: SlotFacts) -> None:
+        self._facts = facts
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
+        return self._facts, (), ""
+
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        return [ref.get() for ref in refs]
+
+
+@dataclass
+class _Rank:
+    host: Any
+    alive: bool = True
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class InlineTransport:
+    """Ranks in this process."""
+
+    name = "inline"
+    immediate = True
+
+    def __init__(self, resources: Mapping[str, float] | None = None) -> None:
+        self._total = dict(resources or {})
+        self._total.setdefault("CPU", float(os.cpu_count() or 1))
+        self._held: dict[int, InlineReservation] = {}
+        self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
+
+    def nodes(self) -> list[NodeCapacity]:
+        free = dict(self._total)
+        for held in self._held.values():
+            for resource, amount in held.bundle.items():
+                free[resource] = free.get(resource, 0.0) - amount * sum(held.blocks)
+        host = socket.gethostname()
+        return [NodeCapacity(node_id=_NODE, host=host, total=dict(self._total), available=free, labels={})]
+
+    def holders(self) -> list[Holder]:
+        return [
+            Holder(held.name, _NODE, {key: amount * sum(held.blocks) for key, amount in held.bundle.items()})
+            for held in self._held.values()
+        ]
+
+    def reserve(self, request: ReserveRequest) -> Reservation:
+        # CPU and memory are not counted: nothing here runs side by side, so nothing is shared.
+        counted = {key: amount for key, amount in request.bundle.items() if key not in ("CPU", "memory")}
+        checked = check_feasible(self.nodes(), request.blocks, counted)
+        if not checked.fits_now:
+            verdict = "can never be placed" if not checked.fits_total else "does not fit beside what is held"
+            table = placement_table(self.nodes(), request.blocks, counted, self.holders())
+            raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
+        reservation = InlineReservation(request.name, request.blocks, counted)
+        taken = {i for held in self._held.values() for ids in held.accelerators.values() for i in ids}
+        free = (str(index) for index in itertools.count() if str(index) not in taken)
+        per_slot = int(next((n for key, n in counted.items() if key not in ("CPU",) and ":" not in key), 0))
+        for block, size in enumerate(request.blocks):
+            for bundle in range(size):
+                reservation.accelerators[block, bundle] = tuple(itertools.islice(free, per_slot))
+        self._held[id(reservation)] = reservation
+        return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        self._held.pop(id(reservation), None)
+
+    def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
+        return [_NODE] * len(slots)
+
+    def probe(
+        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
+    ) -> list[tuple[str, ...]]:
+        return [_inline(reservations[slot.pool]).accelerators[slot.block, slot.bundle] for slot in slots]
+
+    def spawn(self, request: SpawnRequest) -> list[Endpoint]:
+        endpoints: list[Endpoint] = []
+        for index, slot in enumerate(request.slots):
+            ids = _inline(request.reservations[slot.pool]).accelerators[slot.block, slot.bundle]
+            facts = SlotFacts(
+                node_id=_NODE,
+                host=socket.gethostname(),
+                node_ip="127.0.0.1",
+                accelerator_ids=ids,
+                cpus_of_node=os.cpu_count(),
+            )
+            host = request.factory(InlineServices(facts))
+            name = request.names[index] if request.names else None
+            endpoints.append(Endpoint(slot, _Rank(host), host.report(), name))
+        return endpoints
+
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+        setup, _ = RankSetup.unpack(data)
+        endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
+        return Ticket(self._run(endpoint, lambda: endpoint.handle.host.setup(data, refs)))
+
+    def submit(
+        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
+    ) -> Ticket:
+        ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=describe)
+        return ref if isinstance(ref, Ticket) else Ticket(ref, ref if describe else None)
+
+    def _run(self, endpoint: Endpoint, work: Any, split: bool = False) -> Any:
+        rank: _Rank = endpoint.handle
+        with self._lock:
+            if not rank.alive:
+                return InlineRef(lost=Lost("the rank was stopped", "stopped", intended=True))
+            try:
+                with _environment(rank.environment):
+                    value = work()
+            except RankFailure as failure:
+                return InlineRef(failure=failure)
+            except SystemExit as left:
+                rank.alive = False
+                return InlineRef(
+                    lost=Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}")
+                )
+            except Exception as error:  # the host catches what users raise: this is ours
+                return InlineRef(failure=capture(error))
+        if split:
+            info, encoded = value
+            return Ticket(InlineRef(encoded), InlineRef(info))
+        return InlineRef(value)
+
+    def put(self, value: Any) -> Ref:
+        return InlineRef(value)
+
+    def is_ref(self, value: Any) -> bool:
+        return isinstance(value, InlineRef)
+
+    def ref_types(self) -> tuple[type, ...]:
+        return (InlineRef,)
+
+    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        try:
+            return [ref.get() for ref in refs]
+        except RankFailure as failure:
+            raise FetchFailed from failure
+
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        return list(range(len(refs))), []
+
+    def outcome(self, ref: Ref) -> Outcome:
+        if ref.failure is not None or ref.lost is not None:
+            return Outcome(failure=ref.failure, lost=ref.lost)
+        return Outcome(ref.get())
+
+    def alive(self, endpoint: Endpoint) -> bool:
+        return endpoint.handle.alive
+
+    def kill(self, endpoints: Sequence[Endpoint]) -> None:
+        for endpoint in endpoints:
+            endpoint.handle.alive = False
+            endpoint.handle.host = None
+
+
+def _inline(reservation: Reservation) -> InlineReservation:
+    if not isinstance(reservation, InlineReservation):
+        raise PlacementError(
+            f"{reservation!r} belongs to another backend than 'inline'; make the pool with backend='inline'"
+        )
+    return reservation
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """The rank's environment for the time of a call; what the call itself sets stays with the rank no longer."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,188 @@
+"""Pools on Ray: one placement group per block, checked before anything is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from phalanx.errors import PlacementError
+from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.slots import Slot
+from phalanx.transport.base import ReserveRequest
+
+NODE_LABEL = "ray.io/node-id"
+
+
+@dataclass
+class RayReservation:
+    """Placement groups, one per block, in block order."""
+
+    name: str
+    groups: list[PlacementGroup] = field(default_factory=list[PlacementGroup])
+
+    @property
+    def ids(self) -> Sequence[Any]:
+        return self.groups
+
+
+def nodes() -> list[NodeCapacity]:
+    """Alive nodes with total and free resources and labels."""
+    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()  # pyright: ignore
+    return [
+        NodeCapacity(
+            node_id=node["NodeID"],
+            host=node["NodeManagerHostname"],
+            total=_plain(node["Resources"]),
+            available=_plain(free.get(node["NodeID"], {})),
+            labels=dict(node.get("Labels") or {}),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _plain(resources: Mapping[str, float]) -> dict[str, float]:
+    """Without the entries by which Ray books placement groups (GPU_group_1_<id>) and addresses nodes."""
+    return {
+        key: value for key, value in resources.items() if "_group_" not in key and not key.startswith("node:")
+    }
+
+
+def holders() -> list[Holder]:
+    """Placement groups that hold something, by node."""
+    found: list[Holder] = []
+    for table in placement_group_table().values():
+        if table["state"] != "CREATED":
+            continue
+        by_node: dict[str, dict[str, float]] = {}
+        for index, node_id in table["bundles_to_node_id"].items():
+            held = by_node.setdefault(node_id, {})
+            for resource, amount in table["bundles"][index].items():
+                held[resource] = held.get(resource, 0.0) + amount
+        name = table["name"] or f"placement group {table['placement_group_id'][:8]}"
+        found += [Holder(name, node_id, resources) for node_id, resources in by_node.items()]
+    return found
+
+
+def reserve(request: ReserveRequest) -> RayReservation:
+    """Reserve every block or none.
+
+    Raises:
+        PlacementError: at once where the cluster can never hold it, after ``request.timeout`` s where it is busy.
+    """
+    deadline = time.monotonic() + request.timeout
+    if not check_feasible(nodes(), request.blocks, request.bundle).fits_total and not _autoscales():
+        raise PlacementError(_table(request, "can never be placed on this cluster"))
+    reservation = RayReservation(request.name)
+    try:
+        for index, size in enumerate(request.blocks):
+            reservation.groups.append(_block(request, index, size))
+        for group in reservation.groups:
+            _wait(request, group, deadline)
+    except BaseException:
+        release(reservation)
+        raise
+    return reservation
+
+
+def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
+    selector = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
+    return placement_group(
+        [dict(request.bundle)] * size,
+        strategy="STRICT_PACK",
+        name=f"{request.name}-{index}",
+        lifetime="detached" if request.detached else None,
+        bundle_label_selector=selector,
+    )
+
+
+def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
+    pause = 0.01
+    while not group.wait(timeout_seconds=pause):
+        stats: Mapping[str, Any] = placement_group_table(group).get("stats", {})
+        if stats.get("scheduling_state") == "INFEASIBLE" and not _autoscales():
+            raise PlacementError(_table(request, "can never be placed on this cluster"))
+        if time.monotonic() >= deadline:
+            raise PlacementError(_table(request, f"could not be placed within timeout={request.timeout:g} s"))
+        pause = min(pause * 2, max(0.01, deadline - time.monotonic()), 1.0)
+
+
+def _autoscales() -> bool:
+    """Whether the cluster can still grow, so that what does not fit now may fit later."""
+    with contextlib.suppress(Exception):
+        state = ray._private.state.state  # pyright: ignore[reportAttributeAccessIssue]
+        return bool(state.get_max_resources_from_cluster_config())
+    return False
+
+
+def _table(request: ReserveRequest, verdict: str) -> str:
+    return f"{request.name}: {verdict}\n" + placement_table(
+        nodes(), request.blocks, request.bundle, holders()
+    )
+
+
+def release(reservation: RayReservation) -> None:
+    """Remove the placement groups and wait until Ray has."""
+    groups, reservation.groups = reservation.groups, []
+    if not ray.is_initialized():
+        return
+    for group in groups:
+        remove_placement_group(group)
+    deadline = time.monotonic() + 5.0
+    for group in groups:
+        while placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
+    """The node of each slot, from Ray's table of placement groups."""
+    tables: dict[tuple[str, int], Mapping[int, str]] = {}
+    for slot in slots:
+        key = (slot.pool, slot.block)
+        if key not in tables:
+            tables[key] = placement_group_table(reservations[slot.pool].ids[slot.block])["bundles_to_node_id"]
+    return [tables[slot.pool, slot.block][slot.bundle] for slot in slots]
+
+
+def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSchedulingStrategy:
+    """Ray's way to say: in this slot."""
+    return PlacementGroupSchedulingStrategy(
+        reservations[slot.pool].ids[slot.block], placement_group_bundle_index=slot.bundle
+    )
+
+
+def _accelerator_ids() -> tuple[str, ...]:
+    found = ray.get_runtime_context().get_accelerator_ids().values()
+    return next((tuple(map(str, ids)) for ids in found if ids), ())
+
+
+def probe(
+    slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
+) -> list[tuple[str, ...]]:
+    """The accelerator ids of each slot, by a task that takes the whole slot for a moment."""
+    task = ray.remote(_accelerator_ids)
+    gpus = bundle.get("GPU", 0)
+    others = {key: value for key, value in bundle.items() if key not in ("GPU", "CPU") and ":" not in key}
+    return ray.get(
+        [
+            task.options(
+                num_cpus=0,
+                num_gpus=gpus,
+                resources=others or None,
+                scheduling_strategy=strategy(slot, reservations),
+            ).remote()
+            for slot in slots
+        ]
+    )

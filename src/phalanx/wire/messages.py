@@ -1,0 +1,137 @@
+"""What crosses process borders in a call: plain tuples and frozen dataclasses, cheap to pickle.
+
+A call travels as one ``bytes`` object (Ray passes those on unpickled) and, where something is stored or by
+reference, a list of the transport's references. Inside the encoded arguments such things are replaced by the
+small tokens below, which name references by their index in that list.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from phalanx.topology.mesh import Mesh
+from phalanx.topology.slots import SlotFacts
+
+#: First bytes of every message, so that an actor method can tell it from a plain argument.
+MAGIC = b"\x93phalanx\x01"
+
+#: Method names that the host answers itself.
+RUN = "__phalanx_run__"
+MESHES = "__phalanx_meshes__"
+CLOSE = "__phalanx_close__"
+
+
+class RankCall(NamedTuple):
+    """What one rank is asked to do. ``body`` holds the encoded (args, kwargs); None: the last reference does."""
+
+    call: int
+    epoch: int
+    role: str
+    method: str
+    keep: bool
+    describe: bool
+    readonly: bool
+    to_device: bool
+    body: bytes | None
+
+    def pack(self) -> bytes:
+        return MAGIC + pickle.dumps(tuple(self), 5)
+
+    @staticmethod
+    def unpack(data: bytes) -> RankCall:
+        return RankCall(*pickle.loads(memoryview(data)[len(MAGIC) :]))
+
+
+def is_message(args: Sequence[Any]) -> bool:
+    """Whether positional arguments of an actor method are a packed message (and not a user's own)."""
+    return bool(args) and type(args[0]) is bytes and args[0].startswith(MAGIC)
+
+
+class Message(NamedTuple):
+    """One rank's call, ready to be submitted."""
+
+    data: bytes
+    refs: tuple[Any, ...] = ()
+
+
+class Stored(NamedTuple):
+    """Token: the value that was stored under ``refs[index]``."""
+
+    index: int
+
+
+class Reference(NamedTuple):
+    """Token: the user's own reference ``refs[index]``, handed over as it is."""
+
+    index: int
+
+
+class Piece(NamedTuple):
+    """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
+
+    ``parts`` and ``infos`` index the references to each source part and to its :class:`PartInfo`.
+    """
+
+    parts: tuple[int, ...]
+    infos: tuple[int, ...]
+    index: int
+    count: int
+    pad_to_multiple: int | None
+    expected_rows: int | None
+
+
+class Whole(NamedTuple):
+    """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined."""
+
+    parts: tuple[int, ...]
+    gather: Any
+
+
+class PartInfo(NamedTuple):
+    """What is known of a stored part without fetching it."""
+
+    rows: int | None
+    nbytes: int
+
+
+class Facts(NamedTuple):
+    """What a worker process reports of itself before it has a rank."""
+
+    slot: SlotFacts
+    pid: int
+    started: float
+    store_port: int
+    log_paths: tuple[str, ...] = ()
+    worker_id: str = ""
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What makes a process a rank. Plain data: it is read before any of the user's modules are imported."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group: str
+    epoch: int
+    environment: dict[str, str]
+    host: str = ""
+    node_id: str = ""
+    accelerator_ids: tuple[str, ...] = ()
+    device_type: str = "cpu"
+    local_device: int = 0
+    threads: int | None = None
+    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    asynchronous: bool = False
+
+    def pack(self, body: bytes | None) -> bytes:
+        """With the encoded ``{role: (class, args, kwargs)}`` in ``body``; None: the last reference holds it."""
+        return MAGIC + pickle.dumps((self, body), 5)
+
+    @staticmethod
+    def unpack(data: bytes) -> tuple[RankSetup, bytes | None]:
+        return pickle.loads(memoryview(data)[len(MAGIC) :])
