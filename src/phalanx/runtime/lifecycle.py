@@ -195,8 +195,8 @@ class Lifecycle:
         """
         if self._state in (State.CLOSING, State.CLOSED):
             raise GroupClosed(
-                f"group {self._group!r} is {self._state.value}: a call was made on it, but a closed group takes "
-                "none. Make the group anew, or call it before close().",
+                f"group {self._group!r} is {self._state.value}: a call was made on it, but a closed group "
+                "takes none. Make the group anew, or call it before close().",
                 group=self._group,
             )
         if epoch is not None and epoch != self._epoch:
@@ -226,15 +226,15 @@ class Lifecycle:
 
     def _illegal(self, event: Event) -> InternalError:
         return InternalError(
-            f"group {self._group!r}, {self._state.value} in epoch {self._epoch}, was told {_told(event)}, which "
-            "cannot happen there; what happened before:",
+            f"group {self._group!r}, {self._state.value} in epoch {self._epoch}, was told {_told(event)}, "
+            "which cannot happen there; what happened before:",
             story=tuple(str(step) for step in self._story),
         )
 
     def _stale(self, epoch: int) -> StaleEpoch:
         return StaleEpoch(
-            f"group {self._group!r} was restarted: this belongs to its epoch {epoch}, whose processes are gone; "
-            f"the group is in epoch {self._epoch}. Make the call again.",
+            f"group {self._group!r} was restarted: this belongs to its epoch {epoch}, whose processes are "
+            f"gone; the group is in epoch {self._epoch}. Make the call again.",
             group=self._group,
             epoch=epoch,
             current=self._epoch,
@@ -242,8 +242,8 @@ class Lifecycle:
 
     def _broken(self) -> GroupBroken:
         return GroupBroken(
-            f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its ranks "
-            f"anew, close() frees them. The failure was: {_first_line(self._cause)}",
+            f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its "
+            f"ranks anew, close() frees them. The failure was: {_first_line(self._cause)}",
             group=self._group,
             cause=self._cause,
         )

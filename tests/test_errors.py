@@ -1,0 +1,148 @@
+"""Every error survives pickling with its text, its fields and its cause."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from phalanx import errors
+from phalanx.errors import (
+    CallCancelled,
+    CallError,
+    CallTimeout,
+    DispatchError,
+    GroupBroken,
+    GroupError,
+    InternalError,
+    PhalanxError,
+    RankReport,
+    RemoteCallError,
+    StaleEpoch,
+    WorkerDiedError,
+)
+
+CAUSE = RankReport(rank=2, kind="raised", host="node-a", pid=7, type_name="ValueError", message="bad")
+VICTIM = RankReport(rank=0, kind="raised", victim=True, type_name="RuntimeError")
+FINISHED = RankReport(rank=1, kind="timeout", state="finished")
+
+
+def subclasses(cls: type[PhalanxError]) -> list[type[PhalanxError]]:
+    own = [
+        sub for sub in cls.__subclasses__() if sub.__module__ == errors.__name__ and "[" not in sub.__name__
+    ]
+    return own + [deeper for sub in own for deeper in subclasses(sub)]
+
+
+ALL = [PhalanxError, *subclasses(PhalanxError)]
+
+
+def make(cls: type[PhalanxError]) -> PhalanxError:
+    if issubclass(cls, CallError):
+        return cls("text", group="actor", method="update", failures=(CAUSE, VICTIM, FINISHED))
+    if issubclass(cls, GroupError):
+        return cls("text", group="actor")
+    return cls("text")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_an_error_pickles_with_type_text_and_fields(cls: type[PhalanxError]) -> None:
+    error = make(cls)
+
+    copied = pickle.loads(pickle.dumps(error))
+
+    assert (type(copied), str(copied), copied.args, vars(copied)) == (
+        cls,
+        str(error),
+        error.args,
+        vars(error),
+    )
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_an_error_is_named_in_the_docstring_that_draws_the_tree(cls: type[PhalanxError]) -> None:
+    assert cls.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_an_error_is_exported(cls: type[PhalanxError]) -> None:
+    assert cls.__name__ in errors.__all__
+
+
+def test_an_error_copies() -> None:
+    assert str(copy.copy(make(RemoteCallError))) == "text"
+
+
+def test_an_error_pickles_its_notes() -> None:
+    error = DispatchError("text")
+    error.__notes__ = ["a note"]
+
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["a note"]
+
+
+def test_a_subclass_with_another_init_pickles() -> None:
+    assert str(pickle.loads(pickle.dumps(Picky(1, 2)))) == "1 and 2"
+
+
+class Picky(DispatchError):
+    def __init__(self, left: int, right: int) -> None:
+        DispatchError.__init__(self, f"{left} and {right}")
+
+
+def test_a_broken_group_carries_its_cause_across_pickling() -> None:
+    broken = GroupBroken("broken", group="actor", cause=make(WorkerDiedError))
+
+    copied = pickle.loads(pickle.dumps(broken))
+
+    assert isinstance(copied.cause, WorkerDiedError)
+    assert copied.cause.failures == (CAUSE, VICTIM, FINISHED)
+
+
+def test_a_timeout_is_a_timeout_error_with_its_seconds() -> None:
+    error = pickle.loads(pickle.dumps(CallTimeout("late", group="g", method="m", timeout=2.5)))
+
+    assert isinstance(error, TimeoutError)
+    assert error.timeout == 2.5
+
+
+def test_a_stale_epoch_names_both_epochs() -> None:
+    error = pickle.loads(pickle.dumps(StaleEpoch("old", group="g", epoch=1, current=3)))
+
+    assert (error.epoch, error.current) == (1, 3)
+
+
+def test_an_internal_error_tells_its_story_and_asks_for_a_report() -> None:
+    error = InternalError("impossible", story=("first", "second"))
+
+    assert str(error) == (
+        "impossible\n  first\n  second\nThis is a bug in phalanx: please report it with this text."
+    )
+
+
+def test_a_call_error_tells_causes_from_victims_and_from_ranks_that_finished() -> None:
+    error = CallCancelled("text", failures=(CAUSE, VICTIM, FINISHED))
+
+    assert (error.ranks, error.cause_ranks, error.victims) == ((0, 2), (2,), (0,))
+
+
+def test_a_report_leaves_the_live_exception_behind_when_pickled() -> None:
+    report = RankReport(rank=1, kind="raised", exception=ValueError(lambda: None))
+
+    assert pickle.loads(pickle.dumps(report)).exception is None
+
+
+def test_reports_are_equal_whatever_exception_object_they_hold() -> None:
+    assert RankReport(1, "raised", exception=ValueError()) == RankReport(1, "raised", exception=KeyError())
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (RankReport(2, "raised"), "rank 2"),
+        (RankReport(2, "raised", host="h", pid=1, accelerator="GPU 5"), "rank 2 (host h, pid 1, GPU 5)"),
+        (RankReport(-1, "raised", pid=4), "a process without a rank (pid 4)"),
+    ],
+)
+def test_a_report_says_where_in_words(report: RankReport, words: str) -> None:
+    assert report.where() == words
