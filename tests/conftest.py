@@ -1,0 +1,40 @@
+"""One Ray cluster per test session, and one fixture that runs a test on every transport."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local cluster of tests needs no token file
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A local cluster with 8 logical accelerators, for the whole session."""
+    px.init(backend="ray", num_cpus=32, num_gpus=8)
+    yield
+    px.shutdown()
+
+
+@pytest.fixture(params=["inline", "ray"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each backend in turn, as the default of the pools that the test makes."""
+    name: str = request.param
+    if name == "ray":
+        request.getfixturevalue("ray_cluster")
+    else:
+        px.init(backend="inline", num_gpus=8)
+    monkeypatch.setenv("PHALANX_BACKEND", name)
+    return name
+
+
+@pytest.fixture
+def pool(backend: str) -> Iterator[px.ResourcePool]:
+    """Four slots without accelerators, on each backend."""
+    with px.ResourcePool([4], use_gpu=False) as made:
+        yield made
