@@ -21,9 +21,9 @@ LAYERS = (
     "phalanx.dispatch",
     "phalanx.collect",
     "phalanx.transport.base",
+    "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",
     "phalanx.transport.inline",
-    "phalanx.transport",
     "phalanx.execution",
     "phalanx.runtime",
     "phalanx.parallel",
