@@ -1,0 +1,352 @@
+"""What a failing host raises travels anywhere, and gives the exception back where that can be."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import importlib
+import os
+import pickle
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx
+from phalanx.errors import PhalanxError, RankReport, RemoteCallError
+from phalanx.wire.exceptions import ITEM_LIMIT, pack, unpack
+from phalanx.wire.failure import RankFailure, capture, rebuild, report_of
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
+
+
+class OtherArguments(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+    where: str = "here"
+
+
+class Slotted(ValueError):
+    __slots__ = ("_hidden", "code")
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Refuses(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Holding(Exception):
+    def __init__(self, message: str, kept: object) -> None:
+        super().__init__(message)
+        self.kept = kept
+
+
+class Stubborn(OSError):
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ENOSPC, "disk full", path)
+
+
+def raised(exc: BaseException) -> BaseException:
+    try:
+        raise exc
+    except BaseException as caught:
+        return caught
+
+
+def there_and_back(exc: BaseException) -> BaseException | None:
+    return rebuild(pickle.loads(pickle.dumps(capture(exc, rank=1))))
+
+
+def decode_error() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte")
+
+
+@pytest.mark.parametrize(
+    ("exc", "fields"),
+    [
+        (ValueError("bad", 3), ("args",)),
+        (KeyError("k"), ("args",)),
+        (OtherArguments(3, reason="why"), ("args", "code", "reason")),
+        (Frozen(3, "there"), ("code", "where")),
+        (Slotted(3), ("args", "code")),
+        (Refuses("text"), ("args",)),
+        (decode_error(), ("args", "encoding", "object", "start", "end", "reason")),
+        (FileNotFoundError(2, "No such file", "/x"), ("args", "errno", "strerror", "filename")),
+        (OSError(errno.EXDEV, "link", "/a", None, "/b"), ("errno", "filename", "filename2")),
+        (Stubborn("/full"), ("args", "errno", "strerror", "filename")),
+        (ImportError("no", name="mod", path="/p"), ("args", "name", "path", "msg")),
+        (SyntaxError("bad", ("f.py", 3, 1, "x =", 3, 2)), ("args", "filename", "lineno", "text")),
+        (StopIteration(5), ("value",)),
+        (SystemExit(3), ("code",)),
+        (KeyboardInterrupt(), ("args",)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_exception_comes_back_with_its_fields(exc: BaseException, fields: tuple[str, ...]) -> None:
+    back = there_and_back(raised(exc))
+
+    assert type(back) is type(exc)
+    assert [getattr(back, name) for name in fields] == [getattr(exc, name) for name in fields]
+
+
+def test_an_exception_comes_back_with_its_notes_and_its_cause() -> None:
+    exc = ValueError("outer")
+    exc.__cause__ = OtherArguments(1, reason="inner")
+    exc.__notes__ = ["a note"]
+
+    back = there_and_back(exc)
+
+    assert isinstance(back, ValueError)
+    assert (back.__notes__, getattr(back.__cause__, "reason", None)) == (["a note"], "inner")
+
+
+def test_a_group_comes_back_with_its_nested_exceptions() -> None:
+    group = ExceptionGroup(
+        "several", [ValueError("a"), ExceptionGroup("inner", [decode_error(), Refuses("b")])]
+    )
+
+    back = there_and_back(raised(group))
+
+    assert isinstance(back, ExceptionGroup)
+    inner = back.exceptions[1]
+    assert isinstance(inner, ExceptionGroup)
+    assert [type(exc) for exc in inner.exceptions] == [UnicodeDecodeError, Refuses]
+
+
+def test_what_cannot_be_pickled_is_left_out_and_named_in_a_note() -> None:
+    back = there_and_back(Holding("text", threading.Lock()))
+
+    assert isinstance(back, Holding)
+    assert (back.args, hasattr(back, "kept")) == (("text",), False)
+    assert "kept (_thread.lock)" in back.__notes__[0]
+
+
+def test_an_argument_that_cannot_be_pickled_becomes_text() -> None:
+    back = there_and_back(ValueError("text", threading.Lock()))
+
+    assert back is not None
+    assert back.args == ("text", "<_thread.lock that could not be sent>")
+
+
+def test_a_large_attribute_is_left_out() -> None:
+    back = there_and_back(Holding("text", b"x" * (ITEM_LIMIT + 1)))
+
+    assert isinstance(back, Holding)
+    assert not hasattr(back, "kept")
+
+
+def test_an_error_of_phalanx_comes_back_whole() -> None:
+    inner = RemoteCallError("text", group="g", method="m", failures=(RankReport(1, "raised"),))
+
+    back = there_and_back(inner)
+
+    assert isinstance(back, RemoteCallError)
+    assert (back.group, back.failures) == ("g", inner.failures)
+
+
+def test_a_class_of_the_main_module_comes_back_as_the_same_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = type("OfMain", (ValueError,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "OfMain", made, raising=False)
+
+    assert type(there_and_back(made("text"))) is made
+
+
+def test_a_class_made_in_a_function_comes_back() -> None:
+    class Local(ValueError):
+        pass
+
+    assert isinstance(there_and_back(Local("text")), ValueError)
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_are_no_exception_give_none(data: bytes) -> None:
+    assert unpack(data) is None
+
+
+def test_nothing_is_packed_of_an_exception_that_is_too_large() -> None:
+    assert pack(ValueError(*[b"x" * (ITEM_LIMIT - 100)] * 20)) is None
+
+
+CLASSES = "class Gone(ValueError):\n    pass\n"
+
+
+def test_a_failure_arrives_where_its_class_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_on_the_worker.py").write_text(CLASSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gone = __import__("only_on_the_worker").Gone
+    data = pickle.dumps(capture(gone("text"), rank=3))
+    code = (
+        "import pickle, sys; from phalanx.wire.failure import rebuild;"
+        "failure = pickle.loads(sys.stdin.buffer.read());"
+        "print(failure.report.type_name, failure.report.message, failure.report.rank, rebuild(failure))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(phalanx.__file__).parent.parent)}
+
+    said = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, env=environment)
+
+    assert said.stdout.decode().split() == ["only_on_the_worker.Gone", "text", "3", "None"]
+
+
+def test_a_part_of_a_group_without_its_class_is_stood_in_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "soon_gone.py").write_text(CLASSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = pack(ExceptionGroup("several", [__import__("soon_gone").Gone("text"), KeyError("k")]))
+    del sys.modules["soon_gone"]
+    (tmp_path / "soon_gone.py").unlink()
+    importlib.invalidate_caches()
+
+    back = unpack(data)
+
+    assert isinstance(back, ExceptionGroup)
+    assert isinstance(back.exceptions[0], PhalanxError)
+    assert str(back.exceptions[0]) == "soon_gone.Gone: text"
+
+
+@pytest.mark.parametrize("exc", [Mute("x"), Refuses("x"), Holding("x", threading.Lock())])
+def test_a_strange_exception_is_captured_all_the_same(exc: Exception) -> None:
+    failure = pickle.loads(pickle.dumps(capture(raised(exc), rank=1)))
+
+    assert failure.report.type_name == f"{__name__}.{type(exc).__name__}"
+    assert "in raised" in failure.report.traceback
+
+
+def test_an_exception_whose_text_raises_says_so() -> None:
+    assert capture(Mute(), rank=1).report.message == "<str() of this Mute raised RuntimeError>"
+
+
+def test_the_report_holds_what_was_given() -> None:
+    report = capture(
+        ValueError("bad"), rank=2, role="actor", method="update", host="h", pid=9, hint="less"
+    ).report
+
+    assert (report.where(), report.role, report.method, report.type_name, report.message, report.hint) == (
+        "rank 2 (host h, pid 9)",
+        "actor",
+        "update",
+        "ValueError",
+        "bad",
+        "less",
+    )
+
+
+def test_the_report_has_the_exception_once_it_is_taken_from_the_failure() -> None:
+    report = report_of(capture(ValueError("bad"), rank=2), at=3.5)
+
+    assert isinstance(report.exception, ValueError)
+    assert report.at == 3.5
+
+
+def test_a_failure_shows_rank_text_and_traceback() -> None:
+    text = str(capture(raised(ValueError("bad")), rank=2, method="update", pid=9))
+
+    assert text.startswith("rank 2 (pid 9) raised ValueError: bad in update\n\nTraceback (most recent")
+
+
+def test_a_failure_is_picklable_also_through_its_subclasses() -> None:
+    failure = pickle.loads(pickle.dumps(Special(RankReport(1, "raised"))))
+
+    assert type(failure) is Special
+    assert failure.report.rank == 1
+
+
+class Special(RankFailure):
+    pass
+
+
+def user_code() -> None:
+    raise ValueError("bad")
+
+
+def failing_in_host(call: Callable[[], None]) -> BaseException:
+    """Run `call` under a frame whose file lies where the host's code lies."""
+    host = Path(phalanx.__file__).parent / "execution" / "imagined.py"
+    space: dict[str, Callable[[Callable[[], None]], None]] = {}
+    exec(compile("def run(call):\n    call()\n", str(host), "exec"), space)
+    try:
+        space["run"](call)
+    except Exception as error:
+        # As in a host: the frame that catches is the host's own, and is not part of what is shown.
+        return error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+    raise AssertionError("the call returned")
+
+
+def test_the_traceback_begins_in_user_code() -> None:
+    lines = capture(failing_in_host(user_code), rank=1).report.traceback.splitlines()
+
+    assert lines[1].endswith("in user_code")
+
+
+def test_an_error_of_the_host_itself_keeps_its_frames() -> None:
+    lines = capture(failing_in_host(None), rank=1).report.traceback.splitlines()  # type: ignore[arg-type]
+
+    assert lines[1].endswith("in run")
+
+
+def test_the_traceback_holds_causes_notes_and_sub_exceptions() -> None:
+    group = ExceptionGroup("several", [ValueError("first one"), KeyError("second one")])
+    group.__notes__ = ["a note"]
+    group.__cause__ = OtherArguments(1, reason="the reason")
+
+    text = capture(raised(group), rank=1).report.traceback
+
+    assert all(part in text for part in ("first one", "second one", "a note", "the reason", "direct cause"))
+
+
+def test_long_texts_are_cut_in_the_middle() -> None:
+    report = capture(ValueError("start" + "x" * 100_000 + "end"), rank=1).report
+
+    assert len(report.message) < 20_000
+    assert report.message.startswith("start")
+    assert report.message.endswith("end")
+
+
+def test_an_endless_recursion_is_captured() -> None:
+    def again() -> None:
+        again()
+
+    try:
+        again()
+    except RecursionError as error:
+        failure = capture(error, rank=1)
+
+    assert "previous line repeated" in failure.report.traceback.lower()
+
+
+def test_an_exception_of_a_script_comes_back(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("class Scripted(ValueError):\n    pass\nerror = Scripted('text')\n")
+    error = runpy.run_path(str(script))["error"]
+
+    back = there_and_back(error)
+
+    assert isinstance(back, ValueError)
+    assert back.args == ("text",)
