@@ -110,7 +110,7 @@ def report_of(failure: RankFailure, *, at: float | None = None) -> RankReport:
 
 def traceback_of(exc: BaseException) -> str:
     """The traceback as text, with causes, notes and sub-exceptions, from the first frame of user code on."""
-    start = _user_code(exc.__traceback__)
+    start = _user_code(BaseException.__getattribute__(exc, "__traceback__"))
     try:
         return "".join(traceback.TracebackException(type(exc), exc, start).format()).rstrip()
     except Exception:

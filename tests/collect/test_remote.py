@@ -1,0 +1,345 @@
+"""The error of a failed call is also what the worker raised, wherever that can be."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import copy
+import dataclasses
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx.collect.remote import remote_error, remote_error_type
+from phalanx.errors import (
+    CallTimeout,
+    DispatchError,
+    GroupClosed,
+    PhalanxError,
+    RankReport,
+    RemoteCallError,
+    WorkerDiedError,
+    WorkerInitError,
+)
+from phalanx.wire.failure import capture, report_of
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
+
+TEXT = "group 'actor', method update: rank 1 raised something"
+
+
+class OtherArguments(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+@dataclasses.dataclass
+class Comparing(Exception):
+    code: int
+
+
+class SameNames(Exception):
+    """Uses names of ours for other things."""
+
+    def __init__(self) -> None:
+        super().__init__("text")
+        self.group = "mine"
+        self.ranks = "mine"
+        self._text = "mine"
+        self._group = "mine"
+
+
+class OnlyRead(Exception):
+    @property
+    def rank(self) -> int:
+        return 7
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+class Abstract(Exception, abc.ABC):
+    @abc.abstractmethod
+    def needed(self) -> None: ...
+
+
+class OwnReduce(Exception):
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError("not pickled")
+
+
+class TwoBases(KeyError, LookupError):
+    pass
+
+
+class Unreadable(Exception):
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(f"no {name}")
+
+
+class Final(Exception):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no subclasses")
+
+
+class Meta(type):
+    def __call__(cls, *args: object) -> object:
+        raise TypeError("not to be called")
+
+
+class WithMeta(Exception, metaclass=Meta):
+    pass
+
+
+def with_meta() -> Exception:
+    return WithMeta.__new__(WithMeta, "text")
+
+
+def decode_error() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte")
+
+
+def failed_with(*excs: BaseException, plain: type[RemoteCallError] = RemoteCallError) -> RemoteCallError:
+    failures = tuple(report_of(capture(exc, rank=rank)) for rank, exc in enumerate(excs))
+    return remote_error(plain, TEXT, group="actor", method="update", failures=failures)
+
+
+EXCEPTIONS = [
+    ValueError("bad", 3),
+    KeyError("k"),
+    TwoBases("k"),
+    AssertionError(),
+    ZeroDivisionError("division by zero"),
+    RecursionError("deep"),
+    ImportError("no", name="mod"),
+    FileNotFoundError(2, "No such file", "/x"),
+    BlockingIOError(11, "again", 5),
+    TimeoutError("slow"),
+    UnicodeEncodeError("ascii", "ü", 0, 1, "ordinal not in range"),
+    decode_error(),
+    SyntaxError("bad", ("f.py", 3, 1, "x =", 3, 2)),
+    ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
+    OtherArguments(3, reason="why"),
+    Frozen(3),
+    Comparing(3),
+    SameNames(),
+    OnlyRead("x"),
+    Slotted(3),
+    OwnReduce("x"),
+    with_meta(),
+    subprocess.CalledProcessError(3, ["ls"], output=b"out"),
+    asyncio.IncompleteReadError(b"ab", 4),
+    Exception("plain"),
+]
+
+
+@pytest.mark.parametrize("exc", EXCEPTIONS, ids=lambda exc: type(exc).__name__)
+def test_the_error_is_an_instance_of_both_types(exc: Exception) -> None:
+    error = failed_with(exc)
+
+    assert isinstance(error, RemoteCallError)
+    assert isinstance(error, type(exc))
+
+
+@pytest.mark.parametrize("exc", EXCEPTIONS, ids=lambda exc: type(exc).__name__)
+def test_its_text_and_its_fields_are_ours(exc: Exception) -> None:
+    error = failed_with(exc)
+
+    assert (str(error), error.group, error.method, error.ranks) == (TEXT, "actor", "update", (0,))
+
+
+@pytest.mark.parametrize("exc", EXCEPTIONS, ids=lambda exc: type(exc).__name__)
+def test_it_pickles_and_copies_with_both_types(exc: Exception) -> None:
+    error = failed_with(exc)
+
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert (str(again), again.failures) == (TEXT, error.failures)
+
+
+@pytest.mark.parametrize("exc", EXCEPTIONS, ids=lambda exc: type(exc).__name__)
+def test_an_uncaught_one_shows_the_text(exc: Exception) -> None:
+    error = failed_with(exc)
+
+    assert TEXT in "".join(traceback.format_exception(type(error), error, None))
+
+
+@pytest.mark.parametrize(
+    ("exc", "fields"),
+    [
+        (FileNotFoundError(2, "No such file", "/x"), ("args", "errno", "strerror", "filename")),
+        (decode_error(), ("args", "encoding", "object", "start", "end", "reason")),
+        (OtherArguments(3, reason="why"), ("args", "code", "reason")),
+        (Frozen(3), ("code",)),
+        (Slotted(3), ("code",)),
+        (KeyError("k"), ("args",)),
+        (subprocess.CalledProcessError(3, ["ls"], output=b"out"), ("returncode", "cmd", "output")),
+    ],
+)
+def test_it_has_the_attributes_of_the_remote_exception(exc: Exception, fields: tuple[str, ...]) -> None:
+    error = pickle.loads(pickle.dumps(failed_with(exc)))
+
+    assert [getattr(error, name) for name in fields] == [getattr(exc, name) for name in fields]
+
+
+def test_it_has_the_cause_of_the_remote_exception() -> None:
+    exc = ValueError("outer")
+    exc.__cause__ = KeyError("inner")
+
+    assert isinstance(failed_with(exc).__cause__, KeyError)
+
+
+@pytest.mark.parametrize("exc", [Frozen(3), Comparing(3)])
+def test_it_can_be_raised_noted_and_hashed_like_any_other(exc: Exception) -> None:
+    error = failed_with(exc)
+    error.anything = 1  # type: ignore[attr-defined]
+
+    with pytest.raises(type(exc)) as caught:
+        raise error
+    assert {caught.value} == {error}
+    assert error != failed_with(exc)
+
+
+def test_notes_travel_with_it() -> None:
+    error = failed_with(ValueError("x"))
+    error.__notes__ = ["mine"]
+
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["mine"]
+
+
+def test_a_group_of_exceptions_is_caught_with_its_parts() -> None:
+    error = failed_with(ExceptionGroup("several", [ValueError("a"), decode_error()]))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        raise error
+    assert [type(part) for part in caught.value.exceptions] == [ValueError, UnicodeDecodeError]
+
+
+def test_a_group_of_exceptions_splits_by_type() -> None:
+    error = failed_with(ExceptionGroup("several", [ValueError("a"), KeyError("b")]))
+    assert isinstance(error, ExceptionGroup)
+
+    matched, rest = error.split(ValueError)
+
+    assert matched is not None
+    assert rest is not None
+    assert [type(part) for part in (*matched.exceptions, *rest.exceptions)] == [ValueError, KeyError]
+
+
+def test_the_type_names_both() -> None:
+    assert type(failed_with(ValueError())).__name__ == "RemoteCallError[ValueError]"
+
+
+def test_the_same_bases_give_the_same_type() -> None:
+    assert remote_error_type(ValueError) is remote_error_type(ValueError)
+
+
+def test_the_constructor_has_its_own_type() -> None:
+    error = failed_with(ValueError("x"), plain=WorkerInitError)
+
+    assert isinstance(error, WorkerInitError)
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("base", [Final, GroupClosed, WorkerDiedError, CallTimeout, DispatchError])
+@pytest.mark.parametrize("plain", [RemoteCallError, WorkerInitError])
+def test_some_types_are_not_joined(base: type[Exception], plain: type[RemoteCallError]) -> None:
+    assert remote_error_type(base, plain) is plain
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [
+        KeyboardInterrupt(),
+        SystemExit(3),
+        asyncio.CancelledError(),
+        GeneratorExit(),
+        StopIteration(1),
+        StopAsyncIteration(),
+        Final("x"),
+        GroupClosed("another group"),
+        RemoteCallError("nested"),
+    ],
+    ids=lambda exc: type(exc).__name__,
+)
+def test_what_must_not_or_cannot_be_joined_is_a_plain_error_with_the_text(exc: BaseException) -> None:
+    error = failed_with(exc)
+
+    assert (type(error), str(error)) == (RemoteCallError, TEXT)
+
+
+def test_an_exception_that_could_not_be_packed_gives_a_plain_error() -> None:
+    report = RankReport(1, "raised", exception_bytes=None, type_name="Unreadable")
+
+    error = remote_error(RemoteCallError, TEXT, group="g", method="m", failures=(report,))
+
+    assert (type(error), str(error)) == (RemoteCallError, TEXT)
+
+
+def test_a_class_that_refuses_every_attribute_gives_a_plain_error_with_its_name() -> None:
+    error = failed_with(Unreadable("x"))
+
+    assert (type(error), error.failures[0].type_name) == (RemoteCallError, f"{__name__}.Unreadable")
+
+
+def test_an_error_that_came_through_another_group_keeps_its_remote_type() -> None:
+    inner = failed_with(OtherArguments(3, reason="why"))
+
+    outer = pickle.loads(pickle.dumps(failed_with(inner)))
+
+    assert isinstance(outer, OtherArguments)
+    assert (outer.reason, str(outer)) == ("why", TEXT)
+
+
+def test_the_first_cause_decides_the_type() -> None:
+    assert isinstance(failed_with(ValueError(), KeyError()), ValueError)
+
+
+def test_a_victim_does_not_decide_the_type() -> None:
+    victim = dataclasses.replace(report_of(capture(RuntimeError("closed"), rank=0)), victim=True)
+    cause = report_of(capture(KeyError("k"), rank=1))
+
+    error = remote_error(RemoteCallError, TEXT, group="g", method="m", failures=(victim, cause))
+
+    assert isinstance(error, KeyError)
+
+
+def test_where_the_class_is_missing_it_arrives_as_a_plain_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("class Gone(ValueError):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = pickle.dumps(failed_with(importlib.import_module("only_here").Gone("text")))
+    code = (
+        "import pickle, sys; error = pickle.loads(sys.stdin.buffer.read());"
+        "print(type(error).__name__, error.ranks, error.failures[0].type_name); print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(phalanx.__file__).parent.parent)}
+
+    said = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, env=environment)
+
+    assert said.stdout.decode().splitlines() == ["RemoteCallError (0,) only_here.Gone", TEXT]
+
+
+def test_the_root_catches_it() -> None:
+    with pytest.raises(PhalanxError):
+        raise failed_with(ValueError())
