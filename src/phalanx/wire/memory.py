@@ -22,6 +22,8 @@ __all__ = [
     "HUGE_FROM",
     "PARALLEL_FROM",
     "allocate",
+    "bytes_at",
+    "bytes_of",
     "concat_arrays",
     "concat_rows",
     "copy_into",
@@ -76,6 +78,35 @@ def allocate(nbytes: int) -> torch.Tensor:
     if nbytes >= HUGE_FROM:
         _advise_huge(block.data_ptr(), nbytes)
     return block
+
+
+class _Owned:
+    """Memory of ``owner`` in the form in which NumPy takes it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner: Any, address: int, nbytes: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def bytes_at(owner: Any, address: int, nbytes: int) -> Bytes:
+    """The memory at ``address`` as a writable array that keeps ``owner`` alive.
+
+    Used instead of ``Tensor.numpy()``, which forbids the tensor to be resized from then on, and instead of
+    ``torch.from_numpy`` on read-only memory, which warns.
+    """
+    return np.asarray(_Owned(owner, address, nbytes))
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """The memory of a contiguous CPU tensor."""
+    return bytes_at(tensor, tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def tensor_over(
@@ -167,19 +198,19 @@ def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
         return [_private_copy(view) for view in views]
     blocks = [allocate(view.nbytes) for view in views]
     pairs = zip(blocks, views, strict=True)
-    _run_all([job for block, view in pairs for job in _byte_jobs(block.numpy(), _as_bytes(view))])
+    _run_all([job for block, view in pairs for job in _byte_jobs(bytes_of(block), _as_bytes(view))])
     return blocks
 
 
 def _private_copy(view: memoryview) -> torch.Tensor:
     block = allocate(view.nbytes)
-    block.numpy()[:] = view
+    bytes_of(block)[:] = view
     return block
 
 
 def _as_bytes(buffer: Any) -> Bytes:
     if isinstance(buffer, torch.Tensor):
-        return buffer.numpy()
+        return bytes_of(buffer)
     if isinstance(buffer, np.ndarray):
         return buffer
     return np.frombuffer(buffer, dtype=np.uint8)
@@ -228,16 +259,12 @@ def _joins_plainly(pieces: Sequence[torch.Tensor]) -> bool:
 
 def _row_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], None]]:
     if src.is_contiguous() and not src.is_conj() and not src.is_neg():
-        return _byte_jobs(_bytes_of(dst), _bytes_of(src))
+        return _byte_jobs(bytes_of(dst), bytes_of(src))
 
     def copy() -> None:
         dst.copy_(src)
 
     return [copy]
-
-
-def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

@@ -28,6 +28,7 @@ import torch
 from torch._utils import _get_obj_state
 
 from phalanx.wire import unpack
+from phalanx.wire.memory import bytes_at, bytes_of
 
 __all__ = ["DTYPE_NAMES", "Reduced", "Sink", "reduce_array", "reduce_tensor"]
 
@@ -142,13 +143,15 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
             strides = tuple(plain.stride())
         else:
             plain = plain.contiguous()
+    address, nbytes = plain.data_ptr(), count * plain.element_size()
 
     def read() -> Any:
+        if device == _HOST:
+            return bytes_at(plain, address, nbytes)
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
-        return (flat if device == _HOST else flat.to(_HOST)).view(torch.uint8).numpy()
+        return bytes_of(flat.to(_HOST))
 
-    index = sink.index_of(plain, device, plain.data_ptr(), count * plain.element_size(), read)
-    return index, dtype, shape, strides, flags
+    return sink.index_of(plain, device, address, nbytes, read), dtype, shape, strides, flags
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:

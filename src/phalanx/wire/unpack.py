@@ -15,7 +15,7 @@ from torch._utils import _set_obj_state
 
 from phalanx.errors import InternalError
 from phalanx.wire.arrival import Arrival, Policy, current_arrival
-from phalanx.wire.memory import allocate, private_copies, tensor_over
+from phalanx.wire.memory import allocate, bytes_at, private_copies, tensor_over
 
 __all__ = ["Frame", "array", "open_frame", "parameter", "set_state", "subclass", "tensor", "token"]
 
@@ -86,22 +86,10 @@ def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
     return found
 
 
-class _Window:
-    """Read-only memory in the form in which torch takes it without a warning, kept alive by this object."""
-
-    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
-        self.memory = memory
-        address = memory.__array_interface__["data"][0]
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": memory.shape,
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
 def _window(view: memoryview) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(_Window(_aligned(view))))
+    """The bytes as a tensor without a copy; torch has no read-only ones."""
+    memory = _aligned(view)
+    return torch.from_numpy(bytes_at(memory, memory.__array_interface__["data"][0], memory.nbytes))
 
 
 def tensor(

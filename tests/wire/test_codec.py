@@ -1,0 +1,719 @@
+"""What encode and decode keep, share and refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import copyreg
+import dataclasses
+import functools
+import pickle
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.errors import DispatchError, InternalError
+from phalanx.wire.codec import Encoded, Policy, copy_private, decode, decoding, encode
+from phalanx.wire.pack import DTYPE_NAMES
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: torch.Tensor
+    note: str
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class WithOwnReduce(torch.Tensor):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch.zeros, (7,)
+
+
+class Token:
+    """Stands for something that lives elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Token never travels itself")
+
+
+def through_bytes(value: Any, **options: Any) -> Any:
+    return decode(encode(value, **options).to_bytes())
+
+
+def through_buffers(value: Any, **options: Any) -> Any:
+    """As an object store does it: out-of-band buffers, given back as read-only memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
+
+
+def through_pickle(value: Any, **options: Any) -> Any:
+    return pickle.loads(pickle.dumps(encode(value, **options), protocol=5))
+
+
+def through_old_pickle(value: Any, **options: Any) -> Any:
+    return pickle.loads(pickle.dumps(encode(value, **options), protocol=4))
+
+
+def in_process(value: Any, **options: Any) -> Any:
+    return decode(encode(value, **options))
+
+
+ROUTES = [through_bytes, through_buffers, through_pickle, through_old_pickle, in_process]
+every_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+
+
+def payload(encoded: Encoded) -> int:
+    return sum(buffer.nbytes for buffer in encoded.buffers)
+
+
+# values that are not tensors
+
+
+@every_route
+@pytest.mark.parametrize(
+    "value",
+    [
+        ((), {}),
+        (),
+        None,
+        True,
+        -(2**80),
+        1.5,
+        "text",
+        b"bytes",
+        [1, [2, [3, [4, [5, [6, {"deep": ({},)}]]]]]],
+        {1: "a", "b": (2, None)},
+        {"set": {1, 2}, "frozen": frozenset("ab")},
+        Pair(1, [2]),
+        OrderedDict(a=1, b=2),
+        1 + 2j,
+        bytearray(b"x"),
+        Policy.READONLY,
+        b"\x80 looks like a pickle",
+        b"PHX1 looks like an encoded value",
+    ],
+    ids=repr,
+)
+def test_a_plain_value_arrives_equal_and_of_the_same_type(route: Any, value: Any) -> None:
+    arrived = route(value)
+    assert (type(arrived), arrived) == (type(value), value)
+
+
+def test_a_list_that_contains_itself_arrives_so() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    arrived = through_bytes(value)
+    assert arrived[1] is arrived
+
+
+def test_functions_defined_anywhere_travel_with_the_tensors_they_use() -> None:
+    weights = torch.arange(3.0)
+    arrived = through_buffers(lambda x: x + weights)
+    assert torch.equal(arrived(1), weights + 1)
+
+
+def test_a_captured_tensor_is_sent_out_of_band() -> None:
+    weights = torch.zeros(1000)
+    assert payload(encode(lambda: weights)) == weights.nbytes
+
+
+def test_classes_defined_in_a_function_travel() -> None:
+    class Local:
+        table = np.arange(3)
+
+    assert through_bytes(Local)().table.tolist() == [0, 1, 2]
+
+
+def test_an_empty_call_is_nothing_but_its_pickle() -> None:
+    assert encode(((), {})).to_bytes() == pickle.dumps(((), {}), 5)
+
+
+# tensors
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@every_route
+@pytest.mark.parametrize("dtype", list(DTYPE_NAMES), ids=str)
+def test_every_dtype_arrives_bit_for_bit(route: Any, dtype: torch.dtype) -> None:
+    sent = (
+        torch.arange(1, 33, dtype=torch.uint8).view(dtype) if dtype is not torch.bool else torch.eye(4).bool()
+    )
+    arrived = route(sent)
+    assert arrived.dtype == dtype
+    assert arrived.view(torch.uint8).tolist() == sent.view(torch.uint8).tolist()
+
+
+@every_route
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1)], ids=str)
+def test_scalars_and_empty_tensors_keep_their_shape(route: Any, shape: tuple[int, ...]) -> None:
+    arrived = route(torch.ones(shape, dtype=torch.bfloat16))
+    assert (arrived.shape, arrived.dtype) == (shape, torch.bfloat16)
+
+
+def test_a_view_ships_only_its_own_bytes() -> None:
+    batch = torch.zeros(1000, 1000)
+    assert encode(batch[:2]).nbytes < 2 * 1000 * 4 + 500
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t[:, 1], lambda t: t[::2], lambda t: t[1:, 1:3], lambda t: t[:, :1].expand(6, 3)],
+    ids=["column", "step", "block", "expanded"],
+)
+def test_a_tensor_with_gaps_or_overlap_arrives_contiguous(view: Any) -> None:
+    sent = view(torch.arange(24.0).reshape(6, 4))
+    arrived = through_bytes(sent)
+    assert arrived.is_contiguous()
+    assert torch.equal(arrived, sent)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t.T, lambda t: t[1:3].T, lambda t: t.view(2, 3, 4).permute(2, 0, 1)],
+    ids=["T", "rows.T", "permuted"],
+)
+def test_a_dense_tensor_keeps_its_strides_without_a_copy(view: Any) -> None:
+    sent = view(torch.arange(24.0).reshape(6, 4))
+    encoded = encode(sent)
+    arrived = decode(encoded)
+    assert arrived.stride() == sent.stride()
+    assert torch.equal(arrived, sent)
+    assert np.frombuffer(encoded.buffers[0], np.uint8).ctypes.data == sent.data_ptr()
+
+
+def test_conjugate_and_negative_bits_are_resolved() -> None:
+    sent = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    arrived, imag = through_bytes((sent, sent.imag))
+    assert not arrived.is_conj()
+    assert torch.equal(arrived, sent.resolve_conj())
+    assert torch.equal(imag, sent.imag.resolve_neg())
+
+
+@every_route
+def test_leaves_keep_requires_grad_and_others_arrive_detached(route: Any) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    arrived, computed = route((leaf, leaf * 2))
+    assert (arrived.requires_grad, arrived.is_leaf) == (True, True)
+    assert (computed.requires_grad, computed.grad_fn) == (False, None)
+
+
+@every_route
+def test_a_parameter_stays_one(route: Any) -> None:
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    arrived = route([torch.nn.Parameter(torch.ones(2)), frozen])
+    assert [(type(p), p.requires_grad) for p in arrived] == [
+        (torch.nn.Parameter, True),
+        (torch.nn.Parameter, False),
+    ]
+
+
+def test_attributes_of_a_tensor_travel() -> None:
+    sent = torch.nn.Parameter(torch.ones(2))
+    sent.partition_dim = 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert through_bytes(sent).partition_dim == 1
+
+
+def test_a_subclass_keeps_its_type_attributes_and_ships_no_storage() -> None:
+    sent = torch.zeros(1000).as_subclass(Tagged)[:3]
+    sent.tag = "x"  # pyright: ignore[reportAttributeAccessIssue]
+    encoded = encode(sent)
+    arrived = decode(encoded)
+    assert (type(arrived), arrived.tag, arrived.shape, payload(encoded)) == (Tagged, "x", (3,), 12)
+
+
+def test_a_subclass_that_says_how_it_is_pickled_is_believed() -> None:
+    assert through_bytes(torch.ones(2).as_subclass(WithOwnReduce)).shape == (7,)
+
+
+def test_a_jagged_nested_tensor_arrives_with_its_values_out_of_band() -> None:
+    sent = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged)
+    encoded = encode(sent)
+    arrived = decode(encoded.to_bytes())
+    assert [part.tolist() for part in arrived.unbind()] == [[1, 1], [0, 0, 0]]
+    assert payload(encoded) >= 5 * 4
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["coo", "csr"])
+def test_sparse_tensors_arrive_sparse(make: Any) -> None:
+    sent = make(torch.eye(3))
+    arrived = through_buffers(sent)
+    assert arrived.layout == sent.layout
+    assert torch.equal(arrived.to_dense(), torch.eye(3))
+
+
+def test_a_meta_tensor_stays_one() -> None:
+    assert through_bytes(torch.empty(5, 2, device="meta")).is_meta
+
+
+def test_a_module_arrives_with_tied_weights_tied() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    arrived = through_buffers(module)
+    assert arrived[1].weight is arrived[0].weight
+    assert torch.equal(arrived[0].weight, module[0].weight)
+
+
+def test_encoding_changes_nothing_of_the_value() -> None:
+    sent = torch.nn.Linear(3, 3)
+    before = (sent.weight.data_ptr(), sent.weight._version, sent.weight.tolist(), dict(sent.__dict__))
+    through_bytes(sent)
+    assert (sent.weight.data_ptr(), sent.weight._version, sent.weight.tolist(), dict(sent.__dict__)) == before
+
+
+def test_a_tensor_that_was_sent_can_still_grow() -> None:
+    sent = torch.ones(3)
+    through_bytes([sent, sent.detach()])
+    assert sent.resize_(1000).shape == (1000,)
+
+
+# arrays
+
+STRUCTURED = np.dtype([("x", "<i4"), ("y", "u1")])
+
+
+@every_route
+@pytest.mark.parametrize(
+    "sent",
+    [
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.float32(2.5),
+        np.array(3.0),
+        np.empty((0, 4), np.float16),
+        np.array([1, 2], dtype=">i4"),
+        np.array(["2020-01-01", "NaT"], dtype="M8[D]"),
+        np.array([5], dtype="m8[ms]"),
+        np.array(["ab", ""], dtype="U2"),
+        np.array([b"x", b"yz"]),
+        np.array([], dtype="U0"),
+        np.array([(1, 2), (3, 4)], dtype=STRUCTURED),
+        np.array([1, "a", None], dtype=object),
+        np.ones((3, 2), np.complex128),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_an_array_arrives_equal_with_its_dtype(route: Any, sent: Any) -> None:
+    arrived = route(sent)
+    assert (type(arrived), arrived.dtype, arrived.shape) == (type(sent), sent.dtype, sent.shape)
+    assert arrived.tolist() == sent.tolist()
+
+
+def test_a_large_structured_field_is_not_taken_for_dense() -> None:
+    table = np.zeros(50, dtype=STRUCTURED)  # 5 bytes per row, 4 of them in x
+    table["x"] = np.arange(50)
+    encoded = encode(table["x"])
+    assert decode(encoded).tolist() == list(range(50))
+    assert payload(encoded) == 200
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a[:, ::-1], lambda a: a[:, 1], np.broadcast_to(np.float32(1), (3, 4)).__class__.copy],
+    ids=str,
+)
+def test_arrays_with_gaps_arrive_in_c_order(view: Any) -> None:
+    sent = view(np.arange(12).reshape(3, 4))
+    arrived = through_bytes(sent)
+    assert arrived.flags.c_contiguous
+    assert arrived.tolist() == sent.tolist()
+
+
+@every_route
+def test_fortran_order_is_kept(route: Any) -> None:
+    sent = np.asfortranarray(np.arange(24).reshape(2, 3, 4))
+    arrived = route(sent)
+    assert arrived.strides == sent.strides
+    assert (arrived == sent).all()
+
+
+def test_a_memory_mapped_array_arrives_as_a_plain_one(tmp_path: Any) -> None:
+    mapped = np.memmap(tmp_path / "data", dtype=np.int32, mode="w+", shape=(100,))
+    mapped[:] = 3
+    encoded = encode(mapped[:10])
+    arrived = decode(encoded)
+    assert (type(arrived), arrived.tolist(), payload(encoded)) == (np.ndarray, [3] * 10, 40)
+
+
+def test_arrow_tables_go_out_of_band() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"x": np.arange(1000)})
+    encoded = encode({"table": table, "t": torch.ones(3)})
+    arrived = decode(encoded.to_bytes())
+    assert payload(encoded) >= 8000
+    assert arrived["table"].equals(table)
+    assert arrived["t"].tolist() == [1, 1, 1]
+
+
+# aliasing
+
+
+@every_route
+def test_one_object_met_twice_arrives_as_one(route: Any) -> None:
+    tensor, array = torch.ones(2), np.ones(2)
+    arrived = route({"a": tensor, "b": [tensor, array], "c": array})
+    assert arrived["a"] is arrived["b"][0]
+    assert arrived["c"] is arrived["b"][1]
+
+
+def test_objects_over_exactly_the_same_bytes_are_sent_once_and_share_memory() -> None:
+    tensor = torch.zeros(3, 4)
+    encoded = encode([tensor, tensor.T, tensor.detach(), tensor.numpy(), tensor.view(torch.int32)])
+    first, *others = decode(encoded)
+    first.fill_(1)
+    assert payload(encoded) == tensor.nbytes
+    assert [bool((other != 0).all()) for other in others] == [True] * 4
+
+
+def test_views_that_overlap_in_part_arrive_independent() -> None:
+    tensor = torch.zeros(4)
+    first, second = through_bytes((tensor[:3], tensor[1:]))
+    first.fill_(1)
+    assert second.tolist() == [0, 0, 0]
+
+
+def test_separate_tensors_do_not_share_memory_on_arrival() -> None:
+    sent = [torch.full((4,), float(i)) for i in range(50)]
+    arrived = through_buffers(sent)
+    arrived[0].fill_(9)
+    assert [t.tolist() for t in arrived[1:]] == [t.tolist() for t in sent[1:]]
+
+
+def test_temporaries_made_while_pickling_are_not_confused() -> None:
+    class Computed:
+        def __reduce__(self) -> Any:
+            return list, ([torch.arange(10.0)[::2] + i for i in range(50)],)
+
+    arrived = through_bytes(Computed())
+    assert [part[0].item() for part in arrived] == list(range(50))
+
+
+# arrival
+
+
+@every_route
+def test_private_memory_is_writable_and_the_senders_stays_as_it_was(route: Any) -> None:
+    tensor, array = torch.zeros(4), np.zeros(4)
+    array.flags.writeable = False
+    arrived = route((tensor, array))
+    arrived[0].add_(1)
+    arrived[1][:] = 1
+    assert (tensor.sum().item(), array.sum()) == (0, 0)
+
+
+def test_a_private_tensor_can_grow() -> None:
+    assert through_buffers(torch.ones(3)).resize_(1000).shape == (1000,)
+
+
+def test_private_memory_is_no_view_to_autograd() -> None:
+    arrived = through_buffers(torch.ones(3, 4).T)
+    assert arrived._base is None
+
+
+def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
+    memory = bytearray(encode(np.zeros(4)).to_bytes())
+    with decoding(Policy.READONLY):
+        arrived = decode(memoryview(memory))
+    memory[-1] = 1
+    assert arrived[3] != 0  # no copy
+    with pytest.raises(ValueError, match="read-only"):
+        arrived[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        arrived.flags.writeable = True
+
+
+@pytest.mark.parametrize("policy", [Policy.READONLY, Policy.VIEW])
+def test_readonly_tensors_are_views_of_the_buffer(policy: Policy) -> None:
+    sent = torch.arange(6.0).reshape(2, 3).T
+    with decoding(policy):
+        arrived = decode(encode(sent))
+    assert (arrived.data_ptr(), arrived.stride()) == (sent.data_ptr(), sent.stride())
+
+
+def test_a_view_keeps_its_buffer_alive() -> None:
+    with decoding(Policy.READONLY):
+        arrived = decode(encode((torch.full((1000,), 3.0), np.full(1000, 3.0))).to_bytes())
+    churn = [bytes(10_000) for _ in range(50)]
+    assert (arrived[0].sum().item(), arrived[1].sum(), len(churn)) == (3000, 3000, 50)
+
+
+@every_route
+def test_what_is_sent_readonly_arrives_so_without_being_asked(route: Any) -> None:
+    arrived = route(np.zeros(4), policy=Policy.READONLY)
+    assert not arrived.flags.writeable
+
+
+def test_decoding_ends_with_its_block_and_nests() -> None:
+    encoded = encode(np.zeros(4))
+    with decoding(Policy.READONLY):
+        with decoding(Policy.PRIVATE):
+            inner = decode(encoded)
+        middle = decode(encoded)
+    outer = decode(encoded)
+    assert [a.flags.writeable for a in (inner, middle, outer)] == [True, False, True]
+
+
+def test_decoding_does_not_reach_other_threads() -> None:
+    arrived: list[Any] = []
+    with decoding(Policy.READONLY):
+        thread = threading.Thread(target=lambda: arrived.append(in_process(np.zeros(4))))
+        thread.start()
+        thread.join()
+    assert arrived[0].flags.writeable
+
+
+def test_decoding_does_not_reach_other_tasks() -> None:
+    async def read(policy: Policy) -> bool:
+        with decoding(policy):
+            await asyncio.sleep(0)
+            return in_process(np.zeros(4)).flags.writeable
+
+    async def both() -> list[bool]:
+        return await asyncio.gather(read(Policy.READONLY), read(Policy.PRIVATE))
+
+    assert asyncio.run(both()) == [False, True]
+
+
+def test_a_misaligned_message_is_read_right() -> None:
+    data = encode((torch.arange(5.0, dtype=torch.float64), np.arange(5.0))).to_bytes()
+    shifted = memoryview(b"x" + data)[1:]
+    with decoding(Policy.READONLY):
+        tensor, array = decode(shifted)
+    assert (tensor.tolist(), array.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    assert tensor.data_ptr() % 8 == 0
+
+
+def test_tensors_of_the_cpu_go_to_the_device_only_when_all_are_asked_for() -> None:
+    encoded = encode((torch.ones(3), torch.nn.Parameter(torch.ones(2)), np.ones(2)))
+    with decoding(device="meta"):
+        stayed = decode(encoded)
+    with decoding(device="meta", every_tensor=True):
+        moved = decode(encoded)
+    assert [t.device.type for t in stayed[:2]] == ["cpu", "cpu"]
+    assert [t.device.type for t in moved[:2]] == ["meta", "meta"]
+    assert (type(moved[1]), type(moved[2])) == (torch.nn.Parameter, np.ndarray)
+
+
+def test_a_tensor_that_lay_on_an_accelerator_goes_to_the_device_and_else_to_the_cpu() -> None:
+    class OnAccelerator:
+        """Encodes as a tensor that lay on an accelerator does."""
+
+        def __reduce__(self) -> Any:
+            from phalanx.wire import unpack
+
+            return unpack.tensor, (-1, "float32", (0, 2), (2, 1), unpack.ON_ACCELERATOR)
+
+    data = encode(OnAccelerator()).to_bytes()
+    with decoding(device="meta"):
+        moved = decode(data)
+    assert (moved.device.type, decode(data).device.type) == ("meta", "cpu")
+
+
+def test_copy_private_detaches_from_the_memory_that_was_viewed() -> None:
+    source = torch.zeros(4)
+    with decoding(Policy.VIEW):
+        viewed = decode(encode({"x": source, "y": source}))
+    copied = copy_private(viewed)
+    copied["x"].fill_(1)
+    assert source.sum() == 0
+    assert copied["y"] is copied["x"]
+
+
+def test_copy_private_keeps_what_it_is_told_to() -> None:
+    token = Token("ref")
+    copied = copy_private([token, torch.ones(1), token], keep=(Token,))
+    assert copied[0] is token
+    assert copied[2] is token
+
+
+# tokens
+
+
+@every_route
+def test_hoisted_objects_arrive_as_what_restore_gives(route: Any) -> None:
+    value = {"call": [Token("a"), Token("b"), 3], "t": torch.ones(1)}
+    with decoding(restore=str.upper):
+        arrived = route(value, hoist={Token: lambda token: token.name})
+    assert arrived["call"] == ["A", "B", 3]
+
+
+def test_tokens_stand_in_order_each_object_once() -> None:
+    twice = Token("a")
+    encoded = encode([twice, Token("b"), (twice,)], hoist={Token: lambda token: token.name})
+    restored = decode(encoded, restore=lambda name: [name])
+    assert list(encoded.tokens) == ["a", "b"]
+    assert restored[0] is restored[2][0]
+
+
+def test_without_restore_a_token_stands_for_itself() -> None:
+    assert in_process([Token("a")], hoist={Token: lambda token: token.name}) == ["a"]
+
+
+def test_restore_of_the_call_wins_over_that_of_the_block() -> None:
+    encoded = encode([Token("a")], hoist={Token: lambda token: token.name})
+    with decoding(restore=str.upper):
+        assert decode(encoded, restore=str.title) == ["A"]
+        assert decode(encoded, restore=lambda name: name * 2) == ["aa"]
+
+
+def test_restore_may_decode_other_values_under_another_policy() -> None:
+    stored = encode(np.arange(3)).to_bytes()
+
+    def restore(_: Any) -> Any:
+        with decoding(Policy.VIEW):
+            return decode(stored)
+
+    arrived = decode(
+        encode([np.zeros(1), Token("x"), np.ones(1)], hoist={Token: lambda _: 1}), restore=restore
+    )
+    assert [(a.tolist(), a.flags.writeable) for a in arrived] == [
+        ([0], True),
+        ([0, 1, 2], False),
+        ([1], True),
+    ]
+
+
+def test_hoist_may_decline() -> None:
+    value = [Pair(1, 2)]
+    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
+
+
+def test_a_shared_leaf_travels_as_its_token() -> None:
+    large, small = torch.zeros(1000), torch.ones(2)
+    encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
+    arrived = decode(encoded.to_bytes(), restore=lambda token: large)
+    assert payload(encoded) == small.nbytes
+    assert arrived["a"] is large
+    assert arrived["b"][0] is large
+
+
+def test_an_error_of_ours_in_a_hoist_function_is_passed_on_as_it_is() -> None:
+    def refuse(token: Token) -> Any:
+        raise DispatchError("not this one")
+
+    with pytest.raises(DispatchError, match=r"^not this one$"):
+        encode([Token("a")], hoist={Token: refuse})
+
+
+# what cannot be sent
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.inner = {"lock": threading.Lock()}
+
+
+LOCK = threading.Lock()
+
+
+def uses_a_global() -> Any:
+    return LOCK
+
+
+uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a script are
+
+
+def test_functools_partials_travel() -> None:
+    assert through_bytes(functools.partial(max, 3))(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ((({"lock": LOCK},), {}), "args[0]['lock']"),
+        (((1,), {"x": [0, (LOCK,)]}), "kwargs['x'][1][0]"),
+        ((LOCK,), "value[0]"),
+        ({"h": Holder()}, "value['h'].inner['lock']"),
+        (Batch(torch.ones(1), LOCK), "value.note"),  # pyright: ignore[reportArgumentType]
+        ([uses_a_global], "value[0] (uses 'LOCK')"),
+        ([lambda lock=LOCK: lock], "value[0] (uses 'lock')"),
+        (LOCK, "the value"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_pickled_is_named_with_type_and_place(value: Any, place: str) -> None:
+    with pytest.raises(DispatchError) as caught:
+        encode(value)
+    text = str(caught.value)
+    assert text.startswith(f"{place} cannot be sent: an object of type _thread.lock cannot be pickled")
+
+
+def test_an_error_in_a_users_reduce_is_a_dispatch_error_with_its_cause() -> None:
+    with pytest.raises(DispatchError, match=r"Token.*never travels") as caught:
+        encode([Token("a")])
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_value_too_deep_to_pickle_is_a_dispatch_error() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(DispatchError, match="recursion"):
+        encode(deep)
+
+
+def test_foreign_bytes_are_refused_with_advice() -> None:
+    with pytest.raises(InternalError, match="expected an Encoded"):
+        decode(b"hello world")
+
+
+# neighbours
+
+
+UNPATCHED = """
+import copyreg, sys
+import cloudpickle, numpy, torch
+
+def state():
+    return dict(copyreg.dispatch_table), torch.Tensor.__reduce_ex__, dict(cloudpickle.Pickler._dispatch_table)
+
+before = state()
+from phalanx.wire.codec import decode, encode
+decode(encode((torch.ones(2), numpy.ones(2), lambda: 1)).to_bytes())
+sys.exit(before != state() or "ray" in sys.modules or "tensordict" in sys.modules)
+"""
+
+
+def test_nothing_global_is_patched_and_nothing_optional_imported() -> None:
+    assert subprocess.run([sys.executable, "-c", UNPATCHED], check=False).returncode == 0
+
+
+def test_ordinary_pickle_of_a_tensor_is_as_before() -> None:
+    assert torch.Tensor not in copyreg.dispatch_table
+    assert torch.equal(pickle.loads(pickle.dumps(torch.ones(2))), torch.ones(2))
+
+
+def test_a_tensordict_keeps_its_structure() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    sent = tensordict.TensorDict(
+        {
+            "ids": torch.arange(12).reshape(4, 3),
+            "inner": tensordict.TensorDict({"x": torch.ones(4, 2)}, batch_size=[4, 2]),
+            "note": tensordict.NonTensorData("hello", batch_size=[4]),
+            "texts": tensordict.NonTensorStack("a", "b", "c", "d"),
+        },
+        batch_size=[4],
+    )
+    arrived = through_buffers(sent)
+    assert (arrived.batch_size, arrived["inner"].batch_size) == ((4,), (4, 2))
+    assert (arrived["note"], list(arrived["texts"])) == ("hello", ["a", "b", "c", "d"])
+    assert torch.equal(arrived["ids"], sent["ids"])
+
+
+def test_a_piece_of_a_tensordict_ships_only_its_own_bytes() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    sent = tensordict.TensorDict({"x": torch.zeros(1000, 10)}, batch_size=[1000])
+    assert payload(encode(sent[:2])) == 80

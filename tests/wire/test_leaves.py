@@ -1,0 +1,131 @@
+"""What a value weighs and which of its leaves are large, found without encoding it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.wire.codec import encode, large_leaves, nbytes_of
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: Any
+    rest: Any
+
+
+class Plain:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class PicklesItself:
+    def __init__(self) -> None:
+        self.cache = torch.zeros(1000)
+
+    def __reduce__(self) -> Any:
+        return PicklesItself, ()
+
+
+def captured(tensor: torch.Tensor) -> Any:
+    return lambda: tensor
+
+
+BIG = torch.zeros(1000)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        BIG,
+        BIG.numpy(),
+        [BIG],
+        (1, {"x": BIG}),
+        {BIG: 1},
+        Batch(BIG, None),
+        Plain([BIG]),
+        UserDict(x=BIG),
+        captured(BIG),
+        torch.nn.Linear(500, 2, bias=False),
+        [BIG, BIG, (BIG,)],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_bytes_of_a_large_leaf_are_found_once_wherever_it_lies(value: Any) -> None:
+    assert 4000 <= nbytes_of(value) < 4300
+    assert [leaf.nbytes for leaf in large_leaves(value, 1000)] == [4000]
+
+
+def test_a_view_weighs_only_its_own_bytes() -> None:
+    assert nbytes_of(BIG[:10]) == 40
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [
+        (None, 1, 10),
+        ("x" * 1000, 1000, 1000),
+        (b"x" * 1000, 1000, 1000),
+        ([1] * 1000, 1000, 10_000),
+        (["ab"] * 1000, 2000, 2000),
+        (list(range(500)) + ["text" * 10] * 10, 500, 5000),
+        ({"a": 1, "b": [2.0]}, 10, 100),
+        (PicklesItself(), 1, 100),
+        (types, 1, 100),
+        (object(), 1, 100),
+        (Plain, 1, 100),
+    ],
+)
+def test_other_values_weigh_about_what_their_pickle_does(value: Any, low: int, high: int) -> None:
+    assert low <= nbytes_of(value) <= high
+
+
+def test_structures_that_contain_themselves_are_walked_once() -> None:
+    value: dict[str, Any] = {"x": BIG}
+    value["self"] = value
+    assert len(large_leaves(value, 1)) == 1
+
+
+def test_leaves_below_the_threshold_are_left_out() -> None:
+    assert large_leaves([BIG, torch.zeros(10)], 4000) == [BIG]
+    assert large_leaves([BIG], 4001) == []
+
+
+def test_large_leaves_come_in_the_order_in_which_they_are_met() -> None:
+    tensors = [torch.zeros(100 + i) for i in range(5)]
+    found = large_leaves({"a": tensors[0], "b": [tensors[1], (tensors[2],)], "c": tensors[3:]}, 1)
+    assert [len(leaf) for leaf in found] == [100, 101, 102, 103, 104]
+
+
+def test_a_tensordict_is_looked_into() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    value = tensordict.TensorDict({"x": BIG, "in": {"y": torch.zeros(1000, 2)}}, batch_size=[1000])
+    assert sorted(leaf.nbytes for leaf in large_leaves(value, 1)) == [4000, 8000]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(100).to_sparse(),
+        lambda: torch.eye(100).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(200), torch.ones(300)], layout=torch.jagged),
+        lambda: np.zeros(300, dtype="i4,u1"),
+        lambda: np.zeros((20, 20))[:, ::2],
+    ],
+    ids=["coo", "csr", "jagged", "structured", "strided"],
+)
+def test_the_estimate_is_within_a_factor_of_three_of_what_is_sent(make: Any) -> None:
+    value = make()
+    assert encode(value).nbytes / 3 <= nbytes_of(value) <= encode(value).nbytes * 3
+
+
+def test_an_arrow_table_tells_its_size() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    assert nbytes_of([arrow.table({"x": np.arange(1000)})]) == 8000

@@ -1,0 +1,199 @@
+"""Blocks, copies and joins; the thresholds are made small so that every path is taken quickly."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.wire import memory
+from phalanx.wire.memory import allocate, concat_arrays, concat_rows, copy_into, private_copies
+
+
+@pytest.fixture(params=[False, True], ids=["one thread", "threads"])
+def small_thresholds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
+        monkeypatch.setattr(memory, "HUGE_FROM", 1)
+        monkeypatch.setattr(memory, "_CHUNK", 5)
+
+
+def huge_kilobytes(address: int) -> int:
+    """AnonHugePages of the mapping that holds ``address``, from /proc/self/smaps."""
+    inside = False
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            fields = line.split()
+            if "-" in fields[0] and not fields[0].endswith(":"):
+                start, end = (int(bound, 16) for bound in fields[0].split("-"))
+                inside = start <= address < end
+            elif inside and fields[0] == "AnonHugePages:":
+                return int(fields[1])
+    return 0
+
+
+def thp_by_advice() -> bool:
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled") as enabled:
+            return "[never]" not in enabled.read()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 100, 5 << 20])
+def test_a_block_has_the_size_asked_for_and_can_be_resized(nbytes: int) -> None:
+    block = allocate(nbytes)
+    assert (block.dtype, block.numel()) == (torch.uint8, nbytes)
+    assert block.resize_(nbytes + 10).numel() == nbytes + 10
+
+
+@pytest.mark.skipif(not thp_by_advice(), reason="this kernel gives no transparent huge pages")
+def test_a_large_block_lies_in_huge_pages() -> None:
+    block = allocate(64 << 20).fill_(1)
+    assert huge_kilobytes(block.data_ptr() + (32 << 20)) >= 32 << 10
+
+
+def test_without_madvise_a_block_is_plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_madvise", None)
+    assert allocate(8 << 20).fill_(3)[-1] == 3
+
+
+@pytest.mark.usefixtures("small_thresholds")
+@pytest.mark.parametrize("nbytes", [0, 1, 4, 5, 6, 23])
+def test_copy_into_copies_every_byte(nbytes: int) -> None:
+    source = torch.arange(nbytes, dtype=torch.uint8)
+    target = torch.zeros(nbytes, dtype=torch.uint8)
+    copy_into(target, source.numpy())
+    assert target.tolist() == source.tolist()
+
+
+def test_copy_into_refuses_another_length() -> None:
+    with pytest.raises(ValueError, match="3 bytes given for a destination of 2"):
+        copy_into(bytearray(2), b"abc")
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_private_copies_are_equal_and_separate() -> None:
+    given_bytes = [bytes(range(n)) for n in (0, 1, 12, 30)]
+    copies = private_copies(list(map(memoryview, given_bytes)))
+    assert [bytes(copy.tolist()) for copy in copies] == given_bytes
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e5m2]
+
+
+@pytest.mark.usefixtures("small_thresholds")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_joined_in_order(dtype: torch.dtype) -> None:
+    whole = (torch.arange(24) % 3).reshape(8, 3).to(dtype)
+    joined = concat_rows([whole[:2], whole[2:2], whole[2:7], whole[7:]])
+    assert joined.dtype == dtype
+    assert joined.view(torch.uint8).tolist() == whole.view(torch.uint8).tolist()
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_pieces_with_strides_are_joined_right() -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    assert torch.equal(concat_rows([whole.T[:2], whole.T[2:]]), whole.T)
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_conjugate_pieces_are_joined_right() -> None:
+    whole = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
+    assert torch.equal(concat_rows([whole[:1], whole[1:]]), whole.resolve_conj())
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_a_joined_tensor_shares_nothing_and_is_free_of_history() -> None:
+    piece = torch.ones(3, 2, requires_grad=True)
+    joined = concat_rows([piece])
+    joined.fill_(0)
+    assert (piece.sum().item(), joined.requires_grad, joined._base) == (6, False, None)
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_a_joined_tensor_can_grow() -> None:
+    assert concat_rows([torch.ones(3), torch.ones(2)]).resize_(1000).shape == (1000,)
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_dtypes_that_differ_are_promoted() -> None:
+    assert concat_rows([torch.ones(1, dtype=torch.int32), torch.ones(1)]).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_row_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        concat_rows([torch.ones(2, 3), torch.ones(2, 4)])
+
+
+@pytest.mark.parametrize("join", [concat_rows, concat_arrays])
+def test_nothing_to_join_is_refused(join: Any) -> None:
+    with pytest.raises(ValueError, match="expected one at least"):
+        join([])
+
+
+@pytest.mark.usefixtures("small_thresholds")
+@pytest.mark.parametrize("dtype", ["f4", "?", "M8[s]", "U2", "O", "i4,u1"])
+def test_arrays_are_joined_in_order(dtype: str) -> None:
+    whole = np.arange(24).astype(dtype).reshape(8, 3)
+    joined = concat_arrays([whole[:2], whole[2:2], whole[2:]])
+    assert (joined.dtype, joined.tolist()) == (whole.dtype, whole.tolist())
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_joined_arrays_are_writable_and_share_nothing() -> None:
+    piece = np.ones((2, 3))
+    piece.flags.writeable = False
+    joined = concat_arrays([piece])
+    joined[:] = 0
+    assert piece.sum() == 6
+
+
+@pytest.mark.usefixtures("small_thresholds")
+def test_array_pieces_with_strides_are_joined_right() -> None:
+    whole = np.arange(24).reshape(4, 6)
+    assert (
+        concat_arrays([whole.T[:2], whole.T[2:, ::-1]]) == np.concatenate([whole.T[:2], whole.T[2:, ::-1]])
+    ).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_any_split_joins_back(sizes: list[int]) -> None:
+    whole = torch.arange(sum(sizes) * 2).reshape(-1, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "HUGE_FROM", 1)
+        patch.setattr(memory, "PARALLEL_FROM", 1)
+        patch.setattr(memory, "_CHUNK", 7)
+        assert torch.equal(concat_rows(list(whole.split(sizes))), whole)
+        assert (concat_arrays([piece.numpy() for piece in whole.split(sizes)]) == whole.numpy()).all()
+
+
+def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done() -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        memory._run_all([fail, lambda: done.append(1), lambda: done.append(2)])
+    assert sorted(done) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_forked_child_copies_with_threads_of_its_own() -> None:
+    source = np.ones(memory.PARALLEL_FROM, np.uint8)
+    copy_into(np.zeros_like(source), source)  # starts the parent's threads
+    child = os.fork()
+    if child == 0:
+        target = np.zeros_like(source)
+        copy_into(target, source)
+        os._exit(0 if target.all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
