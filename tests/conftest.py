@@ -21,20 +21,21 @@ def ray_cluster() -> Iterator[None]:
     px.shutdown()
 
 
-@pytest.fixture(params=["inline", "ray"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each backend in turn, as the default of the pools that the test makes."""
+@pytest.fixture(scope="module", params=["inline", "ray"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend in turn, as the default of the pools that the tests of a module make."""
     name: str = request.param
     if name == "ray":
         request.getfixturevalue("ray_cluster")
     else:
         px.init(backend="inline", num_gpus=8)
-    monkeypatch.setenv("PHALANX_BACKEND", name)
-    return name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_BACKEND", name)
+        yield name
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool(backend: str) -> Iterator[px.ResourcePool]:
-    """Four slots without accelerators, on each backend."""
+    """Four slots without accelerators, on each backend, shared by the tests of a module."""
     with px.ResourcePool([4], use_gpu=False) as made:
         yield made

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phalanx.collect.join import collect_all_to_all as collect_all_to_all
+    from phalanx.collect.join import join_rows as join_rows
     from phalanx.declare.bind import ClassWithInitArgs as ClassWithInitArgs
     from phalanx.declare.bind import colocate as colocate
     from phalanx.declare.modes import Dispatch as Dispatch
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
     from phalanx.declare.register import register as register
     from phalanx.declare.worker import Worker as Worker
     from phalanx.dispatch.modes import register_dispatch_mode as register_dispatch_mode
-    from phalanx.dispatch.split import count_rows as count_rows
-    from phalanx.collect.join import join_rows as join_rows
     from phalanx.dispatch.shardable import register_shardable as register_shardable
     from phalanx.dispatch.shardable import replicate as replicate
+    from phalanx.dispatch.split import count_rows as count_rows
     from phalanx.dispatch.split import split_rows as split_rows
     from phalanx.errors import CallCancelled as CallCancelled
     from phalanx.errors import CallTimeout as CallTimeout

@@ -57,7 +57,8 @@ class WorkerContext:
     """Who a worker is: its place in the group, and what it shares with the other roles of its process.
 
     ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
-    that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared.
+    that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
+    or functions that give them.
     """
 
     rank: int = 0
@@ -73,8 +74,13 @@ class WorkerContext:
     device_type: str = "cpu"
     local_device: int = 0
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
-    registered: dict[str, dict[str, Any]] = field(default_factory=dict[str, "dict[str, Any]"])
+    registered: dict[str, Any] = field(default_factory=dict[str, Any])
     roles: Siblings = field(default_factory=Siblings)
+
+    def places(self) -> dict[str, dict[str, Any]]:
+        """This rank's coordinates in each registered mesh that there is by now."""
+        found = {name: mesh() if callable(mesh) else mesh for name, mesh in self.registered.items()}
+        return {name: coordinates_of(mesh, self.rank) for name, mesh in found.items() if mesh is not None}
 
 
 #: The context of the worker that is being made; read when a constructor asks for its rank.
@@ -173,10 +179,11 @@ class Worker:
 
         Args:
             name: what the dispatch mode calls it.
-            mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, or this rank's
-                coordinates as a dict such as ``{"dp": 0, "tp": 1}``.
+            mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, this rank's
+                coordinates as a dict such as ``{"dp": 0, "tp": 1}``, or a function that gives one of these
+                when the group first needs the mesh (None as long as there is none).
         """
-        self._context.registered[name] = coordinates_of(mesh, self.rank)
+        self._context.registered[name] = mesh if callable(mesh) else coordinates_of(mesh, self.rank)
 
 
 def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:

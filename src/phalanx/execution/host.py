@@ -18,7 +18,7 @@ from phalanx.execution.bootstrap import apply
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.codec import decode, decoding, encode
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import CLOSE, MESHES, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import CLOSE, KEEP, MESHES, RECALL, RUN, Facts, RankCall, RankSetup
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -50,6 +50,7 @@ class Host:
         self._instances: dict[str, Any] = {}
         self._context = WorkerContext()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept: bytes | None = None  # what a detached group leaves for drivers to come
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
@@ -155,9 +156,14 @@ class Host:
             function, *rest = args
             return function(self._target(call.role), *rest, **kwargs)
         if call.method == MESHES:
-            return dict(self._context.registered)
+            return self._context.places()
         if call.method == CLOSE:
             return self._close()
+        if call.method == KEEP:
+            self._kept = args[0]
+            return None
+        if call.method == RECALL:
+            return self._kept
         return getattr(self._target(call.role), call.method)(*args, **kwargs)
 
     def _target(self, role: str) -> Any:

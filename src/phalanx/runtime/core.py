@@ -18,8 +18,8 @@ from phalanx.errors import CallTimeout, DispatchError, GroupClosed, PhalanxError
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.lifecycle import (
     BreakEvent,
-    CloseEvent,
     ClosedEvent,
+    CloseEvent,
     Event,
     Lifecycle,
     StartedEvent,

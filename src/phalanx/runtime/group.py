@@ -11,6 +11,7 @@ from typing import Any, Literal
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, as_bound
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.observe.tables import Table
+from phalanx.runtime.attach import leave_record
 from phalanx.runtime.core import GroupCore, GroupRecord
 from phalanx.runtime.launch import launch
 from phalanx.runtime.options import GroupOptions, checked_options
@@ -136,6 +137,10 @@ class WorkerGroup(GroupView):
         self.core.endpoints[:] = launched.endpoints
         self.core.settle_setup(self.core.watch_setup(launched.tickets), self._options.start_timeout)
         self.core.started()
+        if self._options.detached:
+            transport = self._pool.transport
+            held = {key: transport.reservation_keys(h.reservation) for key, h in self._pool.holdings.items()}
+            leave_record(self.core, held)
 
     @property
     def pool(self) -> ResourcePool:

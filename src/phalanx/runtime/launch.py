@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from phalanx.config import settings
 from phalanx.declare.bind import ClassWithInitArgs

@@ -176,6 +176,18 @@ class Transport(Protocol):
         """How an ended call ended."""
         ...
 
+    def find(self, name: str) -> Any | None:
+        """The handle of a process that was started with that name and outlives its driver; None if there is none."""
+        ...
+
+    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
+        """What names a detached reservation to other drivers."""
+        ...
+
+    def release_keys(self, keys: Sequence[str]) -> None:
+        """Give back what a driver that is gone had reserved. Idempotent."""
+        ...
+
     def alive(self, endpoint: Endpoint) -> bool:
         """Whether the process is still known to run; cheap, no round trip."""
         ...

@@ -225,6 +225,15 @@ class InlineTransport:
             return Outcome(failure=ref.failure, lost=ref.lost)
         return Outcome(ref.get())
 
+    def find(self, name: str) -> Any | None:
+        return None  # nothing outlives this process
+
+    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
+        return ()
+
+    def release_keys(self, keys: Sequence[str]) -> None:
+        return None
+
     def alive(self, endpoint: Endpoint) -> bool:
         return endpoint.handle.alive
 

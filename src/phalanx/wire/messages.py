@@ -22,6 +22,8 @@ MAGIC = b"\x93phalanx\x01"
 RUN = "__phalanx_run__"
 MESHES = "__phalanx_meshes__"
 CLOSE = "__phalanx_close__"
+KEEP = "__phalanx_keep__"
+RECALL = "__phalanx_recall__"
 
 
 class RankCall(NamedTuple):

@@ -37,9 +37,9 @@ def lost_of(error: BaseException) -> Lost:
     """What Ray tells of a process, or an object, that is gone."""
     text = str(error)
     hint = None
-    if isinstance(error, rayx.OutOfMemoryError) or "OOM" in text and "memory monitor" in text.lower():
+    if isinstance(error, rayx.OutOfMemoryError) or ("OOM" in text and "memory monitor" in text.lower()):
         hint = "Ray's memory monitor killed it: the node ran out of memory; use smaller batches or fewer ranks per node"
-    node_lost = isinstance(error, rayx.NodeDiedError) or "node" in text.lower() and "died" in text.lower()
+    node_lost = isinstance(error, rayx.NodeDiedError) or ("node" in text.lower() and "died" in text.lower())
     if isinstance(error, rayx.ActorUnavailableError):
         return Lost("its process or its node cannot be reached", "unreachable", hint, node_lost=True)
     if isinstance(error, rayx.ObjectLostError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray import PlacementGroupID
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -144,6 +145,17 @@ def release(reservation: RayReservation) -> None:
     for group in groups:
         while placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
             time.sleep(0.002)
+
+
+def keys_of(reservation: Any) -> tuple[str, ...]:
+    """Ids of the placement groups of a reservation. (Names would be found in one Ray namespace only.)"""
+    return tuple(group.id.hex() for group in reservation.groups)
+
+
+def release_keys(keys: Sequence[str]) -> None:
+    """Remove placement groups by id, also such as another driver made."""
+    groups = [PlacementGroup(PlacementGroupID(bytes.fromhex(key))) for key in keys]
+    release(RayReservation("", groups))
 
 
 def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:

@@ -161,6 +161,18 @@ class RayTransport:
         except rayx.RayError as error:
             return outcome_of(error)
 
+    def find(self, name: str) -> Any | None:
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return None
+
+    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
+        return placement.keys_of(reservation)
+
+    def release_keys(self, keys: Sequence[str]) -> None:
+        placement.release_keys(keys)
+
     def alive(self, endpoint: Endpoint) -> bool:
         return endpoint.handle._get_local_state() != _DEAD
 

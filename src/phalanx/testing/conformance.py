@@ -1,0 +1,267 @@
+"""What every transport must do, as tests: subclass :class:`TransportConformance` and say how a pool is made.
+
+    class TestMyBackend(TransportConformance):
+        @pytest.fixture(scope="class")
+        def pool(self):
+            with px.ResourcePool([3], use_gpu=False, backend="mine") as pool:
+                yield pool
+
+The pool has at least 3 slots; one group is started on it for all tests of the class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
+
+
+class Unpicklable(Exception):
+    """Holds something that no pickle takes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = (lambda: None for _ in range(1))
+
+
+class Probe(px.Worker):
+    """A worker with one method for each thing that the suite looks at."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        import torch
+
+        self.value = torch.zeros(2) + self.rank + start
+        self.seen: list[Any] = []
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def add(self, x: float) -> Any:
+        """Add to the value of every rank."""
+        self.value += x
+        return self.value.clone()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def overwrite(self, tensor: Any) -> float:
+        """Write into the argument where this is rank 0; the sum that this rank sees afterwards."""
+        if self.rank == 0:
+            tensor.fill_(-1.0)
+        return float(tensor.sum())
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, batch: Any) -> Any:
+        """The rows that came here."""
+        self.seen.append(batch)
+        return batch
+
+    @px.register(px.Dispatch.DP_COMPUTE)
+    def dealt(self, x: Any) -> Any:
+        """One element of a list per rank."""
+        return (self.rank, x)
+
+    @px.register(px.Dispatch.ALL_TO_ALL, px.Execute.RANK_ZERO)
+    def only_zero(self, x: Any) -> Any:
+        """Runs on rank 0 alone."""
+        return (self.rank, x)
+
+    @px.register(px.Dispatch.ONE_TO_ALL, blocking=False)
+    def later(self, x: Any) -> Any:
+        """Declared not to block."""
+        return x
+
+    @px.register
+    async def coroutine(self, x: int) -> int:
+        """An async method, run to its end."""
+        await asyncio.sleep(0)
+        return x + self.rank
+
+    @px.register
+    def fail(self, kind: str, rank: int) -> str:
+        """Raise an exception of a kind on one rank."""
+        if self.rank != rank:
+            return "fine"
+        if kind == "unicode":
+            b"\xff".decode("utf-8")
+        if kind == "group":
+            raise ExceptionGroup("two", [ValueError("a"), KeyError("b")])
+        if kind == "unpicklable":
+            raise Unpicklable("cannot travel")
+        raise ValueError(f"bad value on rank {self.rank}")
+
+    @px.register
+    def environment(self, name: str) -> str | None:
+        """One environment variable of this rank."""
+        return os.environ.get(name)
+
+    def unregistered(self, x: int) -> int:
+        """Reached by name only."""
+        return x * 10
+
+
+class TransportConformance:
+    """Behaviours of a group that do not depend on where its ranks run."""
+
+    @pytest.fixture(scope="class")
+    def group(self, pool: px.ResourcePool) -> Iterator[Any]:
+        """One group of :class:`Probe` for all tests of the class."""
+        group = px.WorkerGroup(pool, Probe.bind(start=1.0))
+        yield group
+        group.close()
+
+    def test_one_value_reaches_every_rank(self, group: Any) -> None:
+        before = [value.tolist() for value in group.add(0)]
+        after = [value.tolist() for value in group.add(2)]
+        assert after == [[x + 2 for x in row] for row in before]
+
+    def test_ranks_are_counted_from_zero(self, group: Any) -> None:
+        assert group.run(lambda worker: worker.rank) == list(range(group.world_size))
+
+    def test_rows_come_back_in_order(self, group: Any) -> None:
+        import torch
+
+        for rows in (0, 1, 3, 17):
+            batch = {"x": torch.arange(rows * 2).reshape(rows, 2), "name": "constant"}
+            out = group.rows(batch)
+            assert torch.equal(out["x"], batch["x"])
+
+    def test_every_rank_is_called_even_without_rows(self, group: Any) -> None:
+        import torch
+
+        outputs = dict(group.rows.submit(torch.zeros(1, 2)).stream())
+        assert sorted(outputs) == list(range(group.world_size))
+
+    def test_a_list_is_dealt_out(self, group: Any) -> None:
+        given = [f"for {rank}" for rank in range(group.world_size)]
+        assert group.dealt(given) == list(enumerate(given))
+
+    def test_a_list_of_the_wrong_length_is_refused_before_anything_is_sent(self, group: Any) -> None:
+        calls = group.statistics()["calls"]
+        with pytest.raises(px.DispatchError, match=str(group.world_size)):
+            group.dealt(["too short"])
+        assert group.statistics()["calls"] == calls
+
+    def test_rank_zero_gives_the_value_itself(self, group: Any) -> None:
+        assert group.only_zero("x") == (0, "x")
+
+    def test_a_view_of_one_rank_gives_its_value(self, group: Any) -> None:
+        assert group[2].coroutine(5) == 7
+        assert group[1:3].coroutine(5) == [6, 7]
+
+    def test_any_goes_to_one_rank(self, group: Any) -> None:
+        assert group.any.environment("RANK") in {str(rank) for rank in range(group.world_size)}
+
+    def test_not_blocking_returns_a_future(self, group: Any) -> None:
+        future = group.later("x")
+        assert isinstance(future, px.CallFuture)
+        assert future.result() == ["x"] * group.world_size
+
+    def test_a_future_is_awaited(self, group: Any) -> None:
+        async def driver() -> Any:
+            return await group.coroutine.submit(1)
+
+        assert asyncio.run(driver()) == [1 + rank for rank in range(group.world_size)]
+
+    def test_a_future_is_an_argument(self, group: Any) -> None:
+        import torch
+
+        rows = torch.arange(7)
+        assert torch.equal(group.rows(group.rows.submit(rows)), rows)
+
+    def test_futures_are_gathered(self, group: Any) -> None:
+        futures = [group.coroutine.submit(n) for n in range(3)]
+        assert [values[0] for values in px.gather(*futures)] == [0, 1, 2]
+
+    def test_unregistered_methods_are_reached_by_name(self, group: Any) -> None:
+        assert group.call("unregistered", 2) == [20] * group.world_size
+        with pytest.raises(AttributeError, match="unregistered"):
+            _ = group.unregistered
+
+    def test_execute_all_deals_lists_of_world_size_only(self, group: Any) -> None:
+        n = group.world_size
+        assert group.execute_all_sync("unregistered", list(range(n))) == [10 * i for i in range(n)]
+        assert group.execute_all_sync("unregistered", 3) == [30] * n
+        assert group.execute_rank_zero_sync("unregistered", 3) == 30
+        assert group.execute_all_async("unregistered", x=4).result() == [40] * n
+
+    def test_what_one_rank_writes_nobody_else_sees(self, group: Any) -> None:
+        import torch
+
+        given = torch.ones(300_000)  # large enough to be stored once for all ranks
+        sums = group.overwrite(given)
+        assert sums == [-300_000.0] + [300_000.0] * (group.world_size - 1)
+        assert given.sum() == 300_000
+
+    def test_a_stored_value_serves_many_calls(self, group: Any) -> None:
+        import torch
+
+        stored = px.put(torch.ones(50_000), backend=group.pool.backend)
+        assert group.overwrite(stored) == group.overwrite(stored)
+
+    def test_the_environment_is_the_ranks_own(self, group: Any) -> None:
+        assert group.environment("RANK") == [str(rank) for rank in range(group.world_size)]
+        assert group.environment("WORLD_SIZE") == [str(group.world_size)] * group.world_size
+
+    def test_a_failure_names_its_rank_and_keeps_its_type(self, group: Any) -> None:
+        with pytest.raises(ValueError, match="rank 1") as caught:
+            group.fail("value", 1)
+        assert isinstance(caught.value, px.RemoteCallError)
+        assert caught.value.ranks == (1,)
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"), [("unicode", UnicodeDecodeError), ("unpicklable", px.RemoteCallError)]
+    )
+    def test_any_exception_arrives(self, group: Any, kind: str, expected: type[BaseException]) -> None:
+        with pytest.raises(expected, match="rank 1"):
+            group.fail(kind, 1)
+
+    def test_an_exception_group_is_caught_as_one(self, group: Any) -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            group.fail("group", 1)
+        assert "rank 1" in str(caught.value)
+        assert [type(one) for one in caught.value.exceptions] == [ValueError, KeyError]
+
+    def test_the_group_is_ready_after_a_failure_of_all(self, group: Any) -> None:
+        with pytest.raises(ValueError, match="rank 0"):
+            group.fail("value", 0)
+        assert group.state == "ready"
+        assert group.coroutine(0) == list(range(group.world_size))
+
+    def test_wrong_arguments_fail_before_anything_is_sent(self, group: Any) -> None:
+        with pytest.raises(px.DispatchError, match="add"):
+            group.add(1, 2, 3)
+
+    def test_what_cannot_be_pickled_is_named(self, group: Any) -> None:
+        with pytest.raises(px.DispatchError, match="generator"):
+            group.later(n for n in range(3))
+
+    def test_a_closed_group_says_so(self, pool: px.ResourcePool) -> None:
+        group = px.WorkerGroup(pool, Probe)
+        group.close()
+        group.close()
+        with pytest.raises(px.GroupClosed, match="closed"):
+            group.add(1)
+
+    def test_a_constructor_that_raises_leaves_nothing(self, pool: px.ResourcePool) -> None:
+        before = len(pool.groups)
+        with pytest.raises(px.WorkerInitError, match="rank 1") as caught:
+            px.WorkerGroup(pool, FailsOnRankOne)
+        assert isinstance(caught.value, ValueError)
+        assert len(pool.groups) == before
+
+    def test_explain_names_every_rank(self, group: Any) -> None:
+        assert [row["rank"] for row in group.explain().to_dict()["rows"]] == list(range(group.world_size))
+
+
+class FailsOnRankOne(px.Worker):
+    """Cannot be made on rank 1."""
+
+    def __init__(self) -> None:
+        if self.rank == 1:
+            raise ValueError("rank 1 has no licence")

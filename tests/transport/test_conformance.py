@@ -1,0 +1,24 @@
+"""The published conformance suite, on each backend that is shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+from phalanx.testing.conformance import TransportConformance
+
+
+class TestInline(TransportConformance):
+    @pytest.fixture(scope="class")
+    def pool(self) -> Iterator[px.ResourcePool]:
+        with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
+            yield pool
+
+
+class TestRay(TransportConformance):
+    @pytest.fixture(scope="class")
+    def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
+        with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+            yield pool
