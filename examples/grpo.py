@@ -1,0 +1,279 @@
+"""GRPO on a small language model: it learns to copy digits, from its own samples and a reward alone.
+
+    python examples/grpo.py                                # two ranks, about a minute on two cores
+    python examples/grpo.py --ranks 4 --steps 400 --device cpu
+
+``grpo`` is the algorithm as the paper gives it (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, algorithm 1
+with one reward per answer): sample a group of answers to each question, score them, take each reward relative to
+its group, and step on the clipped objective with a penalty for leaving the reference. It is ordinary Python on the
+driver; each call in it runs on every rank. Actor and reference share one process per rank, the reward is a group
+of its own.
+
+The script ends with the reward curve as a picture and, as its last line, the mean reward on questions drawn after
+the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import phalanx as px
+
+VOCABULARY = 16  # ten digits, a mark before and after the question, and four tokens that are always wrong
+BEGIN, END = 10, 11
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the algorithm runs with; letters are the paper's."""
+
+    digits: int = 4
+    questions: int = 16  # per step
+    group_size: int = 8  # G, answers to each question
+    steps: int = 300
+    learning_rate: float = 2e-3
+    clip: float = 0.2  # epsilon
+    kl_weight: float = 1e-3  # beta
+    entropy_weight: float = 0.05  # not in the paper: a model that starts from noise has to keep trying
+    seed: int = 0
+
+
+def grpo(policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings) -> Iterator[float]:
+    """Train the policy; yields the mean reward of each step's answers."""
+    random = torch.Generator().manual_seed(settings.seed)
+    for _ in range(settings.steps):
+        questions = ask(settings.questions, settings.digits, random)
+        answers = policy.actor.generate.submit(questions.repeat_interleave(settings.group_size, dim=0))
+        reference = policy.reference.log_probs.submit(answers)
+        rewards = judge.score(answers)
+        advantages = group_advantages(rewards, settings.group_size)
+        policy.actor.update(answers, reference, advantages)
+        yield rewards.mean().item()
+
+
+def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
+    """Each answer's reward relative to the other answers to its question, in standard deviations."""
+    groups = rewards.view(-1, group_size)
+    centred = groups - groups.mean(dim=1, keepdim=True)
+    return (centred / (groups.std(dim=1, keepdim=True) + 1e-4)).flatten()
+
+
+def ask(count: int, digits: int, random: torch.Generator) -> Tensor:
+    """Questions as tokens, (count, digits + 2)."""
+    body = torch.randint(0, 10, (count, digits), generator=random)
+    return torch.cat([torch.full((count, 1), BEGIN), body, torch.full((count, 1), END)], dim=1)
+
+
+def evaluate(policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings, count: int = 512) -> float:
+    """Mean reward of one sampled answer to each of ``count`` new questions."""
+    questions = ask(count, settings.digits, torch.Generator().manual_seed(settings.seed + 1_000_000))
+    return judge.score(policy.actor.generate.submit(questions)).mean().item()
+
+
+class Actor(px.Worker):
+    """The policy: a copy on each rank, kept the same by summing gradients over the ranks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        torch.manual_seed(settings.seed)
+        self.model = small_llama().to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        torch.manual_seed(settings.seed + 1 + self.rank)  # the same weights, but other samples
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, to_device=True)
+    @torch.no_grad()
+    def generate(self, questions: Tensor) -> dict[str, Tensor]:
+        """Sample an answer to each question: tokens with the question in front, and log-probabilities."""
+        tokens, log_probs, cache, token = questions, [], None, questions
+        for _ in range(self.settings.digits):
+            out = self.model(token, past_key_values=cache, use_cache=True)
+            cache, distribution = out.past_key_values, out.logits[:, -1].log_softmax(dim=-1)
+            token = torch.multinomial(distribution.exp(), num_samples=1)
+            tokens = torch.cat([tokens, token], dim=1)
+            log_probs.append(distribution.gather(1, token))
+        return {"tokens": tokens, "log_probs": torch.cat(log_probs, dim=1)}
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC, to_device=True)
+    def update(self, answers: dict[str, Tensor], reference: Tensor, advantages: Tensor) -> dict[str, float]:
+        """One optimizer step on this rank's answers and all others'."""
+        settings, advantage = self.settings, advantages[:, None]
+        distribution = answer_distribution(self.model, answers["tokens"], settings.digits)
+        log_probs = of_answer(distribution, answers["tokens"])
+
+        ratio = (log_probs - answers["log_probs"]).exp()
+        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+        gain = torch.minimum(ratio * advantage, clipped * advantage)
+        kl = (reference - log_probs).exp() - (reference - log_probs) - 1  # unbiased and never negative
+        entropy = -(distribution.exp() * distribution).sum(dim=-1)
+        objective = gain - settings.kl_weight * kl + settings.entropy_weight * entropy
+
+        self.optimizer.zero_grad()
+        (-objective.sum()).backward()
+        average_gradients(self.model, count=objective.numel())
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return {"kl": kl.mean().item(), "entropy": entropy.mean().item()}
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Reference(px.Worker):
+    """The policy as it was before training, in the actor's process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.digits = settings.digits
+        self.model = copy.deepcopy(self.roles["actor"].model).requires_grad_(False)
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, to_device=True)
+    @torch.no_grad()
+    def log_probs(self, answers: dict[str, Tensor]) -> Tensor:
+        """Log-probability of each answer token, (rows, digits)."""
+        return of_answer(answer_distribution(self.model, answers["tokens"], self.digits), answers["tokens"])
+
+
+class Reward(px.Worker):
+    """The judge."""
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def score(self, answers: dict[str, Tensor]) -> Tensor:
+        """The part of each answer's digits that are copied right, (rows,)."""
+        digits = answers["log_probs"].shape[1]
+        question, answer = answers["tokens"][:, 1 : 1 + digits], answers["tokens"][:, -digits:]
+        return (question == answer).float().mean(dim=1)
+
+
+def small_llama() -> LlamaForCausalLM:
+    """A Llama of 113,984 parameters, untrained."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=208,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def answer_distribution(model: nn.Module, tokens: Tensor, digits: int) -> Tensor:
+    """Log-probabilities over the vocabulary at each answer token, (rows, digits, vocabulary)."""
+    return model(tokens[:, :-1], use_cache=False).logits[:, -digits:].log_softmax(dim=-1)
+
+
+def of_answer(distribution: Tensor, tokens: Tensor) -> Tensor:
+    """What ``distribution`` gives the tokens that were drawn, (rows, digits)."""
+    return distribution.gather(-1, tokens[:, -distribution.shape[1] :, None]).squeeze(-1)
+
+
+def average_gradients(model: nn.Module, count: int) -> None:
+    """Sum gradients and token counts over the ranks and divide, so that rows may be split unevenly."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor([count])])
+    dist.all_reduce(flat)
+    averaged = (flat[:-1] / flat[-1]).split([g.numel() for g in gradients])
+    for gradient, average in zip(gradients, averaged, strict=True):
+        gradient.copy_(average.view_as(gradient))
+
+
+def train(settings: Settings, ranks: int, device: str, console: Console) -> tuple[list[float], float]:
+    """Start the groups and run; the mean reward of each step, and the one measured afterwards."""
+    with (
+        px.ResourcePool([ranks], use_gpu=wants_gpu(device, ranks)) as pool,
+        px.ResourcePool([1], use_gpu=False) as cpu,
+    ):
+        roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
+        policy = px.WorkerGroup(pool, roles, name="policy")
+        judge = px.WorkerGroup(cpu, Reward, name="judge")
+        console.print(policy.explain())
+        rewards = list(shown(grpo(policy, judge, settings), settings.steps, console))
+        return rewards, evaluate(policy, judge, settings)
+
+
+def wants_gpu(device: str, ranks: int) -> bool:
+    """Whether each rank gets a GPU; on ``auto``, if there are enough of them (NCCL needs one per rank)."""
+    return device == "gpu" or (device == "auto" and torch.cuda.device_count() >= ranks)
+
+
+def shown(rewards: Iterator[float], steps: int, console: Console) -> Iterator[float]:
+    """Pass the rewards on, with a progress bar; in a log, with a line now and then."""
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("reward {task.fields[reward]:.3f}"),
+        TimeElapsedColumn(),
+    )
+    with Progress("GRPO", *columns, console=console) as progress:
+        task = progress.add_task("", total=steps, reward=0.0)
+        for step, reward in enumerate(rewards, start=1):
+            progress.update(task, advance=1, reward=reward)
+            if not console.is_terminal and step % 50 == 0:
+                console.print(f"step {step}: mean reward {reward:.3f}")
+            yield reward
+
+
+def save_curve(rewards: Sequence[float], path: Path) -> None:
+    """Mean reward over steps, as a picture."""
+    window = 10
+    smooth = [sum(rewards[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(rewards))]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(rewards, color="tab:blue", alpha=0.3, label="each step")
+    axes.plot(smooth, color="tab:blue", label=f"mean of {window} steps")
+    axes.set(
+        xlabel="step", ylabel="mean reward", ylim=(0, 1.02), title="GRPO: a small Llama learns to copy digits"
+    )
+    axes.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a small Llama to copy digits by GRPO.")
+    parser.add_argument("--steps", type=int, default=Settings.steps)
+    parser.add_argument("--seed", type=int, default=Settings.seed)
+    parser.add_argument("--ranks", type=int, default=2, help="processes that hold actor and reference")
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the curve")
+    parser.add_argument(
+        "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    console = Console()
+    settings = Settings(steps=given.steps, seed=given.seed)
+    rewards, final = train(settings, given.ranks, given.device, console)
+    picture = given.out / "grpo_reward.png"
+    save_curve(rewards, picture)
+    console.print(f"reward curve: {picture}")
+    if final < given.target:
+        print(
+            f"the reward stayed below {given.target}: more --steps may help, or another --seed",
+            file=sys.stderr,
+        )
+    print(f"final mean reward: {final:.2f}")
+    return 0 if final >= given.target else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
