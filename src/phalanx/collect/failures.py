@@ -90,7 +90,7 @@ def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
     first one that failed rather than was stopped.
     """
     failed = sorted((report for report in reports if report.failed), key=_order)
-    causes = [report for report in failed if not _is_victim(report, failed)]
+    causes = sorted(_causes(failed), key=_order)
     if not causes and failed:
         causes = [min(failed, key=lambda report: (report.kind == "stopped", *_order(report)))]
     # By identity: equal reports of different processes are still different ranks' reports.
@@ -112,38 +112,33 @@ def looks_like_victim(report: RankReport) -> bool:
 
 def _chained_from_collective(report: RankReport) -> bool:
     """Whether the exception was raised `from` one of a collective, as wrappers of training loops do."""
-    lines = report.traceback.splitlines()
+    if not any(f"{name}: " in report.traceback for name in _OF_A_COLLECTIVE):
+        return False
     return any(
         line.partition(":")[0].rpartition(".")[2] in _OF_A_COLLECTIVE
         and _PEER_IS_GONE.search(line) is not None
-        for line in lines
+        for line in report.traceback.splitlines()
         if not line.startswith(" ")
     )
 
 
-def _is_victim(report: RankReport, failed: Sequence[RankReport]) -> bool:
-    if report.victim or report.kind == "stopped":
-        return True
-    if report.kind == "died":
-        return False
-    if report.kind == "raised":
-        return looks_like_victim(report)
-    if any(_by_itself(peer) for peer in failed):
-        return True
-    return report.kind == "timeout" and _waits_for_a_peer(report, failed)
+def _causes(failed: Sequence[RankReport]) -> list[RankReport]:
+    """The ranks whose own code, or the loss of whose process, ended their part of the call.
 
-
-def _by_itself(report: RankReport) -> bool:
-    """Whether the rank's own code, or the loss of its process, ended its part of the call."""
-    own = report.kind == "died" or (report.kind == "raised" and not looks_like_victim(report))
-    return own and not report.victim
-
-
-def _waits_for_a_peer(report: RankReport, failed: Sequence[RankReport]) -> bool:
-    """Whether it stood in a collective, or in the queue, while another rank was busy with something else."""
-    return _stands_waiting(report) and any(
-        peer.kind == "timeout" and not _stands_waiting(peer) for peer in failed
-    )
+    Without any, those that were cancelled, or missed the deadline: of the latter not the ones that stood in a
+    collective or in the queue while others were busy with something else.
+    """
+    blamable = [report for report in failed if not report.victim and report.kind != "stopped"]
+    own = [
+        each
+        for each in blamable
+        if each.kind == "died" or (each.kind == "raised" and not looks_like_victim(each))
+    ]
+    if own:
+        return own
+    ended = [report for report in blamable if report.kind != "raised"]
+    busy = [report for report in ended if report.kind == "timeout" and not _stands_waiting(report)]
+    return [report for report in ended if report.kind != "timeout"] + busy if busy else ended
 
 
 def _stands_waiting(report: RankReport) -> bool:

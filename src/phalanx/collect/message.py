@@ -39,7 +39,7 @@ def render(
         _headline(group, method, causes, timeout, init),
         *_places(causes),
         *_details(causes),
-        *_victims(victims),
+        *_victims(victims, causes),
     ]
     if finished:
         sections.append(f"finished: {rank_list(finished)}")
@@ -149,16 +149,15 @@ def _details(causes: Sequence[Alike]) -> Iterator[str]:
             yield _block(f"last lines logged by rank {first.rank}{path}:", lines)
 
 
-def _victims(victims: Sequence[Alike]) -> Iterator[str]:
+def _victims(victims: Sequence[Alike], causes: Sequence[Alike]) -> Iterator[str]:
     if not victims:
         return
-    lines = [
-        f"  {rank_list(report.rank for report in alike)} {_did(alike[0])}" for alike in victims[:_MAX_KINDS]
-    ]
+    lines = [f"  {_who(alike)} {_did(alike[0])}" for alike in victims[:_MAX_KINDS]]
     if len(victims) > _MAX_KINDS:
         rest = [report.rank for alike in victims[_MAX_KINDS:] for report in alike]
         lines.append(f"  {rank_list(rest)} failed in other ways")
-    yield "\n".join(["failed because of that:", *lines])
+    title = "waiting for that:" if causes[0][0].kind == "timeout" else "failed because of that:"
+    yield "\n".join([title, *lines])
 
 
 def _block(title: str, lines: Iterable[str]) -> str:

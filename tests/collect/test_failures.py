@@ -1,0 +1,357 @@
+"""From the reports of all ranks to one error: its kind, its causes apart from its victims, its text."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.collect.failures import combine, looks_like_victim, with_victims
+from phalanx.collect.message import rank_list
+from phalanx.errors import (
+    CallCancelled,
+    CallError,
+    CallTimeout,
+    InternalError,
+    RankReport,
+    RemoteCallError,
+    WorkerDiedError,
+    WorkerInitError,
+)
+from phalanx.wire.failure import capture, report_of
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in update
+    raise ValueError("bad shape")
+ValueError: bad shape"""
+COLLECTIVE = """  File "/site/torch/distributed/distributed_c10d.py", line 2924 in all_reduce
+  File "train.py", line 2 in update"""
+BUSY = '  File "train.py", line 9 in update'
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1234"
+
+
+def report(rank: int, kind: Any = "raised", **fields: Any) -> RankReport:
+    fields = {"method": "update", "host": "h", "pid": 100 + rank, "accelerator": f"GPU {rank}", **fields}
+    return RankReport(rank, kind, **fields)
+
+
+def bad(rank: int, **fields: Any) -> RankReport:
+    return report(
+        rank, **{"type_name": "ValueError", "message": "bad shape", "traceback": TRACEBACK, **fields}
+    )
+
+
+def gone(rank: int, message: str = CLOSED, **fields: Any) -> RankReport:
+    return report(rank, **{"type_name": "RuntimeError", "message": message, **fields})
+
+
+def died(rank: int, **fields: Any) -> RankReport:
+    return report(rank, "died", **{"exit": "signal SIGKILL", **fields})
+
+
+def stopped(rank: int, **fields: Any) -> RankReport:
+    return report(rank, "stopped", message="had not ended", **fields)
+
+
+def late(rank: int, state: Any = "running", **fields: Any) -> RankReport:
+    return report(rank, "timeout", state=state, since=5.0, **fields)
+
+
+def combined(*reports: RankReport, **options: Any) -> CallError:
+    return combine("actor", "update", reports, **options)
+
+
+@pytest.mark.parametrize(
+    ("reports", "kind"),
+    [
+        ([bad(1)], RemoteCallError),
+        ([bad(1), gone(0)], RemoteCallError),
+        ([died(1)], WorkerDiedError),
+        ([bad(0), died(1)], WorkerDiedError),
+        ([gone(0), died(1)], WorkerDiedError),
+        ([stopped(0), bad(1)], RemoteCallError),
+        ([late(0), late(1, "finished")], CallTimeout),
+        ([late(0), bad(1)], RemoteCallError),
+        ([late(0), gone(1)], CallTimeout),
+        ([report(0, "cancelled"), report(1, "cancelled")], CallCancelled),
+        ([report(0, "cancelled"), gone(1)], CallCancelled),
+        ([report(0, "cancelled"), died(1)], WorkerDiedError),
+        ([stopped(0), stopped(1)], CallCancelled),
+        ([gone(0), gone(1)], RemoteCallError),
+    ],
+)
+def test_the_kind_of_error_follows_the_causes(reports: list[RankReport], kind: type[CallError]) -> None:
+    assert type(combined(*reports)) is kind
+
+
+def test_a_constructor_that_raises_is_an_init_error() -> None:
+    assert type(combined(bad(1), init=True)) is WorkerInitError
+
+
+def test_a_rank_that_dies_in_its_constructor_died() -> None:
+    assert type(combined(died(1), init=True)) is WorkerDiedError
+
+
+def test_the_error_is_also_of_the_type_that_the_cause_raised() -> None:
+    cause = report_of(capture(KeyError("k"), rank=2))
+
+    assert isinstance(combined(gone(0), cause), KeyError)
+
+
+def test_no_failure_at_all_is_a_bug_of_ours() -> None:
+    with pytest.raises(InternalError, match="no rank reported a failure"):
+        combined(late(0, "finished"))
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        gone(0),
+        gone(0, "Connection reset by peer"),
+        gone(0, "Broken pipe", type_name="torch.distributed.DistNetworkError"),
+        gone(0, "NCCL error ... remote process exited", type_name="torch.distributed.DistBackendError"),
+        gone(0, "ncclRemoteError: A call failed", type_name="torch.distributed.DistBackendError"),
+        gone(0, "NCCL communicator was aborted on rank 0.", type_name="torch.distributed.DistBackendError"),
+        gone(0, "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
+        gone(0, "Connection closed by peer", type_name="OSError", traceback=COLLECTIVE),
+        bad(0, traceback=f"Traceback:\n  frame\nRuntimeError: {CLOSED}\n\nThe above ...\n\n{TRACEBACK}"),
+    ],
+)
+def test_a_lost_connection_in_a_collective_makes_a_victim(victim: RankReport) -> None:
+    assert looks_like_victim(victim)
+    assert combined(victim, bad(3)).victims == (0,)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        bad(0),
+        gone(0, "Connection reset by peer", type_name="ConnectionResetError"),
+        gone(0, "Connection refused", type_name="requests.exceptions.ConnectionError"),
+        gone(0, "mat1 and mat2 shapes cannot be multiplied"),
+        died(0, message="connection reset by peer"),
+        bad(0, traceback=f'Traceback:\n    log("RuntimeError: {CLOSED}")\n{TRACEBACK}'),
+    ],
+)
+def test_anything_else_is_a_failure_of_its_own(own: RankReport) -> None:
+    assert not looks_like_victim(own)
+    assert combined(own, bad(3)).cause_ranks == (0, 3)
+
+
+def test_where_all_look_like_victims_the_earliest_is_the_cause() -> None:
+    error = combined(gone(0, at=2.0), gone(1, at=1.0), stopped(2, at=0.5), gone(3, at=3.0))
+
+    assert (error.cause_ranks, error.victims) == ((1,), (0, 2, 3))
+
+
+def test_a_rank_whose_process_died_is_a_cause_before_ranks_that_lost_a_connection_earlier() -> None:
+    assert combined(gone(0, at=1.0), died(1, at=2.0)).cause_ranks == (1,)
+
+
+def test_what_the_supervisor_knows_to_be_a_victim_stays_one() -> None:
+    assert combined(died(0, victim=True), bad(1)).victims == (0,)
+
+
+def test_causes_come_first_and_the_earliest_of_them_before_the_others() -> None:
+    error = combined(gone(0, at=0.1), bad(1, at=2.0), bad(2, at=1.0), late(3, "finished"))
+
+    assert [failure.rank for failure in error.failures] == [2, 1, 0, 3]
+
+
+def test_without_times_the_lowest_rank_comes_first() -> None:
+    assert [failure.rank for failure in combined(bad(2), bad(0), bad(1)).failures] == [0, 1, 2]
+
+
+def test_ranks_that_wait_in_a_collective_wait_for_the_one_that_does_not() -> None:
+    error = combined(late(0, stack=COLLECTIVE), late(1, stack=BUSY), late(2, "queued"))
+
+    assert (error.cause_ranks, error.victims) == ((1,), (0, 2))
+
+
+def test_an_unreachable_rank_is_what_the_others_wait_for() -> None:
+    assert combined(late(0, stack=COLLECTIVE), late(1, "unreachable")).cause_ranks == (1,)
+
+
+def test_where_all_wait_in_a_collective_the_first_is_named_and_all_are_reported() -> None:
+    error = combined(late(0, stack=COLLECTIVE), late(1, stack=COLLECTIVE))
+
+    assert type(error) is CallTimeout
+    assert error.ranks == (0, 1)
+
+
+def test_a_timeout_knows_its_seconds_and_which_ranks_had_finished() -> None:
+    error = combined(late(0), late(1, "finished"), timeout=5.0)
+
+    assert isinstance(error, CallTimeout)
+    assert (error.timeout, error.ranks, len(error.failures)) == (5.0, (0,), 2)
+
+
+kinds = st.sampled_from([bad, gone, died, stopped, late, lambda rank, **more: late(rank, "finished", **more)])
+many_reports = st.lists(st.tuples(kinds, st.none() | st.floats(0, 9)), min_size=1, max_size=9).map(
+    lambda drawn: [make(rank, at=at) for rank, (make, at) in enumerate(drawn)]
+)
+
+
+@given(many_reports)
+def test_every_report_is_kept_and_there_is_always_a_cause(reports: list[RankReport]) -> None:
+    marked = with_victims(reports)
+
+    assert sorted(each.rank for each in marked) == list(range(len(reports)))
+    assert any(each.failed for each in reports) == any(each.failed and not each.victim for each in marked)
+
+
+@given(many_reports)
+def test_any_reports_give_one_error_that_pickles_with_its_text(reports: list[RankReport]) -> None:
+    try:
+        error = combined(*reports, timeout=5.0)
+    except InternalError:
+        assert not any(each.failed for each in reports)
+        return
+    copied = pickle.loads(pickle.dumps(error))
+
+    assert (type(copied), str(copied), copied.failures) == (type(error), str(error), error.failures)
+
+
+@given(many_reports, st.randoms())
+def test_the_order_in_which_reports_arrive_does_not_matter(reports: list[RankReport], random: Any) -> None:
+    shuffled = random.sample(reports, len(reports))
+
+    assert with_victims(reports) == with_victims(shuffled)
+
+
+def test_the_text_of_one_cause_with_its_victims() -> None:
+    cause = bad(2, log_tail=("step 1", "step 2"), log_path="/logs/2.out")
+
+    text = str(combined(gone(0), gone(1), cause, stopped(3)))
+
+    assert text == (
+        "group 'actor', method update: rank 2 (host h, pid 102, GPU 2) raised ValueError: bad shape\n"
+        "\n"
+        "remote traceback of rank 2:\n"
+        "  Traceback (most recent call last):\n"
+        '    File "train.py", line 3, in update\n'
+        '      raise ValueError("bad shape")\n'
+        "  ValueError: bad shape\n"
+        "\n"
+        "last lines logged by rank 2 (/logs/2.out):\n"
+        "  step 1\n"
+        "  step 2\n"
+        "\n"
+        "failed because of that:\n"
+        f"  ranks 0-1 (host h) raised RuntimeError: {CLOSED}\n"
+        "  rank 3 (host h, pid 103, GPU 3) was stopped: had not ended"
+    )
+
+
+def test_the_text_of_equal_failures_groups_their_ranks() -> None:
+    reports = [bad(rank, message=f"bad shape {rank}", traceback="") for rank in (0, 1, 2, 5)]
+
+    assert str(combined(*reports)) == (
+        "group 'actor', method update: ranks 0-2, 5 (host h) raised ValueError: bad shape 0\n"
+        "\n"
+        "  rank 0 (host h, pid 100, GPU 0)\n"
+        "  rank 1 (host h, pid 101, GPU 1)\n"
+        "  rank 2 (host h, pid 102, GPU 2)\n"
+        "  rank 5 (host h, pid 105, GPU 5)"
+    )
+
+
+def test_the_text_of_a_death() -> None:
+    text = str(combined(died(1, hint="the node ran out of memory", log_tail=("last words",))))
+
+    assert text == (
+        "group 'actor', method update: rank 1 (host h, pid 101, GPU 1) died: signal SIGKILL\n"
+        "\n"
+        "hint: the node ran out of memory\n"
+        "\n"
+        "last lines logged by rank 1:\n"
+        "  last words"
+    )
+
+
+def test_the_text_of_a_timeout() -> None:
+    reports = [late(0, stack=COLLECTIVE), late(1, stack=BUSY), late(2, "finished"), late(3, "queued")]
+
+    assert str(combined(*reports, timeout=5)) == (
+        "group 'actor', method update, not done after 5 s: "
+        "rank 1 (host h, pid 101, GPU 1) was running for 5.0 s\n"
+        "\n"
+        "stack of rank 1:\n"
+        '    File "train.py", line 9 in update\n'
+        "\n"
+        "waiting for that:\n"
+        "  rank 0 (host h, pid 100, GPU 0) was running for 5.0 s\n"
+        "  rank 3 (host h, pid 103, GPU 3) was queued for 5.0 s\n"
+        "\n"
+        "finished: rank 2\n"
+        "\n"
+        "If it only needs more time, give it more: .options(timeout=...) for one call, "
+        "call_timeout= for the group."
+    )
+
+
+def test_the_text_of_a_constructor_that_failed() -> None:
+    text = str(combine("actor", "__init__", [bad(1)], init=True))
+
+    assert text.startswith(
+        "group 'actor', constructor: rank 1 (host h, pid 101, GPU 1) raised ValueError: bad shape\n"
+    )
+
+
+def test_the_text_names_the_role_in_a_process_of_several() -> None:
+    assert str(combined(bad(1, role="critic"))).startswith("group 'actor', method critic.update: rank 1 ")
+
+
+def test_the_text_names_causes_of_different_kinds() -> None:
+    text = str(combined(died(1, at=1.0), bad(2, at=2.0), gone(0)))
+
+    assert text.splitlines()[:2] == [
+        "group 'actor', method update: rank 1 (host h, pid 101, GPU 1) died: signal SIGKILL",
+        "  and rank 2 (host h, pid 102, GPU 2) raised ValueError: bad shape",
+    ]
+
+
+def test_a_message_of_many_lines_shows_its_first_in_the_headline_and_all_below() -> None:
+    text = str(combined(bad(1, message="first\nsecond", traceback="")))
+
+    assert text.splitlines()[0].endswith("raised ValueError: first")
+    assert "all that rank 1 said:\n  first\n  second" in text
+
+
+def test_the_text_of_many_ranks_and_long_tracebacks_stays_short() -> None:
+    long = "\n".join(f"line {number}" for number in range(5000))
+    reports = [bad(rank, message=chr(97 + rank % 20) * 3, traceback=long) for rank in range(4096)]
+
+    assert len(str(combined(*reports))) < 20_000
+
+
+def test_ranks_on_several_hosts_are_counted_by_host() -> None:
+    text = str(combined(bad(0, host="a"), bad(1, host="b")))
+
+    assert text.startswith("group 'actor', method update: ranks 0-1 (2 hosts) raised")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([2], "rank 2"),
+        ([3, 1, 0, 2], "ranks 0-3"),
+        ([0, 1, 3, 7, 8], "ranks 0-1, 3, 7-8"),
+        (range(0, 60, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (30 in all)"),
+    ],
+)
+def test_ranks_in_words(ranks: Any, words: str) -> None:
+    assert rank_list(ranks) == words
+
+
+def test_the_reports_given_are_not_changed() -> None:
+    given_reports = [gone(0), bad(1)]
+    kept = [replace(each) for each in given_reports]
+
+    combined(*given_reports)
+
+    assert given_reports == kept
