@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute, as_mode
 from phalanx.declare.names import RESERVED
@@ -96,7 +96,7 @@ def register(
                 "put it on the function itself, and not together with staticmethod, classmethod or property"
             )
         setattr(function, MARK, partial)
-        return function
+        return cast(F, function)
 
     return mark
 

@@ -42,7 +42,8 @@ class Arguments:
                 with decoding(Policy.VIEW):
                     outputs = self._fetch([self._refs[i] for i in parts])
                 return gather(plan, outputs)
-        raise TypeError(f"unknown token {token!r}")
+            case _:
+                raise TypeError(f"unknown token {token!r}")
 
     def _piece(self, piece: Piece) -> Any:
         """Rows of a result whose parts lie on other ranks: only the overlapping parts are fetched."""

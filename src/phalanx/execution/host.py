@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from phalanx.declare.worker import WorkerContext, being_made
@@ -102,7 +103,7 @@ class Host:
         )
         self._context = shared
         for role, (cls, args, kwargs) in roles.items():
-            context = WorkerContext(**{**vars(shared), "role": role})
+            context = replace(shared, role=role)
             token = being_made.set(context)
             try:
                 instance = cls(*args, **kwargs)

@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from phalanx.config import backend_name, settings
@@ -160,7 +161,7 @@ def status(backend: str | None = None) -> Table:
 
 
 def _resource_rows(
-    total: dict[str, float], free: dict[str, float], holders: list[str]
+    total: Mapping[str, float], free: Mapping[str, float], holders: list[str]
 ) -> list[tuple[str, float, float, str]]:
     shown = sorted(name for name in total if not name.startswith("accelerator_type:"))
     return [

@@ -306,6 +306,10 @@ class GroupCore:
             self._registered[key] = self._ask_mesh(name)
         return self._registered[key]
 
+    def forget_meshes(self) -> None:
+        """Ask the ranks anew for the meshes that they registered."""
+        self._registered.clear()
+
     def _ask_mesh(self, name: str) -> Mesh:
         from phalanx.dispatch.plan import GatherPlan
 

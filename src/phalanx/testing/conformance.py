@@ -22,7 +22,7 @@ import pytest
 import phalanx as px
 
 if sys.version_info < (3, 11):
-    from exceptiongroup import ExceptionGroup
+    from exceptiongroup import ExceptionGroup  # pyright: ignore[reportMissingImports]
 
 
 class Unpicklable(Exception):
@@ -127,9 +127,8 @@ class TransportConformance:
         import torch
 
         for rows in (0, 1, 3, 17):
-            batch = {"x": torch.arange(rows * 2).reshape(rows, 2), "name": "constant"}
-            out = group.rows(batch)
-            assert torch.equal(out["x"], batch["x"])
+            x = torch.arange(rows * 2).reshape(rows, 2)
+            assert torch.equal(group.rows({"x": x, "name": "constant"})["x"], x)
 
     def test_every_rank_is_called_even_without_rows(self, group: Any) -> None:
         import torch

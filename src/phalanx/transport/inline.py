@@ -13,7 +13,7 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,7 +252,7 @@ def _inline(reservation: Reservation) -> InlineReservation:
 
 
 @contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+def _environment(changes: Mapping[str, str]) -> Generator[None]:
     """The rank's environment for the time of a call; what the call itself sets stays with the rank no longer."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

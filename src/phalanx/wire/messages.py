@@ -59,19 +59,22 @@ class Message(NamedTuple):
     refs: tuple[Any, ...] = ()
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stored:
     """Token: the value that was stored under ``refs[index]``."""
 
     index: int
 
 
-class Reference(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reference:
     """Token: the user's own reference ``refs[index]``, handed over as it is."""
 
     index: int
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
 
     ``parts`` and ``infos`` index the references to each source part and to its :class:`PartInfo`.
@@ -85,7 +88,8 @@ class Piece(NamedTuple):
     expected_rows: int | None
 
 
-class Whole(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Whole:
     """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined."""
 
     parts: tuple[int, ...]

@@ -99,7 +99,7 @@ def reserve(request: ReserveRequest) -> RayReservation:
 
 
 def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
-    selector = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
+    selector: Any = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
     return placement_group(
         [dict(request.bundle)] * size,
         strategy="STRICT_PACK",

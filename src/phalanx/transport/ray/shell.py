@@ -88,24 +88,20 @@ class AsyncShell:
 def _facade(name: str, class_name: str, asynchronous: bool) -> Callable[..., Any]:
     role, _, method = name.rpartition("__")
 
-    if asynchronous:
+    async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_message(args):
+            return await self._host.run_async(*args)
+        return self._host.run_plain(role, method, args, kwargs)
 
-        async def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_message(args):
-                return await self._host.run_async(*args)
-            result = self._host.run_plain(role, method, args, kwargs)
-            return result
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_message(args):
+            return self._host.run(*args)
+        return self._host.run_plain(role, method, args, kwargs)
 
-    else:
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_message(args):
-                return self._host.run(*args)
-            return self._host.run_plain(role, method, args, kwargs)
-
-    forward.__name__ = name
-    forward.__qualname__ = f"{class_name}.{name}"
-    return forward
+    chosen = forward_async if asynchronous else forward
+    chosen.__name__ = name
+    chosen.__qualname__ = f"{class_name}.{name}"
+    return chosen
 
 
 @functools.lru_cache(maxsize=256)
