@@ -23,10 +23,10 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     """The value of a call.
 
     Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; all
-    others are handed on as they are. What joining does to each kind of leaf: :func:`join_rows`. Padding is cut from
-    each leaf that has exactly as many rows as the padded piece. Where rows were dealt out of order, they come
-    back in the caller's order: leaves with k times the rows of every piece, for a whole k, as runs of k.
-    Leaves with any other number of rows are joined in the order of the pieces.
+    others are handed on as they are. What joining does to each kind of leaf: see :func:`join_rows`. Padding
+    is cut from each leaf that has exactly as many rows as the padded piece. Where rows were dealt out of
+    order, they come back in the caller's: a leaf with k times the rows of every piece as runs of k, and a
+    leaf with any other number of rows in the order of the pieces.
 
     Args:
         plan: of the call.
@@ -49,7 +49,8 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
         return taken
     if plan.how != "rows":
         raise InternalError(f"unknown way to gather {plan.how!r}")
-    return _Join([f"rank {position}" for position in plan.take], plan.rows, plan.order).join(taken, "")
+    names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
+    return _Join(names, plan.rows, plan.order).join(taken, "")
 
 
 def join_rows(pieces: Sequence[Any]) -> Any:
@@ -66,6 +67,11 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
     return _Join([f"piece {index}" for index in range(len(pieces))]).join(list(pieces), "")
+
+
+def collect_all_to_all(group: Any, outputs: list[Any]) -> list[Any]:
+    """The outputs as they are, by rank: a ``collect_fn`` for custom modes."""
+    return outputs
 
 
 @dataclass(frozen=True)

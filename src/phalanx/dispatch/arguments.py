@@ -10,7 +10,6 @@ from typing import Any
 from phalanx.declare.modes import CustomMode, DispatchMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
-from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.structure import flatten, is_future
 from phalanx.errors import DispatchError
 
@@ -64,6 +63,8 @@ class Call:
         shared: tuple[Any, ...] = (),
     ) -> CallPlan:
         """The plan in which each argument is what ``given`` makes of it."""
+        if not isinstance(self.ranks, range):  # a slice of the group: positions are not ranks
+            gather = replace(gather, ranks=[self.ranks[position] for position in gather.take])
         values = {argument.key: given(argument) for argument in self.arguments()}
         args = tuple(values[index] for index in range(len(self.args)))
         kwargs = {key: values[key] for key in self.kwargs}
@@ -107,19 +108,6 @@ class Call:
 def has_future(value: Any) -> bool:
     """Whether ``value`` is a future or a structure with one in it."""
     return is_future(value) or any(is_future(leaf.value) for leaf in flatten(value, "")[0])
-
-
-def unwrap(value: Any) -> Any:
-    """``value`` as the worker sees it: what is wrapped in ``px.replicate`` stands in its own place.
-
-    A value without a wrapper is given back itself.
-    """
-    if isinstance(value, Replicate):
-        return value.value
-    leaves, build = flatten(value, "")
-    if build is next or not any(isinstance(leaf.value, Replicate) for leaf in leaves):
-        return value
-    return build(leaf.value.value if isinstance(leaf.value, Replicate) else leaf.value for leaf in leaves)
 
 
 def method_signature(spec: MethodSpec) -> inspect.Signature | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.declare.modes import CustomMode, DispatchMode, add_mode
-from phalanx.dispatch.arguments import Argument, Call, unwrap
+from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
 from phalanx.dispatch.rows import Parts, over_ranks, plan_rows
 from phalanx.dispatch.shardable import Replicate
-from phalanx.dispatch.structure import is_future
+from phalanx.dispatch.structure import is_future, unwrap
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 
@@ -41,11 +41,6 @@ def register_dispatch_mode(
     return mode
 
 
-def collect_all_to_all(group: Any, outputs: list[Any]) -> list[Any]:
-    """The outputs as they are, by rank: a ``collect_fn`` for custom modes."""
-    return outputs
-
-
 def plan_mode(call: Call) -> CallPlan:
     """The plan of a call on all ranks, by its mode.
 
@@ -69,7 +64,10 @@ def plan_rank_zero(call: Call) -> CallPlan:
     elif call.mode.name == "DIRECT_ROLLOUT_METHOD":
         return _refuse_direct(call)
     zero = Call(call.spec, call.target, call.args, call.kwargs, call.ranks[:1], call.materialize)
-    return zero.planned(_same, GatherPlan("value", (0,)))
+    plan = zero.planned(_same, GatherPlan("value", (0,)))
+    if call.spec.pad_mask is None or call.spec.pad_mask in plan.kwargs:
+        return plan
+    return replace(plan, kwargs={**plan.kwargs, call.spec.pad_mask: Same(None)})  # nothing is padded
 
 
 def plan_same(call: Call) -> CallPlan:
@@ -99,8 +97,8 @@ def _dealt(
     if not isinstance(value, list | tuple) or len(value) != count:
         raise DispatchError(
             f"{call.where}: {argument.name!r} is {_shape(value)}; expected a list or tuple of {meaning} = "
-            f"{count} elements, one for each {'rank' if meaning == 'world_size' else 'dp coordinate'}. To give "
-            "all the same, wrap it in px.replicate(...); to split rows, use a mode such as Dispatch.DP_COMPUTE_PROTO"
+            f"{count} elements, one for each {'rank' if meaning == 'world_size' else 'dp coordinate'}. Wrap "
+            "what all shall get whole in px.replicate(...); rows are split by modes such as DP_COMPUTE_PROTO"
         )
     return deal(list(value))
 
@@ -177,8 +175,8 @@ def _mesh(call: Call) -> Mesh:
 
 def _refuse_direct(call: Call) -> CallPlan:
     raise DispatchError(
-        f"{call.where}: the method cannot be called through the group; it serves rollout clients that talk to "
-        "a rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
+        f"{call.where}: the method cannot be called through the group; it serves rollout clients that "
+        "talk to a rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
     )
 
 
@@ -228,8 +226,8 @@ def _checked_result(call: Call, mode: CustomMode, result: Any) -> tuple[tuple[An
     pair = isinstance(result, tuple | list) and len(result) == 2
     if not pair or not isinstance(result[0], tuple | list) or not isinstance(result[1], Mapping):
         raise DispatchError(
-            f"{call.where}: {_function_name(mode)} returned {_shape(result)}; expected a pair (args, kwargs) of "
-            "a tuple or list and a dict, in which every value is a list with one element per rank"
+            f"{call.where}: {_function_name(mode)} returned {_shape(result)}; expected a pair (args, kwargs) "
+            "of a tuple or list and a dict, in which every value is a list with one element per rank"
         )
     return tuple(result[0]), dict(result[1])
 

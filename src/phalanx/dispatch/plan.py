@@ -51,6 +51,7 @@ class GatherPlan:
     ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
     piece; ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the
     permutation that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
+    ``ranks`` are the ranks taken, for messages; None where they equal ``take``.
     """
 
     how: str
@@ -59,6 +60,7 @@ class GatherPlan:
     order: Sequence[int] | None = None
     collect_fn: Callable[..., Any] | None = None
     rows: Sequence[int] | None = None
+    ranks: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

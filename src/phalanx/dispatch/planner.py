@@ -40,7 +40,7 @@ def plan(
     Raises:
         DispatchError: the arguments do not fit the method or its mode, or the group lacks the mesh.
     """
-    if not isinstance(spec.mode, CustomMode) and spec.mode.name != "DP_COMPUTE_PROTO_WITH_FUNC":
+    if not isinstance(spec.mode, CustomMode):
         check_signature(spec, args, kwargs)
     call = Call(spec, target, args, kwargs, _called(target, ranks), materialize)
     if spec.execute is Execute.RANK_ZERO:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from phalanx.declare.modes import DispatchMode
-from phalanx.dispatch.arguments import Argument, Call, unwrap
+from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.dispatch.shardable import ops_for
 from phalanx.dispatch.split import Cut, even_sizes, grouped_sizes, row_ops, rows_of, split_leaves
-from phalanx.dispatch.structure import Leaf, flatten, is_future, node_of
+from phalanx.dispatch.structure import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
 
@@ -24,7 +25,7 @@ _SCALARS = (bool, int, float, complex, type(None))
 class Parts:
     """To whom the pieces go: ``of[p]`` is the piece of the rank at position ``p`` of the call's ranks.
 
-    ``take`` are the positions whose outputs are joined, in the order of the pieces. ``leaders``, where given,
+    A range for ``of`` says that position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are joined, in the order of the pieces. ``leaders``, where given,
     are the positions that get a piece at all; their peers get None instead.
     """
 
@@ -37,7 +38,7 @@ class Parts:
         """One piece per rank; peers share the same object."""
         if self.leaders is not None:
             return Each([pieces[i] if p in self.leaders else None for p, i in enumerate(self.of)])
-        return Each(pieces if self.count == len(self.of) else [pieces[i] for i in self.of])
+        return Each(pieces if isinstance(self.of, range) else [pieces[i] for i in self.of])
 
 
 def over_ranks(call: Call) -> Parts:
@@ -191,14 +192,7 @@ def _find_key(call: Call, key: str) -> Any:
 def _inside(value: Any, key: str) -> Any:
     """What ``value`` holds under ``key``, at any depth; None where it does not."""
     if ops_for(value) is not None:
-        names = getattr(value, "column_names", None)
-        if (
-            names is None
-            and not isinstance(value, list | torch.Tensor)
-            and callable(getattr(value, "keys", None))
-        ):
-            names = list(value.keys())
-        return value[key] if names is not None and key in names else None
+        return value[key] if key in _columns(value) else None
     node = node_of(value)
     if node is None:
         return None
@@ -208,6 +202,16 @@ def _inside(value: Any, key: str) -> Any:
         if found is not None:
             return found
     return None
+
+
+def _columns(value: Any) -> Sequence[Any]:
+    """The names by which a value with rows holds columns: those of a TensorDict or an Arrow table."""
+    if isinstance(value, list | torch.Tensor | np.ndarray):
+        return ()
+    names = getattr(value, "column_names", None)
+    if names is None and callable(getattr(value, "keys", None)):
+        names = list(value.keys())
+    return names or ()
 
 
 def _described(value: Any) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ def _nested_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     if tensor.layout is not torch.jagged:
         rows = list(tensor.unbind()[start:stop])
         return torch.nested.nested_tensor(rows, dtype=tensor.dtype, device=tensor.device)
-    offsets = tensor.offsets()
+    offsets: torch.Tensor = cast("Any", tensor).offsets()
     first, last = int(offsets[start]), int(offsets[stop])
     return torch.nested.nested_tensor_from_jagged(
         tensor.values()[first:last], offsets[start : stop + 1] - first
@@ -134,6 +134,11 @@ def _arrow_concat(tables: list[Any]) -> Any:
     return batches[0] if batches else tables[0].schema.empty_table().to_batches()[0]
 
 
+def _arrow_take(table: Any, indices: Sequence[int]) -> Any:
+    pyarrow = sys.modules["pyarrow"]
+    return table.take(pyarrow.array(indices, type=pyarrow.int64()))
+
+
 def _tensor_dict_count(value: Any) -> int | None:
     return int(value.batch_size[0]) if len(value.batch_size) else None
 
@@ -152,7 +157,7 @@ _ARROW = make_ops(
     lambda table: table.num_rows,
     lambda table, start, stop: table.slice(start, stop - start),
     _arrow_concat,
-    lambda table, indices: table.take(list(indices)),
+    _arrow_take,
 )
 _TENSOR = make_ops("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tensor_take, _tensor_split)
 _ARRAY = make_ops("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from phalanx.dispatch.plan import FuturePiece
 from phalanx.dispatch.rowtypes import RowOps
-from phalanx.dispatch.shardable import Replicate, ops_for
-from phalanx.dispatch.structure import Leaf, flatten, is_future
+from phalanx.dispatch.shardable import ops_for
+from phalanx.dispatch.structure import Leaf, flatten, is_future, unwrap
 from phalanx.errors import DispatchError
 
 _SHOWN = 12
@@ -101,7 +101,7 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
         more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         raise DispatchError(
             f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is "
-            "split must have the same number of rows; wrap what every rank shall get whole in px.replicate(...)"
+            "split must have the same number of rows; wrap what ranks shall get whole in px.replicate(...)"
         )
     return next(iter(counts.values()), None)
 
@@ -135,7 +135,8 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
     """Rows ``start`` to ``stop`` (not included) of ``value``; views of tensors and arrays."""
     leaves, build = flatten(value, "value")
     return build(
-        ops.slice(leaf.value, start, stop) if (ops := row_ops(leaf)) else unwrapped(leaf.value) for leaf in leaves
+        ops.slice(leaf.value, start, stop) if (ops := row_ops(leaf)) else unwrap(leaf.value)
+        for leaf in leaves
     )
 
 
@@ -146,14 +147,9 @@ def split_leaves(
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
     if build is next:
         return columns[0]
-    return [build(iter(column)) for column in zip(*columns, strict=True)] if columns else []
-
-
-def unwrapped(value: Any) -> Any:
-    """``value`` as the worker sees it: what stands in ``px.replicate`` takes its place."""
-    if isinstance(value, Replicate):
-        return value.value
-    return value
+    if not columns:
+        return [build(iter(()))] * len(cut.sizes)
+    return [build(iter(column)) for column in zip(*columns, strict=True)]
 
 
 def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
@@ -164,7 +160,7 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
             for index in range(parts)
         ]
     ops = row_ops(leaf)
-    return cut.pieces(leaf.value, ops) if ops is not None else [unwrapped(leaf.value)] * parts
+    return cut.pieces(leaf.value, ops) if ops is not None else [unwrap(leaf.value)] * parts
 
 
 def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
@@ -177,8 +173,3 @@ def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
 def grouped_sizes(rows: int, parts: int, group_size: int) -> list[int]:
     """Row counts by piece where every ``group_size`` consecutive rows stay together; groups split evenly."""
     return [groups * group_size for groups in even_sizes(rows // group_size, parts)]
-
-
-def starts(sizes: Sequence[int]) -> list[int]:
-    """The first row of each piece."""
-    return [0, *accumulate(sizes)][: len(sizes)]

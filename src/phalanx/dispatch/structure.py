@@ -74,6 +74,19 @@ def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]]
     return leaves, lambda values: node.rebuild([build(values) for build in builders])
 
 
+def unwrap(value: Any) -> Any:
+    """``value`` as the worker sees it: what is wrapped in ``px.replicate`` stands in its own place.
+
+    A value without a wrapper is given back itself.
+    """
+    if isinstance(value, Replicate):
+        return value.value
+    leaves, build = flatten(value, "")
+    if build is next or not any(isinstance(leaf.value, Replicate) for leaf in leaves):
+        return value
+    return build(leaf.value.value if isinstance(leaf.value, Replicate) else leaf.value for leaf in leaves)
+
+
 def _tuple_node(value: tuple[Any, ...]) -> Node | None:
     cls, fields = type(value), getattr(value, "_fields", None)
     rebuild: Callable[[Sequence[Any]], Any]

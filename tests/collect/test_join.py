@@ -1,0 +1,185 @@
+"""How outputs of ranks become one value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tensordict import TensorDict
+
+from phalanx.collect.join import gather, join_rows
+from phalanx.dispatch.plan import GatherPlan
+from phalanx.errors import DispatchError
+from tests.dispatch.support import Batch, same
+
+
+def rows(count: int, **fields: Any) -> GatherPlan:
+    return GatherPlan("rows", range(count), **fields)
+
+
+def test_a_value_plan_gives_the_one_output() -> None:
+    output = object()
+    assert gather(GatherPlan("value", (0,)), [output]) is output
+
+
+def test_a_list_plan_gives_the_taken_outputs_in_its_order() -> None:
+    assert gather(GatherPlan("list", (3, 1)), [None, "b", None, "d"]) == ["d", "b"]
+
+
+def test_structures_are_joined_leaf_by_leaf() -> None:
+    outputs = [
+        {"x": torch.tensor([1]), "y": (np.array([1.0]), ["a"]), "loss": 0.5, "note": None},
+        {"x": torch.tensor([2, 3]), "y": (np.array([2.0, 3.0]), ["b", "c"]), "loss": 0.7, "note": None},
+    ]
+    assert same(
+        gather(rows(2), outputs),
+        {
+            "x": torch.tensor([1, 2, 3]),
+            "y": (np.array([1.0, 2.0, 3.0]), ["a", "b", "c"]),
+            "loss": [0.5, 0.7],
+            "note": None,
+        },
+    )
+
+
+def test_keys_in_another_order_are_the_same_keys() -> None:
+    assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_scalar_tensors_come_back_as_a_list_by_piece() -> None:
+    out = gather(rows(2), [torch.tensor(1.0), torch.tensor(2.0)])
+    assert [value.item() for value in out] == [1.0, 2.0]
+
+
+def test_none_from_every_rank_is_none() -> None:
+    assert gather(rows(3), [None, None, None]) is None
+
+
+def test_a_number_from_some_ranks_and_none_from_others_is_a_list() -> None:
+    assert join_rows([None, 3]) == [None, 3]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ([torch.zeros(1), torch.zeros(1), None], r"ranks 0, 1 returned a Tensor .*; rank 2 returned None"),
+        ([[1], torch.zeros(1), [2]], r"ranks 0, 2 returned a list; rank 1 returned a Tensor"),
+        ([{"a": 1}, {"b": 1}, {"a": 1}], r"ranks 0, 2 returned a dict of a; rank 1 returned a dict of b"),
+        ([(1, 2), (1,), (1, 2)], r"rank 1 returned a tuple of 1 elements"),
+        ([torch.zeros(2), torch.tensor(1.0), torch.zeros(1)], r"rank 1 returned a Tensor of shape \(\)"),
+        ([torch.zeros(1, 2), torch.zeros(1, 3), torch.zeros(1, 2)], r"rank 1 .* shape \(1, 3\)"),
+        ([np.zeros((1, 2)), np.zeros((1, 3)), np.zeros((1, 2))], r"rank 1 .* shape \(1, 3\)"),
+    ],
+)
+def test_outputs_that_cannot_be_joined_name_the_ranks(outputs: list[Any], text: str) -> None:
+    with pytest.raises(DispatchError, match=text):
+        gather(rows(3), outputs)
+
+
+def test_the_place_in_the_structure_is_named() -> None:
+    with pytest.raises(DispatchError, match=r"at \['a'\]\.ids"):
+        join_rows([{"a": Batch([1], [])}, {"a": Batch(None, [])}])
+
+
+def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
+    with pytest.raises(DispatchError, match="rank 4 returned a list; rank 6 returned None"):
+        gather(rows(2, ranks=(4, 6)), [[1], None])
+
+
+def test_tensordicts_with_other_keys_are_refused() -> None:
+    one = TensorDict({"a": torch.zeros(1)}, batch_size=[1])
+    two = TensorDict({"b": torch.zeros(1)}, batch_size=[1])
+    with pytest.raises(DispatchError, match="cannot be joined"):
+        join_rows([one, two])
+
+
+def test_arrow_tables_with_other_columns_are_refused() -> None:
+    with pytest.raises(DispatchError, match="cannot be joined"):
+        join_rows([pa.table({"a": [1]}), pa.table({"b": [1]})])
+
+
+def test_pieces_without_rows_keep_dtype_and_shape() -> None:
+    out = join_rows([torch.zeros(0, 5, dtype=torch.int16), torch.zeros(0, 5, dtype=torch.int16)])
+    assert out.shape == (0, 5)
+    assert out.dtype == torch.int16
+
+
+def test_a_piece_without_rows_does_not_change_dtype_or_shape_of_the_others() -> None:
+    out = join_rows([torch.ones(2, 5, dtype=torch.int64), torch.tensor([])])
+    assert same(out, torch.ones(2, 5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_result_shares_no_memory_with_the_outputs(count: int) -> None:
+    array = np.arange(4.0)
+    array.flags.writeable = False
+    tensor, scalar, inner = torch.arange(4), torch.tensor(1), torch.arange(2)
+    output = {"t": tensor, "a": array, "s": scalar, "l": [inner, {"x": inner}]}
+    joined = join_rows([output] * count)
+    joined["t"] += 1
+    joined["a"] += 1
+    joined["s"][0] += 1
+    joined["l"][0] += 1
+    joined["l"][1]["x"] += 1
+    assert tensor.tolist() == [0, 1, 2, 3]
+    assert array.tolist() == [0, 1, 2, 3]
+    assert scalar.item() == 1
+    assert inner.tolist() == [0, 1]
+
+
+def test_joined_arrow_tables_own_their_memory() -> None:
+    table = pa.table({"a": np.arange(100)})
+    joined = join_rows([table])
+    assert joined.equals(table)
+    theirs = table.column("a").chunk(0).buffers()[1].address
+    assert joined.column("a").chunk(0).buffers()[1].address != theirs
+
+
+def test_joined_results_carry_no_graph() -> None:
+    assert not join_rows([torch.ones(1, requires_grad=True)] * 2).requires_grad
+
+
+def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
+    plan = rows(2, trim=[(4, 3), (4, 4)])
+    outputs = [
+        {"rows": [0, 1, 2, 0], "losses": [9, 9], "text": "abcd"},
+        {"rows": [3, 4, 5, 6], "losses": [8, 8], "text": "efgh"},
+    ]
+    assert gather(plan, outputs) == {
+        "rows": [0, 1, 2, 3, 4, 5, 6],
+        "losses": [9, 9, 8, 8],
+        "text": ["abcd", "efgh"],
+    }
+
+
+def test_a_list_plan_trims_each_output() -> None:
+    plan = GatherPlan("list", range(2), trim=[(2, 1), (2, 2)])
+    assert gather(plan, [{"x": [1, 1], "n": 2}, {"x": [2, 3], "n": 2}]) == [
+        {"x": [1], "n": 2},
+        {"x": [2, 3], "n": 2},
+    ]
+
+
+def test_rows_go_back_to_their_places() -> None:
+    plan = rows(2, order=[2, 0, 1], rows=[2, 1])
+    out = gather(plan, [{"x": torch.tensor([20, 0]), "l": ["c", "a"]}, {"x": torch.tensor([10]), "l": ["b"]}])
+    assert out["x"].tolist() == [0, 10, 20]
+    assert out["l"] == ["a", "b", "c"]
+
+
+def test_more_rows_than_were_given_are_joined() -> None:
+    out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
+    assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+
+
+def test_no_pieces_are_refused() -> None:
+    with pytest.raises(DispatchError, match="at least one piece"):
+        join_rows([])
+
+
+def test_numbers_that_are_not_a_number_survive() -> None:
+    assert math.isnan(join_rows([{"kl": float("nan")}])["kl"][0])

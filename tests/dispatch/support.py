@@ -1,0 +1,92 @@
+"""What the tests of planning share: a target without workers, and a call that needs no transport."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.collect.join import gather
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan
+from phalanx.dispatch.planner import plan
+from phalanx.errors import DispatchError
+from phalanx.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class FakeTarget:
+    world_size: int
+    meshes: Mapping[str, Mesh] = field(default_factory=dict)
+
+    def mesh(self, name: str = "default") -> Mesh:
+        if name not in self.meshes:
+            raise DispatchError(f"there is no mesh {name!r}")
+        return self.meshes[name]
+
+
+def meshed(**axes: int) -> FakeTarget:
+    mesh = Mesh(**axes)
+    return FakeTarget(mesh.world_size, {"default": mesh, "actor": mesh})
+
+
+@dataclass(frozen=True)
+class FakeFuture:
+    value: Any
+    __phalanx_future__ = True
+
+
+def spec_of(mode: Any, function: Callable[..., Any] | None = None, **options: Any) -> MethodSpec:
+    signature = None if function is None else inspect.signature(function)
+    return MethodSpec("update", mode, signature=signature, **options)
+
+
+def echo(x: Any) -> Any:
+    return x
+
+
+def outputs_of(call: CallPlan, method: Callable[..., Any]) -> list[Any]:
+    """What the ranks return; nothing from those whose output is dropped."""
+    return [
+        method(*args, **kwargs) if call.keeps(position) else None
+        for position, (_, args, kwargs) in enumerate(call)
+    ]
+
+
+def run(
+    spec: MethodSpec, target: FakeTarget, *args: Any, method: Callable[..., Any] = echo, **kwargs: Any
+) -> Any:
+    """The value of a call whose ranks run ``method`` here."""
+    call = plan(spec, target, args, kwargs)
+    return gather(call.gather, outputs_of(call, method), target)
+
+
+@dataclass
+class Batch:
+    ids: Any
+    names: list[str]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in type and content, down to dtype and shape."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if dataclasses.is_dataclass(left):
+        return same(vars(left), vars(right))
+    if hasattr(left, "batch_size"):
+        return left.batch_size == right.batch_size and same(left.to_dict(), right.to_dict())
+    return bool(left == right)

@@ -1,0 +1,106 @@
+"""Users' own modes: a pair of functions, a registered name."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from phalanx.collect.join import collect_all_to_all, gather
+from phalanx.declare.modes import CustomMode, Dispatch, Execute, as_mode
+from phalanx.dispatch.modes import register_dispatch_mode
+from phalanx.dispatch.planner import plan
+from phalanx.dispatch.split import split_rows
+from phalanx.errors import DeclarationError, DispatchError
+from tests.dispatch.support import FakeTarget, outputs_of, run, spec_of
+
+FOUR = FakeTarget(4)
+
+
+def two_to_all_dispatch_fn(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
+    for arg in args:
+        assert len(arg) == 2
+        for i in range(worker_group.world_size - 2):
+            arg.append(arg[i % 2])
+    for v in kwargs.values():
+        assert len(v) == 2
+        for i in range(worker_group.world_size - 2):
+            v.append(v[i % 2])
+    return args, kwargs
+
+
+TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": collect_all_to_all}, "test")
+
+
+def test_two_values_interleaved_over_four_ranks() -> None:
+    out = run(spec_of(TWO_TO_ALL), FOUR, x=[1, 2], y=[5, 6], method=lambda x, y: 2 + y + x)
+    assert out == [8, 10, 8, 10]
+
+
+def test_a_dispatch_function_that_appends_leaves_the_callers_list_alone() -> None:
+    x = [1, 2]
+    plan(spec_of(TWO_TO_ALL), FOUR, (x,), {})
+    assert x == [1, 2]
+
+
+def test_what_the_dispatch_function_raises_is_the_users_own() -> None:
+    with pytest.raises(AssertionError):
+        plan(spec_of(TWO_TO_ALL), FOUR, ([1, 2, 3],), {})
+
+
+def test_the_collect_function_gets_group_and_outputs() -> None:
+    mode = CustomMode(
+        lambda group, x: (([x] * group.world_size,), {}), lambda group, outputs: (group, outputs)
+    )
+    call = plan(spec_of(mode), FOUR, (3,), {})
+    assert gather(call.gather, outputs_of(call, lambda x: x), "the group") == ("the group", [3, 3, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, r"returned a NoneType; expected a pair \(args, kwargs\)"),
+        (([1],), r"returned a tuple of 1 elements; expected a pair"),
+        ((([1, 2],), {}), r"made 'x' a list of 2 elements; expected a list of world_size = 4"),
+        (((), {"k": 5}), r"made 'k' a int; expected a list of world_size = 4"),
+    ],
+)
+def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str) -> None:
+    def my_dispatch(group: Any, *args: Any) -> Any:
+        return result
+
+    def method(x: Any) -> Any: ...
+
+    with pytest.raises(DispatchError, match=rf"my_dispatch {text}"):
+        plan(spec_of(CustomMode(my_dispatch, collect_all_to_all), method), FOUR, (1,), {})
+
+
+def test_a_slice_is_shown_to_custom_functions_as_a_group_of_its_size() -> None:
+    call = plan(spec_of(TWO_TO_ALL), FakeTarget(9), ([1, 2],), {}, ranks=[4, 5, 8])
+    assert [(rank, args) for rank, args, _ in call] == [(4, (1,)), (5, (2,)), (8, (1,))]
+
+
+def test_rank_zero_gets_the_first_elements() -> None:
+    call = plan(spec_of(TWO_TO_ALL, execute=Execute.RANK_ZERO), FOUR, ([1, 2],), {"y": [5, 6]})
+    assert list(call) == [(0, (1,), {"y": 5})]
+    assert call.gather.how == "value"
+
+
+def test_a_registered_mode_is_known_by_its_name() -> None:
+    name = f"EVEN_{uuid.uuid4().hex}"
+    mode = register_dispatch_mode(
+        name, lambda group, x: ((split_rows(x, group.world_size),), {}), collect_all_to_all
+    )
+    assert getattr(Dispatch, name) is mode
+    assert run(spec_of(mode), FOUR, list(range(5))) == [[0, 1], [2], [3], [4]]
+
+
+def test_a_built_in_name_cannot_be_taken() -> None:
+    with pytest.raises(DeclarationError, match="exists already"):
+        register_dispatch_mode("ONE_TO_ALL", print, collect_all_to_all)
+
+
+def test_functions_of_a_mode_must_be_callable() -> None:
+    with pytest.raises(DeclarationError, match="collect_fn=None"):
+        register_dispatch_mode("NEVER", print, None)  # type: ignore[arg-type]

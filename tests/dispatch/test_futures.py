@@ -1,0 +1,102 @@
+"""Results that are not here yet, as arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.declare.modes import CustomMode, Dispatch
+from phalanx.dispatch.plan import FuturePiece, Same
+from phalanx.dispatch.planner import plan
+from phalanx.errors import DispatchError
+from tests.dispatch.support import FakeFuture, FakeTarget, meshed, spec_of
+
+TWO = FakeTarget(2)
+ROWS = spec_of(Dispatch.DP_COMPUTE_PROTO)
+
+
+def value_of(future: Any) -> Any:
+    return future.value
+
+
+def test_a_future_becomes_one_piece_per_rank() -> None:
+    future = FakeFuture(torch.arange(4))
+    call = plan(ROWS, TWO, (future,), {})
+    assert [args[0] for _, args, _ in call] == [FuturePiece(future, 0, 2), FuturePiece(future, 1, 2)]
+    assert call.rows is None
+
+
+def test_a_future_inside_a_structure_becomes_pieces_there() -> None:
+    future = FakeFuture(torch.arange(4))
+    call = plan(ROWS, TWO, ({"f": future, "x": torch.arange(5), "c": 1},), {})
+    (piece,), _ = call.arguments_of(1)
+    assert piece["f"] == FuturePiece(future, 1, 2, None, 5)
+    assert piece["x"].tolist() == [3, 4]
+
+
+def test_peers_of_a_dp_coordinate_share_the_piece() -> None:
+    call = plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (FakeFuture(None),), {})
+    pieces = [args[0] for _, args, _ in call]
+    assert pieces[0] is pieces[1]
+    assert (pieces[2].index, pieces[2].count) == (1, 2)
+
+
+def test_padding_travels_with_the_piece_where_other_arguments_have_rows() -> None:
+    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
+    call = plan(spec, TWO, (FakeFuture(None), torch.arange(5)), {})
+    assert call.arguments_of(0)[0][0].pad_to_multiple == 4
+    assert call.gather.trim == [(4, 3), (4, 2)]
+
+
+def test_a_future_for_all_ranks_stays_as_it_is() -> None:
+    future = FakeFuture(1)
+    assert plan(spec_of(Dispatch.ONE_TO_ALL), TWO, (future,), {}).args == (Same(future),)
+
+
+def test_futures_in_a_dealt_list_go_whole_to_their_ranks() -> None:
+    one, two = FakeFuture(1), FakeFuture(2)
+    call = plan(spec_of(Dispatch.DP_COMPUTE), TWO, ([one, two],), {})
+    assert [args[0] for _, args, _ in call] == [one, two]
+
+
+def test_a_future_in_place_of_a_dealt_list_is_waited_for() -> None:
+    call = plan(spec_of(Dispatch.ALL_TO_ALL), TWO, (FakeFuture([1, 2]),), {}, materialize=value_of)
+    assert [args[0] for _, args, _ in call] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of(Dispatch.mesh(balance=lambda x: x)),
+        spec_of(Dispatch.mesh(group_size=2)),
+        spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2, pad_mask="mask"),
+        spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2),
+    ],
+)
+def test_plans_that_need_the_rows_wait_for_the_future(spec: Any) -> None:
+    call = plan(spec, meshed(dp=2), (FakeFuture(torch.arange(6)),), {}, materialize=value_of)
+    assert sum(call.rows or ()) == 6
+
+
+def test_custom_functions_get_the_value() -> None:
+    seen: list[Any] = []
+    mode = CustomMode(lambda group, x: (seen.append(x), (([x, x],), {}))[1], lambda group, outputs: outputs)
+    plan(spec_of(mode), TWO, (FakeFuture(torch.ones(1)),), {}, materialize=value_of)
+    assert torch.equal(seen[0], torch.ones(1))
+
+
+def test_a_future_that_is_passed_twice_is_fetched_once() -> None:
+    fetched: list[Any] = []
+    future = FakeFuture(torch.arange(4))
+    spec = spec_of(Dispatch.mesh(group_size=2))
+    plan(
+        spec, meshed(dp=2), (future, {"x": future}), {}, materialize=lambda f: (fetched.append(f), f.value)[1]
+    )
+    assert fetched == [future]
+
+
+def test_without_a_way_to_wait_the_caller_is_told_to_pass_the_result() -> None:
+    with pytest.raises(DispatchError, match=r"pass its \.result\(\) instead"):
+        plan(spec_of(Dispatch.DP_COMPUTE), TWO, (FakeFuture([1, 2]),), {})

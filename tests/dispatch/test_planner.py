@@ -1,0 +1,243 @@
+"""Who is called with what: the modes that need no mesh, execute modes, slices, and wrong arguments."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.declare.modes import Dispatch, Execute
+from phalanx.dispatch.plan import Each, Same
+from phalanx.dispatch.planner import plan, plan_execute_all, plan_execute_rank_zero
+from phalanx.dispatch.shardable import replicate
+from phalanx.errors import DispatchError
+from tests.dispatch.support import Batch, FakeTarget, echo, meshed, run, same, spec_of
+
+FOUR = FakeTarget(4)
+
+
+def update(self: Any, batch: Any, scale: float = 1.0) -> Any: ...
+
+
+def test_one_to_all_sends_the_same_object_once() -> None:
+    value = torch.zeros(3)
+    call = plan(spec_of(Dispatch.ONE_TO_ALL), FOUR, (value,), {"y": 2})
+    assert call.args[0] == Same(value)
+    assert call.args[0].value is value
+    assert list(call.ranks) == [0, 1, 2, 3]
+
+
+def test_one_to_all_returns_a_list_by_rank() -> None:
+    assert run(spec_of(Dispatch.ONE_TO_ALL), FOUR, 7) == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("mode", [Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE])
+def test_list_modes_deal_one_element_to_each_rank(mode: Any) -> None:
+    out = run(spec_of(mode), FOUR, [1, 2, 3, 4], y=("a", "b", "c", "d"), method=lambda x, y: (x, y))
+    assert out == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
+
+
+@pytest.mark.parametrize("mode", [Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE])
+@pytest.mark.parametrize("given", [[1, 2, 3], 5, torch.zeros(4)])
+def test_list_modes_name_the_argument_that_cannot_be_dealt(mode: Any, given: Any) -> None:
+    with pytest.raises(DispatchError, match=r"update\(\).*'batch' is a .*world_size = 4"):
+        plan(spec_of(mode, update), FOUR, (given,), {})
+
+
+def test_list_mode_gives_a_replicated_argument_whole() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, ([1, 2, 3, 4], replicate([5, 6])), {})
+    assert call.args[1] == Same([5, 6])
+
+
+def test_a_list_that_is_changed_after_planning_changes_nothing() -> None:
+    given = [1, 2, 3, 4]
+    call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
+    given[0] = 99
+    assert call.arguments_of(0) == ((1,), {})
+
+
+def test_rank_zero_mode_returns_the_value_itself() -> None:
+    assert run(spec_of(Dispatch.RANK_ZERO), FOUR, [1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize("name", sorted(set(Dispatch.names()) - {"DIRECT_ROLLOUT_METHOD"}))
+def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
+    call = plan(spec_of(Dispatch[name], execute=Execute.RANK_ZERO), FOUR, (1,), {"y": 2})
+    assert [(rank, args, kwargs) for rank, args, kwargs in call] == [(0, (1,), {"y": 2})]
+    assert call.gather.how == "value"
+
+
+@pytest.mark.parametrize("execute", list(Execute))
+def test_direct_rollout_methods_cannot_be_called(execute: Execute) -> None:
+    with pytest.raises(DispatchError, match="cannot be called through the group"):
+        plan(spec_of(Dispatch.DIRECT_ROLLOUT_METHOD, execute=execute), FOUR, (), {})
+
+
+def test_pieces_are_views_of_the_callers_memory() -> None:
+    tensor, array = torch.zeros(8, 2), np.zeros((8, 2))
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (tensor, array), {})
+    (piece, part), _ = call.arguments_of(1)
+    assert piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    assert np.shares_memory(part, array)
+
+
+def test_pieces_keep_requires_grad_as_leaves() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (torch.zeros(8, requires_grad=True),), {})
+    (piece,), _ = call.arguments_of(3)
+    assert piece.requires_grad
+    assert piece.is_leaf
+
+
+@pytest.mark.parametrize("options", [{}, {"pad_to_multiple": 4}, {"pad_to_multiple": 4, "pad_mask": "mask"}])
+def test_planning_changes_no_argument(options: dict[str, Any]) -> None:
+    batch = Batch(
+        torch.arange(5), list("abcde"), {"k": np.arange(5), "c": 3, "inner": {"l": [1, 2, 3, 4, 5]}}
+    )
+    before = copy.deepcopy(batch)
+    plan(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FOUR, (batch,), {})
+    assert same(batch, before)
+
+
+def test_differing_row_counts_name_each_argument_and_its_count() -> None:
+    batch = {"ids": torch.zeros(4), "mask": np.zeros(5)}
+    with pytest.raises(DispatchError) as raised:
+        plan(spec_of(Dispatch.DP_COMPUTE_PROTO, update), FOUR, (batch,), {"scale": [1, 2, 3]})
+    for part in ("batch['ids'] has 4", "batch['mask'] has 5", "scale has 3", "px.replicate"):
+        assert part in str(raised.value)
+
+
+def test_a_replicated_leaf_is_exempt_and_the_worker_sees_the_value() -> None:
+    batch = {"ids": torch.arange(4), "table": replicate([1, 2, 3])}
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {"codes": replicate((7, 8))})
+    args, kwargs = call.arguments_of(2)
+    assert args[0]["table"] == [1, 2, 3]
+    assert kwargs == {"codes": (7, 8)}
+
+
+def test_replicated_leaves_of_split_structures_are_listed_to_be_stored_once() -> None:
+    table, note = torch.zeros(100), "the same for all"
+    batch = {"ids": torch.arange(4), "table": replicate(table), "note": note, "scale": 0.5}
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {})
+    assert [id(value) for value in call.shared] == [id(table), id(note)]
+
+
+def test_arguments_without_any_rows_go_to_every_rank_as_they_are() -> None:
+    config = {"lr": 0.1, "betas": (0.9, 0.99)}
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (config,), {})
+    assert call.rows is None
+    assert call.args[0].value is config
+    assert (
+        run(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, 3, method=lambda x: torch.tensor([x])).tolist()
+        == [3] * 4
+    )
+
+
+def test_scalar_tensors_have_no_rows() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (torch.arange(4), torch.tensor(2.0)), {})
+    assert isinstance(call.args[0], Each)
+    assert isinstance(call.args[1], Same)
+
+
+def test_a_function_is_needed_in_front_of_the_rows() -> None:
+    with pytest.raises(DispatchError, match="first positional argument is Tensor; expected a function"):
+        plan(spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC), FOUR, (torch.zeros(4),), {})
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"scael": 2})])
+@pytest.mark.parametrize("mode", [Dispatch.ONE_TO_ALL, Dispatch.DP_COMPUTE_PROTO, Dispatch.RANK_ZERO])
+def test_wrong_arguments_are_refused_with_the_signature(mode: Any, args: Any, kwargs: Any) -> None:
+    with pytest.raises(DispatchError, match=r"update\(.*the method is update\(batch.*, scale"):
+        plan(spec_of(mode, update), FOUR, args, kwargs)
+
+
+def test_a_slice_counts_as_a_world_of_its_own() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, ([10, 20],), {}, ranks=[3, 1])
+    assert [(rank, args) for rank, args, _ in call] == [(3, (10,)), (1, (20,))]
+
+
+def test_a_slice_splits_rows_over_its_ranks() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (list(range(5)),), {}, ranks=range(1, 3))
+    assert [(rank, args[0]) for rank, args, _ in call] == [(1, [0, 1, 2]), (2, [3, 4])]
+
+
+@pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
+def test_ranks_outside_the_group_are_refused(ranks: list[int]) -> None:
+    with pytest.raises(DispatchError, match="group of 4"):
+        plan(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "seen"),
+    [
+        ((), {"x": [1, 2, 3, 4]}, [1, 2, 3, 4]),
+        ((), {"x": [1, 2, 3]}, [[1, 2, 3]] * 4),
+        ((), {"x": (1, 2, 3, 4)}, [(1, 2, 3, 4)] * 4),
+        (([1, 2, 3, 4],), {}, [1, 2, 3, 4]),
+    ],
+)
+def test_execute_all_deals_only_lists_of_world_size(args: Any, kwargs: Any, seen: list[Any]) -> None:
+    call = plan_execute_all(FOUR, args, kwargs)
+    assert [(*a, *k.values())[0] for _, a, k in call] == seen
+
+
+def test_execute_all_deals_only_when_every_argument_can_be_dealt() -> None:
+    call = plan_execute_all(FOUR, ([1, 2, 3, 4],), {"y": 5})
+    assert call.args[0] == Same([1, 2, 3, 4])
+
+
+def test_execute_all_without_arguments_calls_every_rank() -> None:
+    assert [rank for rank, _, _ in plan_execute_all(FOUR, (), {})] == [0, 1, 2, 3]
+
+
+def test_execute_rank_zero_passes_lists_as_they_are() -> None:
+    call = plan_execute_rank_zero(FOUR, ([1, 2, 3, 4],), {}, spec=spec_of(Dispatch.DP_COMPUTE, echo))
+    assert list(call) == [(0, ([1, 2, 3, 4],), {})]
+    assert call.gather.how == "value"
+
+
+def test_padding_repeats_the_rows_of_the_piece_from_its_first() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4), FakeTarget(2), (torch.arange(5),), {})
+    assert [args[0].tolist() for _, args, _ in call] == [[0, 1, 2, 0], [3, 4, 3, 4]]
+    assert call.gather.trim == [(4, 3), (4, 2)]
+
+
+def test_a_piece_of_no_rows_stays_empty() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4), FakeTarget(2), ([7],), {})
+    assert [args[0] for _, args, _ in call] == [[7, 7, 7, 7], []]
+
+
+def test_the_mask_marks_real_rows() -> None:
+    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2, pad_mask="mask")
+    call = plan(spec, FakeTarget(2), (torch.arange(5),), {})
+    masks = [kwargs["mask"] for _, _, kwargs in call]
+    assert [mask.tolist() for mask in masks] == [[True, True, True, False], [True, True]]
+    assert masks[0].dtype == torch.bool
+
+
+def test_the_mask_cannot_be_given_by_the_caller() -> None:
+    def masked(x: Any, mask: Any) -> Any: ...
+
+    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
+    with pytest.raises(DispatchError, match="'mask' was given"):
+        plan(spec, FOUR, (torch.zeros(4),), {"mask": None})
+
+
+def test_nothing_is_trimmed_where_nothing_was_padded() -> None:
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2), FakeTarget(2), (torch.arange(4),), {})
+    assert call.gather.trim is None
+
+
+def test_a_mean_weighted_by_the_mask_equals_the_mean_of_all_rows() -> None:
+    spec = spec_of(Dispatch.DP_COMPUTE_METRIC, pad_to_multiple=4, pad_mask="mask")
+    sums = run(
+        spec, FOUR, torch.arange(7, dtype=torch.float64), method=lambda x, mask: (x[mask].sum(), mask.sum())
+    )
+    assert sum(s for s, _ in sums) / sum(n for _, n in sums) == 3.0
+
+
+def test_mesh_modes_refuse_a_slice() -> None:
+    with pytest.raises(DispatchError, match="2 of the group's 4 ranks"):
+        plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (torch.zeros(4),), {}, ranks=[0, 1])

@@ -1,0 +1,143 @@
+"""Same rows back, in the same order, for every mode, kind of value, number of rows and number of ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from phalanx.collect.join import gather, join_rows
+from phalanx.declare.modes import Dispatch
+from phalanx.dispatch.planner import plan
+from phalanx.dispatch.split import count_rows, split_rows
+from tests.dispatch.support import Batch, FakeTarget, meshed, outputs_of, run, same, spec_of
+
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda n: torch.arange(n * 2, dtype=torch.bfloat16).reshape(n, 2),
+    "array": lambda n: np.arange(n * 3, dtype=np.int16).reshape(n, 3),
+    "list": lambda n: [f"row {i}" for i in range(n)],
+    "tensordict": lambda n: TensorDict({"a": torch.arange(n), "b": {"c": torch.rand(n, 2)}}, batch_size=[n]),
+    "dict": lambda n: {"a": torch.arange(n), "b": {"c": np.arange(n)}, "nothing": None},
+    "dataclass": lambda n: Batch(torch.arange(n), [str(i) for i in range(n)], {"w": np.ones(n)}),
+    "tuple": lambda n: (torch.arange(n), list(range(n))),
+}
+VALUES = st.tuples(st.sampled_from(sorted(MAKERS)), st.integers(0, 40)).map(lambda kn: MAKERS[kn[0]](kn[1]))
+OPTIONS = st.fixed_dictionaries({"pad_to_multiple": st.sampled_from([None, 1, 2, 3, 8])})
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES, st.integers(1, 9), OPTIONS)
+def test_rows_split_over_ranks_come_back_as_they_were(
+    value: Any, world: int, options: dict[str, Any]
+) -> None:
+    assert same(run(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FakeTarget(world), value), value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    VALUES,
+    st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
+    st.sampled_from(["MEGATRON_COMPUTE_PROTO", "MEGATRON_PP_AS_DP_PROTO", "mesh", "balanced"]),
+    OPTIONS,
+)
+def test_rows_split_over_a_mesh_come_back_as_they_were(
+    value: Any, axes: tuple[int, ...], mode: str, options: dict[str, Any]
+) -> None:
+    dp, pp, cp, tp = axes
+    chosen = {"mesh": Dispatch.mesh("actor"), "balanced": Dispatch.mesh("actor", balance=_lengths)}
+    spec = spec_of(chosen.get(mode) or Dispatch[mode], **options)
+    assert same(run(spec, meshed(pp=pp, dp=dp, cp=cp, tp=tp), value), value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VALUES, st.integers(1, 9), OPTIONS)
+def test_metric_outputs_are_the_pieces_without_padding(
+    value: Any, world: int, options: dict[str, Any]
+) -> None:
+    pieces = run(spec_of(Dispatch.DP_COMPUTE_METRIC, **options), FakeTarget(world), value)
+    assert same(join_rows(pieces), value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VALUES, st.integers(1, 9))
+def test_function_mode_gives_each_rank_the_function_and_its_rows(value: Any, world: int) -> None:
+    spec = spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    out = run(spec, FakeTarget(world), echo_twice, value, method=lambda function, x: function(x))
+    assert same(out, (value, value))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 12), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_groups_of_rows_stay_together_and_come_back_in_order(
+    groups: int, group_size: int, dp: int, seed: int
+) -> None:
+    rows = groups * group_size
+    lengths = np.random.default_rng(seed).integers(0, 50, rows)
+    spec = spec_of(Dispatch.mesh("actor", balance="lengths", group_size=group_size))
+    call = plan(spec, meshed(dp=dp, tp=2), (), {"x": torch.arange(rows), "lengths": lengths})
+    outputs = outputs_of(call, lambda x, lengths: x)
+    whole = [piece.reshape(-1, group_size) // group_size for piece in outputs if piece is not None]
+    assert all(bool((group == group[0]).all()) for piece in whole for group in piece)
+    assert torch.equal(gather(call.gather, outputs), torch.arange(rows))
+
+
+@settings(max_examples=100, deadline=None)
+@given(VALUES, st.integers(1, 9))
+def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
+    before = copy.deepcopy(value)
+    pieces = split_rows(value, parts)
+    counts = [count_rows(piece) or 0 for piece in pieces]
+    assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True)
+    assert same(join_rows(pieces), before)
+    assert same(value, before)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 17])
+@pytest.mark.parametrize("world", range(1, 9))
+def test_every_rank_is_called_whatever_the_rows(rows: int, world: int) -> None:
+    batch = {"x": torch.arange(rows), "temperature": 0.7}
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), (batch,), {})
+    seen = [args[0] for _, args, _ in call]
+    assert len(seen) == world
+    assert [len(piece["x"]) for piece in seen] == call.rows
+    assert all(piece["temperature"] == 0.7 for piece in seen)
+
+
+@pytest.mark.parametrize("make", [lambda t: t, lambda t: t.combine_chunks().to_batches()[0]])
+@pytest.mark.parametrize("world", [1, 3, 7])
+def test_arrow_rows_come_back(make: Callable[[Any], Any], world: int) -> None:
+    value = make(pa.table({"a": list(range(5)), "b": [str(i) for i in range(5)]}))
+    out = run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), value)
+    assert type(out) is type(value)
+    assert out.equals(value)
+
+
+def test_balanced_arrow_rows_come_back() -> None:
+    value = pa.table({"a": list(range(7)), "tokens": [9, 1, 1, 1, 5, 1, 1]})
+    out = run(spec_of(Dispatch.mesh("actor", balance="tokens")), meshed(dp=3), value)
+    assert out.equals(value)
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_jagged_rows_come_back(world: int) -> None:
+    rows = [torch.arange(n) for n in (3, 1, 4)]
+    value = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    out = run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), value)
+    assert all(map(torch.equal, out.unbind(), rows))
+
+
+def _lengths(value: Any) -> list[int]:
+    return [(7 * row) % 11 for row in range(count_rows(value) or 0)]
+
+
+def echo_twice(x: Any) -> Any:
+    return x, x
