@@ -254,12 +254,16 @@ def _loads(item: _Item, lost: list[str], default: Any) -> Any:
 def _find_class(packed: _Packed) -> type[BaseException] | None:
     """The class by its name first: a class of the driver's `__main__` comes back by value as another one."""
     found = _named_class(packed.module, packed.qualname)
-    if found is None and packed.by_value is not None:
+    if not _is_exception_class(found) and packed.by_value is not None:
         try:
             found = pickle.loads(packed.by_value)
         except Exception:
             return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return found if _is_exception_class(found) else None
+
+
+def _is_exception_class(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseException)
 
 
 def _named_class(module: str, qualname: str) -> Any:
