@@ -1,0 +1,1 @@
+"""The benchmark of the data plane and the control path: `python bench/run.py --help`."""

@@ -1,0 +1,1 @@
+"""What is compared: each contender lives in a process of its own and speaks `bench.protocol`."""

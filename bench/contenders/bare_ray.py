@@ -1,0 +1,114 @@
+"""A bare Ray loop: what a careful user of Ray writes by hand, with no library above it.
+
+Tensors travel as numpy arrays (Ray ships those out-of-band; a pickled tensor view would ship its whole
+storage), a value for all ranks is put once, every piece has its own reference. A received array is a
+read-only view of shared memory, so a worker that must write clones it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from bench.contenders.base import Shard, timed_loop, touch
+from bench.contenders.ray_based import RayContender
+
+
+class Worker:
+    """One rank: the methods that a user would write."""
+
+    def __init__(self) -> None:
+        self._shard = Shard()
+
+    def ping(self) -> None:
+        return None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def take(self, _: bytes) -> None:
+        return None
+
+    def touch(self, batch: np.ndarray) -> float:
+        return touch(_private(batch))
+
+    def look(self, batch: np.ndarray) -> float:
+        return float(batch[:, 0].mean(dtype=np.float64))
+
+    def pass_back(self, piece: np.ndarray) -> np.ndarray:
+        mine = _private(piece)
+        touch(mine)
+        return mine.numpy()
+
+    def produce(self, rows: int) -> np.ndarray:
+        return self._shard.take(rows).numpy()
+
+    def mean(self, piece: np.ndarray) -> float:
+        return float(piece[:, 0].mean())
+
+
+def _private(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+class BareRay(RayContender):
+    """`[a.f.remote() for a in actors]; ray.get(refs)`."""
+
+    module_to_import = "ray"
+
+    def spawn(self, ranks: int) -> list[Any]:
+        actor_class = ray.remote(Worker)
+        return [actor_class.options(num_cpus=1).remote() for _ in range(ranks)]
+
+    def kill(self, group: list[Any]) -> None:
+        for actor in group:
+            ray.kill(actor)
+
+    def pids(self, group: list[Any]) -> list[int]:
+        return ray.get([actor.pid.remote() for actor in group])
+
+    def ping(self, group: list[Any]) -> list[None]:
+        return ray.get([actor.ping.remote() for actor in group])
+
+    def pipeline(self, group: list[Any], calls: int) -> None:
+        ray.get([actor.ping.remote() for _ in range(calls) for actor in group])
+
+    def wrap(self, batch: torch.Tensor) -> np.ndarray:
+        return batch.numpy()
+
+    def broadcast(self, group: list[Any], batch: np.ndarray) -> list[float]:
+        shared = ray.put(batch)
+        return ray.get([actor.touch.remote(shared) for actor in group])
+
+    def broadcast_readonly(self, group: list[Any], batch: np.ndarray) -> list[float]:
+        shared = ray.put(batch)
+        return ray.get([actor.look.remote(shared) for actor in group])
+
+    def split_gather(self, group: list[Any], batch: np.ndarray) -> torch.Tensor:
+        pieces = np.array_split(batch, len(group))
+        refs = [actor.pass_back.remote(ray.put(piece)) for actor, piece in zip(group, pieces, strict=True)]
+        return torch.from_numpy(np.concatenate(ray.get(refs)))
+
+    def chain(self, groups: list[Any], rows: int) -> list[float]:
+        first, second, third = groups
+        made = [actor.produce.remote(rows // len(first)) for actor in first]
+        touched = [actor.pass_back.remote(ref) for actor, ref in zip(second, made, strict=True)]
+        return ray.get([actor.mean.remote(ref) for actor, ref in zip(third, touched, strict=True)])
+
+    def do_threshold(self, group: str, kilobytes: int, variant: str, calls: int) -> float:
+        """Median seconds to give `kilobytes` KiB to every rank: in each message, or put once as an object."""
+        actors, blob = self._groups[group], os.urandom(kilobytes << 10)
+
+        def send() -> None:
+            value = ray.put(blob) if variant == "put once" else blob
+            ray.get([actor.take.remote(value) for actor in actors])
+
+        return statistics.median(timed_loop(send, calls))
+
+
+CONTENDER = BareRay

@@ -1,0 +1,131 @@
+"""phalanx, used as its guide says: ResourcePool, WorkerGroup, register, plain tensors as batches."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import phalanx as px
+from bench.contenders.base import ROW_BYTES, Shard, timed, touch
+from bench.contenders.ray_based import RayContender
+
+
+class PhalanxWorker(px.Worker):
+    """One rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shard = Shard()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def empty(self) -> None:
+        return None
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def process(self) -> int:
+        return os.getpid()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def touch(self, batch: torch.Tensor) -> float:
+        return touch(batch)
+
+    @px.register(px.Dispatch.ONE_TO_ALL, readonly=True)
+    def look(self, batch: torch.Tensor) -> float:
+        return float(batch[:, 0].double().mean())
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def pass_back(self, piece: torch.Tensor) -> torch.Tensor:
+        touch(piece)
+        return piece
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def produce(self, wanted: torch.Tensor) -> torch.Tensor:
+        return self._shard.take(int(wanted.sum()))
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def mean(self, piece: torch.Tensor) -> float:
+        return float(piece[:, 0].mean())
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All that planning a call without a mesh needs to know of a group."""
+
+    world_size: int
+
+    def mesh(self, name: str = "default") -> px.Mesh:
+        raise px.DispatchError(f"no mesh {name!r}: the planning benchmark has none")
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A group with the pool that it has for itself."""
+
+    pool: Any
+    group: Any
+
+
+class Phalanx(RayContender):
+    """Groups of PhalanxWorker."""
+
+    module_to_import = "phalanx"
+
+    def spawn(self, ranks: int) -> Pooled:
+        pool = px.ResourcePool([ranks], use_gpu=False)
+        return Pooled(pool, px.WorkerGroup(pool, PhalanxWorker))
+
+    def kill(self, group: Pooled) -> None:
+        group.pool.close()
+
+    def pids(self, group: Pooled) -> list[int]:
+        return group.group.process()
+
+    def ping(self, group: Pooled) -> list[None]:
+        return group.group.empty()
+
+    def pipeline(self, group: Pooled, calls: int) -> None:
+        for future in [group.group.empty.submit() for _ in range(calls)]:
+            future.result()
+
+    def wrap(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+    def broadcast(self, group: Pooled, batch: torch.Tensor) -> list[float]:
+        return group.group.touch(batch)
+
+    def broadcast_readonly(self, group: Pooled, batch: torch.Tensor) -> list[float]:
+        return group.group.look(batch)
+
+    def split_gather(self, group: Pooled, batch: torch.Tensor) -> torch.Tensor:
+        return group.group.pass_back(batch)
+
+    def chain(self, groups: list[Pooled], rows: int) -> list[float]:
+        first, second, third = (pooled.group for pooled in groups)
+        wanted = torch.full((first.world_size,), rows // first.world_size)
+        made = first.produce.submit(wanted)
+        return third.mean(second.pass_back.submit(made))
+
+    def do_planning(self, ranks: int, mode: str) -> float:
+        """Seconds to plan one call on `ranks` ranks, without any of them: 4 KB rows, two per rank."""
+        from phalanx.declare.register import class_spec
+        from phalanx.dispatch.planner import plan
+
+        name = {"ONE_TO_ALL": "touch", "DP_COMPUTE_PROTO": "pass_back"}[mode]
+        spec, target = class_spec(PhalanxWorker).methods[name], Ranks(ranks)
+        batch = torch.zeros(2 * ranks, ROW_BYTES // 4)
+        seconds, _ = timed(lambda: plan(spec, target, (batch,), {}))
+        return seconds
+
+    def counters(self) -> dict[str, int]:
+        """phalanx's own counters, summed over the groups."""
+        total: dict[str, int] = {}
+        for pooled in self._groups.values():
+            for name, count in pooled.group.statistics().items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+
+CONTENDER = Phalanx

@@ -1,0 +1,142 @@
+"""Walks through the plan: every repetition asks one contender after another, so all meet the same noise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.accounts import Account, PeakWatch
+from bench.protocol import ContenderLost, Peer, RequestFailed
+from bench.scenarios import BARE, FLOOR, PHALANX, VERL, VERL_NUMPY, Block, Step
+from bench.stats import Case, Sample
+
+SERVED_BY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    PHALANX: (PHALANX, {}),
+    VERL: (VERL, {}),
+    VERL_NUMPY: (VERL, {"serialization": "numpy"}),
+    BARE: (BARE, {}),
+    FLOOR: (FLOOR, {}),
+}
+"""Label of a contender -> the process that serves it and what it is told besides."""
+
+FEWEST_REPEATS = 2
+
+
+@dataclass
+class Run:
+    """One run over living peers. What fails becomes a note, and the rest goes on."""
+
+    peers: dict[str, Peer]
+    deadline: float
+    say: Callable[[str], None]
+    samples: list[Sample] = field(default_factory=list)
+    accounts: list[Account] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def walk(self, block: Block) -> None:
+        """Start the block's groups, measure its steps, close the groups."""
+        if block.ranks:
+            self._measure_starts(block)
+            for group in block.groups[1:]:
+                for name in self._with_workers():
+                    self._ask(name, "open", group=group, ranks=block.ranks, timeout=300.0)
+        for step in block.steps:
+            self._measure(step)
+        for group in block.groups:
+            for name in self._with_workers():
+                self._ask(name, "close", group=group)
+
+    def _with_workers(self) -> list[str]:
+        return [name for name in self.peers if name in (PHALANX, VERL, BARE, FLOOR)]
+
+    def _measure_starts(self, block: Block) -> None:
+        case, rounds = Case("start", block.ranks), block.start_warmups + max(block.starts, 1)
+        for turn in range(rounds):
+            self.say(f"{case.label()} ({turn + 1} of {rounds})")
+            for name in _rotated(self._with_workers(), turn):
+                seconds = self._ask(name, "open", group="a", ranks=block.ranks, timeout=300.0)
+                if seconds is not None and turn >= block.start_warmups and name != FLOOR:
+                    self.samples.append(Sample(case, name, seconds))
+                if turn < rounds - 1:
+                    self._ask(name, "close", group="a")
+
+    def _measure(self, step: Step) -> None:
+        labels = [label for label in step.contenders if SERVED_BY[label][0] in self.peers]
+        for turn in range(step.warmups + step.repeats):
+            if time.monotonic() > self.deadline and turn >= step.warmups + FEWEST_REPEATS:
+                break
+            self.say(f"{step.case.label()} ({turn + 1} of {step.warmups + step.repeats})")
+            for label in _rotated(labels, turn):
+                served_by, extra = SERVED_BY[label]
+                seconds = self._ask(served_by, step.op, as_label=label, **step.args, **extra)
+                if seconds is None:
+                    labels = [other for other in labels if other != label]
+                elif turn >= step.warmups:
+                    self.samples.append(Sample(step.case, label, seconds))
+        if step.account:
+            for label in labels:
+                self._account(step, label)
+
+    def _account(self, step: Step, label: str) -> None:
+        served_by, extra = SERVED_BY[label]
+        if label == FLOOR or served_by not in self.peers:
+            return
+        groups = step.args.get("groups") or [step.args["group"]]
+        pids = self._ask(served_by, "pids", groups=groups)
+        if pids is None:
+            return
+        watch = PeakWatch(self.peers[served_by].pid, pids)
+        parameters = {**step.args, **extra}
+        answer = self._ask(
+            served_by, "account", as_label=label, on_wait=watch.look, scenario=step.op, parameters=parameters
+        )
+        if answer is None:
+            return
+        counted = ("store_created", "store_peak", "driver_fetched")
+        self.accounts.append(
+            Account(
+                contender=label,
+                label=step.case.label(),
+                payload=step.case.megabytes << 20,
+                driver_peak=watch.driver,
+                workers_peak=watch.workers,
+                **{name: answer[name] for name in counted},
+                counters={name: value for name, value in answer.items() if name not in counted},
+            )
+        )
+
+    def _ask(
+        self,
+        name: str,
+        op: str,
+        *,
+        as_label: str = "",
+        timeout: float = 120.0,
+        on_wait: Callable[[], None] | None = None,
+        **args: Any,
+    ) -> Any:
+        """The answer, or None with a note when there is none."""
+        peer = self.peers.get(name)
+        if peer is None:
+            return None
+        try:
+            return peer.ask(op, timeout=timeout, on_wait=on_wait, **args)
+        except RequestFailed as error:
+            self._note(f"{as_label or name}: {error}")
+        except ContenderLost as error:
+            del self.peers[name]
+            self._note(f"{error}\n{name} is left out from here on")
+        return None
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            self.say(f"note: {text}")
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    """The names with another one first at every turn."""
+    shift = turn % len(names) if names else 0
+    return [*names[shift:], *names[:shift]]

@@ -1,0 +1,159 @@
+"""What is measured, in which order, against which goals: plain data that the runner walks through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.stats import Case, Goal
+
+PHALANX, VERL, VERL_NUMPY, BARE, FLOOR = "phalanx", "verl", "verl numpy", "bare Ray", "floor"
+ON_RAY = (PHALANX, VERL, BARE)
+DATA = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)
+
+INLINE, PUT_ONCE = "in each message", "put once"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked."""
+
+    case: Case
+    op: str
+    args: Mapping[str, Any]
+    contenders: tuple[str, ...]
+    repeats: int
+    warmups: int = 1
+    account: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """Groups that live while the steps run. The first start of group "a" is measured `starts` times."""
+
+    ranks: int
+    groups: tuple[str, ...] = ()
+    starts: int = 0
+    start_warmups: int = 0
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and repetitions of one run."""
+
+    empty_ranks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    data_ranks: tuple[int, ...] = (4, 8)
+    megabytes: tuple[int, ...] = (1, 16, 64, 256)
+    planning_ranks: tuple[int, ...] = (64, 256, 1024, 4096)
+    threshold_kilobytes: tuple[int, ...] = (4, 16, 32, 64, 96, 128, 256, 1024)
+    chain_megabytes: int = 256
+    chain_ranks: int = 4
+    repeats: int = 5
+    start_repeats: int = 3
+    empty_calls: int = 50
+    pipelined_calls: int = 1000
+    imports: bool = True
+    goals: Mapping[Case, tuple[Goal, ...]] = field(default_factory=dict)
+
+
+FULL = Plan()
+QUICK = Plan(
+    empty_ranks=(1, 4),
+    data_ranks=(4,),
+    megabytes=(1, 256),
+    planning_ranks=(64, 4096),
+    threshold_kilobytes=(16, 64, 256),
+    repeats=2,
+    start_repeats=1,
+    empty_calls=30,
+    pipelined_calls=200,
+    imports=False,
+)
+
+
+def goals() -> dict[Case, tuple[Goal, ...]]:
+    """The bounds that the project set itself, on ratios within one run."""
+    found: dict[Case, tuple[Goal, ...]] = {
+        Case("empty_call", 8): (Goal(BARE, 1.1),),
+        Case("start", 8): (Goal(BARE, 1.15), Goal(VERL, 1 / 2.5)),
+        Case("split_gather", 4, 256): (Goal(VERL, 1 / 8), Goal(FLOOR, 2.0)),
+        Case("chain_A_B_C", 4, 256): (Goal(VERL, 1 / 10),),
+    }
+    for ranks in (4, 8):
+        found[Case("broadcast", ranks, 256)] = (Goal(VERL, 1 / 8),)
+    return found
+
+
+def blocks(plan: Plan) -> Iterator[Block]:
+    """The whole run: first what needs no group, then one block per number of ranks."""
+    yield Block(0, steps=tuple(_without_groups(plan)))
+    for ranks in sorted({*plan.empty_ranks, *plan.data_ranks, plan.chain_ranks}):
+        measured = ranks in plan.data_ranks
+        first = ranks == min(plan.data_ranks)
+        yield Block(
+            ranks,
+            groups=("a", "b", "c") if ranks == plan.chain_ranks else ("a",),
+            starts=plan.start_repeats if measured else 1,
+            start_warmups=1 if measured and first and plan.start_repeats > 1 else 0,
+            steps=tuple(_on_groups(plan, ranks)),
+        )
+
+
+def _without_groups(plan: Plan) -> Iterator[Step]:
+    if plan.imports:
+        yield Step(Case("import"), "import", {}, ON_RAY, plan.repeats)
+    for variant in ("ONE_TO_ALL", "DP_COMPUTE_PROTO"):
+        for ranks in plan.planning_ranks:
+            case = Case("planning", ranks, variant=variant)
+            yield Step(case, "planning", {"ranks": ranks, "mode": variant}, (PHALANX,), plan.repeats)
+
+
+def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
+    if ranks in plan.empty_ranks:
+        args = {"group": "a", "calls": plan.empty_calls}
+        yield Step(Case("empty_call", ranks), "empty", args, ON_RAY, plan.repeats + 2)
+    if ranks == plan.chain_ranks:
+        yield from _small_calls(plan, ranks)
+    if ranks in plan.data_ranks:
+        yield from _data(plan, ranks)
+    if ranks == plan.chain_ranks:
+        size = plan.chain_megabytes
+        yield Step(
+            Case("chain_A_B_C", ranks, size),
+            "chain",
+            {"groups": ["a", "b", "c"], "megabytes": size},
+            DATA,
+            plan.repeats,
+            account=True,
+        )
+
+
+def _small_calls(plan: Plan, ranks: int) -> Iterator[Step]:
+    calls = plan.pipelined_calls
+    case = Case("pipelined_calls", ranks, variant=f"{calls} in flight")
+    yield Step(case, "pipelined", {"group": "a", "calls": calls}, ON_RAY, max(2, plan.repeats - 2))
+    for kilobytes in plan.threshold_kilobytes:
+        for variant in (INLINE, PUT_ONCE):
+            case = Case("threshold", ranks, kilobytes=kilobytes, variant=variant)
+            args = {"group": "a", "kilobytes": kilobytes, "variant": variant, "calls": 20}
+            yield Step(case, "threshold", args, (BARE,), plan.repeats)
+
+
+def _data(plan: Plan, ranks: int) -> Iterator[Step]:
+    for op in ("broadcast", "split_gather"):
+        for size in plan.megabytes:
+            yield Step(
+                Case(op, ranks, size),
+                op,
+                {"group": "a", "megabytes": size},
+                DATA,
+                plan.repeats,
+                account=size == max(plan.megabytes),
+            )
+    size = max(plan.megabytes)
+    args = {"group": "a", "megabytes": size}
+    yield Step(
+        Case("broadcast_readonly", ranks, size), "broadcast_readonly", args, (PHALANX, BARE), plan.repeats
+    )

@@ -1,0 +1,108 @@
+"""Rows as a table: for the terminal (rich) and for docs/performance.md (Markdown)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.accounts import Account
+from bench.scenarios import BARE, FLOOR, PHALANX, VERL, VERL_NUMPY
+from bench.stats import Row, Summary
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+CONTENDERS = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)
+RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR)
+MISSING = "-"
+
+
+def duration(seconds: float) -> str:
+    """Three digits with a fitting unit: `4.12 ms`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def with_spread(summary: Summary | None) -> str:
+    """Median, and the lowest and the quartiles in brackets: `4.12 ms (3.9; 4-4.3)` in the median's unit."""
+    if summary is None:
+        return MISSING
+    median = duration(summary.median)
+    scale = {"s": 1.0, "ms": 1e3, "us": 1e6}[median.split()[1]]
+    low, q1, q3 = (f"{value * scale:.3g}" for value in (summary.low, summary.q1, summary.q3))
+    return f"{median} ({low}; {q1}-{q3})"
+
+
+def ratio(value: float | None) -> str:
+    """`3.2x`, or a dash."""
+    return MISSING if value is None else f"{value:.3g}x"
+
+
+def verdict(row: Row) -> str:
+    """The row's goals, each with yes, no, or not measured."""
+    words = {True: "yes", False: "no", None: "not measured"}
+    return "; ".join(f"{goal.words()}: {words[met]}" for goal, met in row.goals)
+
+
+def cells(row: Row) -> list[str]:
+    """One table row: label, medians by contender, ratios to phalanx, goals."""
+    medians = [with_spread(row.summaries.get(name)) for name in CONTENDERS]
+    return [row.case.label(), *medians, *(ratio(row.ratio(name)) for name in RATIOS), verdict(row)]
+
+
+def headings() -> list[str]:
+    return ["case", *CONTENDERS, *(f"{name} / phalanx" for name in RATIOS), "goal"]
+
+
+def megabytes(count: int | None) -> str:
+    return MISSING if count is None else f"{count / (1 << 20):.1f}"
+
+
+def account_headings() -> list[str]:
+    return [
+        "case",
+        "contender",
+        "driver MB",
+        "workers MB",
+        "store peak MB",
+        "store made MB",
+        "driver read bytes",
+    ]
+
+
+def account_cells(account: Account) -> list[str]:
+    """Peaks in MB above idle; what the driver read is given to the byte."""
+    read = MISSING if account.driver_fetched is None else f"{account.driver_fetched:,}"
+    peaks = (account.driver_peak, account.workers_peak, account.store_peak, account.store_created)
+    return [account.label, account.contender, *(megabytes(count) for count in peaks), read]
+
+
+def rich_table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=False)
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    made = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    made += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join(made)
+
+
+def replace_between_markers(text: str, inside: str) -> str:
+    """The text with everything between the two markers replaced. Raises ValueError where they are missing."""
+    before, found_begin, rest = text.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not found_begin or not found_end:
+        raise ValueError(f"the page has no {BEGIN} ... {END}; put both lines where the table belongs")
+    return f"{before}{BEGIN}\n{inside.strip()}\n{END}{after}"
+
+
+def write_into_page(page: Path, inside: str) -> None:
+    """Replace what is between the markers of the page."""
+    page.write_text(replace_between_markers(page.read_text(), inside))

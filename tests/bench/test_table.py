@@ -1,0 +1,85 @@
+"""Rows as table cells, and the table's place in a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.accounts import Account, PeakWatch
+from bench.stats import Case, Goal, Sample, rows_of, summarise
+from bench.table import (
+    account_cells,
+    account_headings,
+    cells,
+    duration,
+    headings,
+    markdown_table,
+    replace_between_markers,
+    with_spread,
+)
+
+CASE = Case("empty_call", 8)
+
+
+def one_row(goals: tuple[Goal, ...] = ()) -> list[str]:
+    found = [Sample(CASE, "phalanx", 0.004), Sample(CASE, "bare Ray", 0.005)]
+    return cells(rows_of(found, {CASE: goals})[0])
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(2.5, "2.5 s"), (0.00412, "4.12 ms"), (0.0000421, "42.1 us")])
+def test_duration_has_a_fitting_unit(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_spread_is_in_the_unit_of_the_median() -> None:
+    assert with_spread(summarise([0.5, 1.0, 1.5])) == "1 s (0.5; 0.75-1.25)"
+
+
+def test_row_has_one_cell_per_heading() -> None:
+    assert len(one_row()) == len(headings())
+
+
+def test_contender_that_was_not_measured_shows_a_dash() -> None:
+    assert one_row()[headings().index("verl")] == "-"
+
+
+def test_ratio_column_is_theirs_over_ours() -> None:
+    assert one_row()[headings().index("bare Ray / phalanx")] == "1.25x"
+
+
+def test_missed_goal_says_no() -> None:
+    assert one_row((Goal("bare Ray", 0.5),))[-1] == ">= 2x faster than bare Ray: no"
+
+
+def test_account_has_one_cell_per_heading() -> None:
+    account = Account("verl", "chain", 256 << 20, 1 << 20, 2 << 20, None, 3 << 20, 4096)
+    assert dict(zip(account_headings(), account_cells(account), strict=True)) == {
+        "case": "chain",
+        "contender": "verl",
+        "driver MB": "1.0",
+        "workers MB": "2.0",
+        "store peak MB": "3.0",
+        "store made MB": "-",
+        "driver read bytes": "4,096",
+    }
+
+
+def test_peak_is_the_highest_sum_above_idle() -> None:
+    readings = {1: [100, 110, 105], 2: [10, 40, 10], 3: [10, 20, 50]}
+    watch = PeakWatch(1, [2, 3], read=lambda pid: readings[pid].pop(0))
+    watch.look()
+    watch.look()
+    assert (watch.driver, watch.workers) == (10, 40)
+
+
+def test_markdown_escapes_bars() -> None:
+    assert markdown_table(["a"], [["x|y"]]).splitlines()[-1] == "| x\\|y |"
+
+
+def test_only_what_is_between_the_markers_changes() -> None:
+    page = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
+    assert replace_between_markers(page, "new") == page.replace("old", "new")
+
+
+def test_page_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="bench:begin"):
+        replace_between_markers("nothing here", "new")
