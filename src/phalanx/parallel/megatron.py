@@ -1,0 +1,243 @@
+"""Workers on megatron-core: tensor, pipeline, context and data parallel behind calls that do not show it.
+
+Megatron itself (``pip install 'phalanx[megatron]'``) is imported in the workers, when it is first used.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from phalanx.declare.worker import Worker
+from phalanx.errors import DeclarationError, DispatchError
+from phalanx.parallel.mlp import activation
+from phalanx.parallel.world import DpPeers, agreed_mesh, join_world
+from phalanx.runtime.group import WorkerGroup
+from phalanx.topology.mesh import Mesh
+
+MESH = "default"
+"""The mesh that the ``MEGATRON_*`` dispatch modes use."""
+
+
+def parallel_state() -> Any:
+    """``megatron.core.parallel_state``.
+
+    Raises:
+        DeclarationError: megatron-core cannot be imported.
+    """
+    try:
+        from megatron.core import parallel_state as state
+    except ImportError as error:
+        raise DeclarationError(
+            f"phalanx.parallel.megatron needs megatron-core, which cannot be imported here ({error}); install "
+            "it where the workers run: pip install 'phalanx[megatron]'"
+        ) from error
+    return state
+
+
+def coordinates() -> dict[str, int] | None:
+    """This rank's place in Megatron's parallel state: pp, dp, cp, tp; None before it is initialised."""
+    state = parallel_state()
+    if not state.model_parallel_is_initialized():
+        return None
+    return {
+        "pp": state.get_pipeline_model_parallel_rank(),
+        "dp": state.get_data_parallel_rank(),
+        "cp": state.get_context_parallel_rank(),
+        "tp": state.get_tensor_model_parallel_rank(),
+    }
+
+
+class MegatronWorker(Worker):
+    """A worker whose mesh "default" is Megatron's parallel state, for ``Dispatch.MEGATRON_COMPUTE`` and its kin.
+
+    A subclass calls :meth:`init_model_parallel` in its constructor, or ``init_process_group`` and megatron's
+    own ``initialize_model_parallel``; the group reads the coordinates when it first needs them. Megatron keeps
+    one parallel state per process: roles that share a process share it.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> MegatronWorker:  # works without super().__init__(), too
+        worker = super().__new__(cls)
+        worker.register_mesh(MESH, coordinates)
+        return worker
+
+    def init_model_parallel(
+        self, *, tp: int = 1, pp: int = 1, cp: int = 1, seed: int = 1234, **options: Any
+    ) -> torch.device:
+        """Form the process group and Megatron's parallel state; dp is what remains. Seeds torch.
+
+        nccl on CUDA devices, gloo on CPUs. Weights made on the CPU are drawn in full on every rank and then
+        cut, so that one seed gives the same model for every ``tp``.
+
+        Args:
+            **options: further ones of megatron's ``initialize_model_parallel``.
+
+        Returns:
+            The rank's device.
+
+        Raises:
+            DeclarationError: megatron-core is missing, or tp * pp * cp does not divide the number of ranks.
+        """
+        if tp < 1 or pp < 1 or cp < 1 or self.world_size % (tp * pp * cp):
+            raise DeclarationError(
+                f"init_model_parallel(tp={tp}, pp={pp}, cp={cp}) on {self.world_size} ranks: tp * pp * cp must "
+                "divide the number of ranks; change the sizes, or start the group on a pool of another size"
+            )
+        state = parallel_state()
+        device = join_world(self)
+        state.initialize_model_parallel(
+            tensor_model_parallel_size=tp,
+            pipeline_model_parallel_size=pp,
+            context_parallel_size=cp,
+            **options,
+        )
+        torch.manual_seed(seed)
+        if device.type == "cuda":
+            from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+            model_parallel_cuda_manual_seed(seed)
+        return device
+
+    def model_parallel_config(self, **options: Any) -> Any:
+        """A ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights where there is no GPU.
+
+        Sequence parallelism, activation checkpointing and ``gather_output`` of megatron-core need CUDA.
+        """
+        from megatron.core import ModelParallelConfig
+
+        state = parallel_state()
+        known: dict[str, Any] = {
+            "tensor_model_parallel_size": state.get_tensor_model_parallel_world_size(),
+            "pipeline_model_parallel_size": state.get_pipeline_model_parallel_world_size(),
+            "context_parallel_size": state.get_context_parallel_world_size(),
+            "use_cpu_initialization": self.device.type == "cpu",
+        }
+        if known["pipeline_model_parallel_size"] > 1:
+            known["pipeline_dtype"] = options.get("params_dtype", torch.float32)
+        return ModelParallelConfig(**{**known, **options})
+
+    @functools.cached_property
+    def peers(self) -> DpPeers:
+        """The ranks of this rank's dp coordinate; first asked for by all ranks together.
+
+        Raises:
+            DeclarationError: the parallel state is not initialised.
+        """
+        place = coordinates()
+        if place is None:
+            raise DeclarationError(
+                "MegatronWorker.peers before the parallel state is initialised; call "
+                "self.init_model_parallel(tp=..., pp=...) first"
+            )
+        return DpPeers(agreed_mesh(place))
+
+    def leave_model_parallel(self) -> None:
+        """Give up the parallel state, so that another can be formed; the process group stays.
+
+        The driver then calls :meth:`MegatronWorkerGroup.refresh_mesh`.
+        """
+        parallel_state().destroy_model_parallel()
+        self.__dict__.pop("peers", None)
+
+
+class MegatronWorkerGroup(WorkerGroup):
+    """A group of :class:`MegatronWorker` with the sizes of its parallel state.
+
+    Takes what ``px.WorkerGroup`` takes; the mesh "default" always comes from the workers.
+
+    Raises:
+        DeclarationError: ``mesh=`` names a mesh "default".
+    """
+
+    def __init__(self, pool: Any, cls: Any, **options: Any) -> None:
+        mesh = options.get("mesh")
+        if isinstance(mesh, Mesh) or (mesh is not None and MESH in mesh):
+            raise DeclarationError(
+                f"MegatronWorkerGroup(mesh={mesh!r}): the mesh {MESH!r} is read from Megatron's parallel state; "
+                "give the sizes to init_model_parallel(...) in the worker, and further meshes another name"
+            )
+        super().__init__(pool, cls, **options)
+
+    def _size(self, axis: str) -> int:
+        try:
+            return self.mesh(MESH).size(axis)
+        except DispatchError as error:
+            raise DispatchError(
+                f"{self.name}.{axis}_size: the workers have no parallel state yet; call "
+                "self.init_model_parallel(...) (or megatron's own initialize_model_parallel) in the constructor "
+                f"of a MegatronWorker ({error})"
+            ) from None
+
+    @property
+    def tp_size(self) -> int:
+        """Number of tensor-parallel ranks. Raises DispatchError before the parallel state is initialised."""
+        return self._size("tp")
+
+    @property
+    def pp_size(self) -> int:
+        """Number of pipeline stages. Raises DispatchError before the parallel state is initialised."""
+        return self._size("pp")
+
+    @property
+    def dp_size(self) -> int:
+        """Number of data-parallel coordinates. Raises DispatchError before the parallel state is initialised."""
+        return self._size("dp")
+
+    @property
+    def cp_size(self) -> int:
+        """Number of context-parallel ranks. Raises DispatchError before the parallel state is initialised."""
+        return self._size("cp")
+
+    def refresh_mesh(self) -> None:
+        """Read the parallel state anew at the next need, after the workers have formed another."""
+        self.core.forget_meshes()
+
+
+class ParallelLlamaMLP(torch.nn.Module):
+    """:class:`~phalanx.parallel.mlp.LlamaMLP` cut over the tp ranks, on megatron-core's layers.
+
+    Gate and up are column-parallel, down is row-parallel: one all-reduce forward, one backward. Takes and gives
+    (sequence, batch, hidden_size), the same on every tp rank. Weights of rank ``r`` are the r-th part of the
+    full ones along :data:`~phalanx.parallel.mlp.SPLIT_DIM`.
+
+    Args:
+        config: a megatron ``ModelParallelConfig``, such as ``worker.model_parallel_config()``.
+
+    Raises:
+        DeclarationError: an unknown activation, or tp does not divide ``intermediate_size``.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        config: Any,
+        *,
+        hidden_act: str = "silu",
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+        tp = parallel_state().get_tensor_model_parallel_world_size()
+        if intermediate_size % tp:
+            raise DeclarationError(
+                f"ParallelLlamaMLP(intermediate_size={intermediate_size}) over {tp} tp ranks: it must be a "
+                f"multiple of {tp}; change it, or tp"
+            )
+        self.act = activation(hidden_act)
+        init = functools.partial(torch.nn.init.normal_, std=init_std)
+        common: dict[str, Any] = {"config": config, "init_method": init, "bias": False}
+        column = functools.partial(ColumnParallelLinear, gather_output=False, **common)
+        self.gate_proj = column(hidden_size, intermediate_size)
+        self.up_proj = column(hidden_size, intermediate_size)
+        self.down_proj = RowParallelLinear(
+            intermediate_size, hidden_size, input_is_parallel=True, skip_bias_add=False, **common
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, _ = self.gate_proj(x)
+        up, _ = self.up_proj(x)
+        return self.down_proj(self.act(gate) * up)[0]

@@ -1,0 +1,87 @@
+"""The gated MLP of Llama in one process, and how the weights of its tensor-parallel forms make up its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.nn import functional
+
+from phalanx.errors import DeclarationError
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+SPLIT_DIM: Mapping[str, int] = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
+"""The tensor dim along which each weight is cut over tp ranks (torch's Linear keeps (out, in))."""
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+}
+
+
+def activation(name: str) -> Activation:
+    """The activation that a model's configuration calls ``name``.
+
+    Raises:
+        DeclarationError: it is none of silu, gelu, relu.
+    """
+    try:
+        return _ACTIVATIONS[name]
+    except KeyError:
+        raise DeclarationError(f"hidden_act={name!r}: expected one of {', '.join(_ACTIVATIONS)}") from None
+
+
+class LlamaMLP(torch.nn.Module):
+    """``down(act(gate(x)) * up(x))`` without biases, as in Llama (Touvron et al., 2023; Shazeer, 2020).
+
+    Takes and gives (..., hidden_size). Parameters have the names that Hugging Face's Llama gives them.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        hidden_act: str = "silu",
+        init_std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.act = activation(hidden_act)
+
+        def linear(inputs: int, outputs: int) -> torch.nn.Linear:
+            made = torch.nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
+            torch.nn.init.normal_(made.weight, std=init_std)
+            return made
+
+        self.gate_proj = linear(hidden_size, intermediate_size)
+        self.up_proj = linear(hidden_size, intermediate_size)
+        self.down_proj = linear(intermediate_size, hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+def join_shards(shards: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The full weights (or gradients) from those of the tp ranks, in tp order; for ``LlamaMLP.load_state_dict``.
+
+    Names may have a prefix, as those of an MLP inside a model. What is cut over tp is joined along its
+    :data:`SPLIT_DIM`; all else is taken from tp rank 0.
+
+    Raises:
+        DeclarationError: there are no shards, or they differ in their names.
+    """
+    if not shards or any(set(shard) != set(shards[0]) for shard in shards):
+        names = [sorted(shard) for shard in shards]
+        raise DeclarationError(
+            f"join_shards: names by tp rank are {names}; expected the same names from every tp rank"
+        )
+    return {name: _joined(name, [shard[name].detach() for shard in shards]) for name in shards[0]}
+
+
+def _joined(name: str, pieces: list[torch.Tensor]) -> torch.Tensor:
+    dim = next((d for suffix, d in SPLIT_DIM.items() if name.endswith(suffix)), None)
+    return pieces[0].clone() if dim is None else torch.cat(pieces, dim)

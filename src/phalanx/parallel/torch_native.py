@@ -1,0 +1,183 @@
+"""Workers on torch's own parallelism: device meshes, tensor parallel layers, and FSDP2 with sharded checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from phalanx.declare.modes import Dispatch
+from phalanx.declare.register import register
+from phalanx.declare.worker import Worker
+from phalanx.errors import DispatchError
+from phalanx.parallel.mlp import LlamaMLP
+from phalanx.parallel.world import join_world
+from phalanx.topology.mesh import Mesh
+
+
+class DeviceMeshWorker(Worker):
+    """A worker whose mesh is a torch ``DeviceMesh`` that it makes itself."""
+
+    def init_mesh(self, name: str = "default", /, **axes: int) -> DeviceMesh:
+        """Form the process group and a device mesh over all ranks, and register it for ``Dispatch.mesh(name)``.
+
+        ``self.init_mesh(dp=-1, tp=2)``: the first axis is the slowest; one may be -1, "the rest".
+
+        Raises:
+            DeclarationError: the sizes do not multiply to the number of ranks.
+        """
+        mesh = Mesh(**axes).resolve(self.world_size)
+        device = join_world(self)
+        made = init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.axes)
+        self.register_mesh(name, made)
+        return made
+
+
+def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
+    """Cut the MLP over ``tp_mesh``, in place: gate and up by columns, down by rows.
+
+    Weights are those of the first tp rank. It then takes and gives the same (..., hidden_size) on every tp rank.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan: dict[str, Any] = {
+        "gate_proj": ColwiseParallel(),
+        "up_proj": ColwiseParallel(),
+        "down_proj": RowwiseParallel(),
+    }
+    parallelize_module(mlp, tp_mesh, plan)
+    return mlp
+
+
+def local_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """This rank's own parts of named parameters or gradients, as plain detached tensors."""
+    return {name: _settled(t.to_local() if isinstance(t, DTensor) else t) for name, t in named.items()}
+
+
+def full_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The whole of named parameters or gradients, on every rank; a collective of the ranks that share them."""
+    return {name: _settled(t.full_tensor() if isinstance(t, DTensor) else t) for name, t in named.items()}
+
+
+def _settled(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor: torch's functional collectives give one that is still on its way."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    waited = tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+    return waited.detach()
+
+
+class FSDPTrainer(DeviceMeshWorker):
+    """Trains a causal language model of transformers, sharded by FSDP2 over all ranks (mesh axis "dp").
+
+    Args:
+        make_model: makes the model; called on every rank after ``torch.manual_seed(seed)``.
+        lr: learning rate of AdamW.
+        max_norm: the gradient is clipped to this norm.
+        seed: the same on every rank, so that all begin with the same weights.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], torch.nn.Module],
+        *,
+        lr: float = 1e-3,
+        max_norm: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.init_mesh(dp=-1)
+        torch.manual_seed(seed)
+        self.model: Any = make_model().to(self.device)
+        for layer in self.model.get_decoder().layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self._max_norm = max_norm
+
+    @register(Dispatch.mesh())
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, length, vocabulary) of token ids (rows, length)."""
+        with torch.no_grad():
+            return self.model(input_ids=input_ids.to(self.device)).logits
+
+    @register(Dispatch.mesh())
+    def train_step(self, input_ids: torch.Tensor) -> dict[str, float]:
+        """One AdamW step on the mean next-token loss over *all* rows of the call, however they are split.
+
+        ``input_ids`` are (rows, length). Returns ``loss`` and ``grad_norm`` (before clipping), by rank; they are
+        the same on each.
+
+        Raises:
+            DispatchError: no row has a next token.
+        """
+        loss = self.accumulate(input_ids)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"loss": loss, "grad_norm": full_tensors({"norm": norm})["norm"].item()}
+
+    def accumulate(self, input_ids: torch.Tensor) -> float:
+        """Add the gradient of the mean loss over the rows of all ranks; gives that loss. A collective."""
+        ids = input_ids.to(self.device)
+        tokens = _summed(torch.tensor([ids[:, 1:].numel()], dtype=torch.float64, device=self.device))
+        if tokens.item() == 0:
+            raise DispatchError(
+                f"train_step(input_ids of {tuple(ids.shape)} on rank {self.rank}): no row of any rank has a next "
+                "token; expected token ids of shape (rows, length), at least one row and a length from 2"
+            )
+        logits = self.model(input_ids=ids).logits[:, :-1].float()
+        total = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+        share = total / tokens[0].float()
+        # FSDP takes the mean of the ranks' gradients; here each rank has a share of one mean, to be summed.
+        (share * self.world_size).backward()
+        return _summed(share.detach().double()).item()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save(self, folder: str | Path) -> None:
+        """Write model and optimizer, each rank its own shards, to a folder that all ranks see."""
+        checkpoint.save({"app": self._state()}, checkpoint_id=str(folder))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load(self, folder: str | Path) -> None:
+        """Read what :meth:`save` wrote, from whatever number of ranks."""
+        state = self._state()
+        checkpoint.load({"app": state}, checkpoint_id=str(folder))
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def shards(self) -> dict[str, torch.Tensor]:
+        """This rank's parts of the parameters, on the CPU."""
+        return {
+            name: shard.cpu() for name, shard in local_tensors(dict(self.model.named_parameters())).items()
+        }
+
+    @register(Dispatch.ONE_TO_ALL)
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        """All parameters in full on rank 0, on the CPU; None on the other ranks. A collective."""
+        full = full_tensors(dict(self.model.named_parameters()))
+        return {name: tensor.cpu() for name, tensor in full.items()} if self.rank == 0 else None
+
+
+def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(tensor)
+    return tensor
