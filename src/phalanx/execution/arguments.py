@@ -86,4 +86,8 @@ def _overlaps(counts: Sequence[int], start: int, stop: int) -> Sequence[tuple[in
 
 def describe(value: Any, nbytes: int) -> PartInfo:
     """What the driver and other ranks may know of an output without fetching it."""
-    return PartInfo(count_rows(value), nbytes)
+    try:
+        rows = count_rows(value)
+    except DispatchError:  # leaves of different row counts: a fair result, only not the rows of another call
+        rows = None
+    return PartInfo(rows, nbytes)
