@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.codec import Encoded, Policy, copy_private, decode, decoding, encode
-from phalanx.wire.pack import DTYPE_NAMES
+from phalanx.wire.pack import DTYPE_NAMES, Sink
 
 Pair = namedtuple("Pair", "left right")
 
@@ -138,6 +139,13 @@ def test_classes_defined_in_a_function_travel() -> None:
     assert through_bytes(Local)().table.tolist() == [0, 1, 2]
 
 
+@every_route
+def test_a_long_list_of_texts_arrives_with_tensors_beside_it(route: Any) -> None:
+    texts = [f"text {i}" for i in range(20_000)]
+    arrived = route({"texts": texts, "t": torch.ones(2)})
+    assert arrived["texts"] == texts
+
+
 def test_an_empty_call_is_nothing_but_its_pickle() -> None:
     assert encode(((), {})).to_bytes() == pickle.dumps(((), {}), 5)
 
@@ -254,6 +262,14 @@ def test_sparse_tensors_arrive_sparse(make: Any) -> None:
     arrived = through_buffers(sent)
     assert arrived.layout == sent.layout
     assert torch.equal(arrived.to_dense(), torch.eye(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize", "ignore:TypedStorage")
+def test_a_view_of_a_quantised_tensor_ships_no_storage() -> None:
+    whole = torch.quantize_per_tensor(torch.ones(10_000), 0.1, 0, torch.quint8)
+    encoded = encode(whole[:4])
+    assert torch.equal(decode(encoded).int_repr(), whole[:4].int_repr())
+    assert encoded.nbytes < 2000
 
 
 def test_a_meta_tensor_stays_one() -> None:
@@ -399,6 +415,14 @@ def test_temporaries_made_while_pickling_are_not_confused() -> None:
 
     arrived = through_bytes(Computed())
     assert [part[0].item() for part in arrived] == list(range(50))
+
+
+def test_what_was_read_from_is_kept_so_that_its_address_stays_its_own() -> None:
+    sink, owner = Sink(), torch.ones(3)
+    sink.index_of(owner, torch.device("cuda", 0), 4096, 12, lambda: np.zeros(12, np.uint8))
+    kept = weakref.ref(owner)
+    del owner
+    assert kept() is not None
 
 
 # arrival

@@ -19,7 +19,7 @@ DTYPES = (
 )
 ARRAY_DTYPES = ("f8", "f2", "?", "i4", ">i2", "c16", "M8[s]", "U3", "S2", "i4,u1", "O")
 
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

@@ -109,6 +109,18 @@ def test_a_tensordict_is_looked_into() -> None:
     assert sorted(leaf.nbytes for leaf in large_leaves(value, 1)) == [4000, 8000]
 
 
+def test_a_lazy_stack_of_tensordicts_is_looked_into_without_stacking() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    first, second = torch.zeros(100), torch.ones(100)
+    value = tensordict.LazyStackedTensorDict(
+        tensordict.TensorDict({"x": first}, batch_size=[]),
+        tensordict.TensorDict({"x": second}, batch_size=[]),
+    )
+    assert [leaf is sent for leaf, sent in zip(large_leaves(value, 1), (first, second), strict=True)] == [
+        True
+    ] * 2
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize(
     "make",

@@ -113,7 +113,8 @@ def _children(item: Any) -> list[Any] | None:
         return [*item.parameters(), *item.buffers()]
     tensordict = sys.modules.get("tensordict")  # 3 s to import: whoever sends one has imported it
     if tensordict is not None and isinstance(item, tensordict.TensorDictBase):
-        return list(item.values())
+        stacked = getattr(item, "tensordicts", None)  # a lazy stack: its values() would be new tensors
+        return list(item.values()) if stacked is None else list(stacked)
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return [getattr(item, field.name, None) for field in dataclasses.fields(item)]
     if isinstance(item, FunctionType):

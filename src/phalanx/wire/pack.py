@@ -40,6 +40,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
         *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        *("float4_e2m1fn_x2", "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
     )
     if hasattr(torch, name)
 }
@@ -113,16 +114,18 @@ def _has_plain_bytes(plain: torch.Tensor) -> bool:
 
 
 def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced | None:
-    """Torch's own pickling, which takes the whole storage: of a copy, where a view covers less than that."""
-    is_view = (
-        plain.layout is torch.strided
-        and not plain.is_nested
-        and plain.device.type != "meta"
-        and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
-    )
-    if not is_view or type(tensor) is not torch.Tensor:
+    """Torch's own pickling of a copy on the host where torch would take more than the tensor's bytes.
+
+    That is where a view covers less than its storage, or where the storage names an accelerator, to which
+    unpickling would return it.
+    """
+    has_storage = plain.layout is torch.strided and not plain.is_nested and plain.device.type != "meta"
+    if not has_storage or type(tensor) is not torch.Tensor:
         return None
-    copy = plain.clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    nbytes = plain.numel() * plain.element_size()
+    if plain.device == _HOST and plain.untyped_storage().nbytes() <= nbytes:
+        return None
+    copy = plain.to(_HOST, copy=True).requires_grad_(tensor.requires_grad and tensor.is_leaf)
     return copy.__reduce_ex__(5)  # pyright: ignore[reportReturnType]
 
 
