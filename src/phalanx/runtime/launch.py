@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.config import settings
@@ -17,11 +17,34 @@ from phalanx.runtime.sender import encode_body
 from phalanx.topology.accelerators import Accelerator, in_use
 from phalanx.topology.environment import rank_environment, threads_per_rank
 from phalanx.topology.slots import SlotView
-from phalanx.transport.base import Endpoint, Reservation, ReserveRequest, SpawnRequest, Ticket, Transport
+from phalanx.transport.base import (
+    Endpoint,
+    Facade,
+    HostFactory,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    Ticket,
+    Transport,
+)
 from phalanx.transport.facade import facade_name
-from phalanx.wire.messages import RankSetup
+from phalanx.wire.messages import STORE_VARIABLE, RankSetup
 
 Roles = Mapping[str, ClassWithInitArgs]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What a group's processes are called by those who use the backend directly, and what makes their host.
+
+    ``names`` are by slot. Left out, a process bears the names of the classes and offers their registered methods.
+    """
+
+    class_name: str
+    methods: tuple[Facade, ...]
+    names: tuple[str, ...] | None = None
+    namespace: str | None = None
+    factory: HostFactory = make_host
 
 
 @dataclass
@@ -34,8 +57,19 @@ class Launched:
     setups: list[RankSetup]
 
 
-def launch(pool: ResourcePool, roles: Roles, name: str, epoch: int, options: GroupOptions) -> Launched:
+def launch(
+    pool: ResourcePool,
+    roles: Roles,
+    name: str,
+    epoch: int,
+    options: GroupOptions,
+    *,
+    processes: Processes | None = None,
+    amend: Callable[[RankSetup], RankSetup] | None = None,
+) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
+
+    ``amend`` has the last word on what each rank is told.
 
     Raises:
         PlacementError: the processes, or the extra resources of the group, cannot be had.
@@ -46,10 +80,13 @@ def launch(pool: ResourcePool, roles: Roles, name: str, epoch: int, options: Gro
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     extras = _reserve_extras(pool, name, options)
     try:
-        endpoints = transport.spawn(_request(pool, roles, name, options, deadline))
+        endpoints = transport.spawn(
+            _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
+        )
         try:
             ordered = _in_rank_order(pool, endpoints)
             setups = _setups(pool, ordered, name, epoch, options)
+            setups = [amend(setup) for setup in setups] if amend else setups
             tickets = _send(transport, ordered, roles, setups)
         except BaseException:
             transport.kill(endpoints)
@@ -81,10 +118,22 @@ def _reserve_extras(pool: ResourcePool, name: str, options: GroupOptions) -> Res
     return transport.reserve(request)
 
 
+def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
+    methods = [
+        Facade(facade_name(role, method), role, method)
+        for role, bound in roles.items()
+        for method in bound.spec.methods
+    ]
+    return Processes(
+        class_name="_".join(bound.cls.__name__ for bound in roles.values()),
+        methods=tuple(methods),
+        names=tuple(f"{name}:{index}" for index in range(pool.world_size)) if options.detached else None,
+    )
+
+
 def _request(
-    pool: ResourcePool, roles: Roles, name: str, options: GroupOptions, deadline: float
+    pool: ResourcePool, processes: Processes, name: str, options: GroupOptions, deadline: float
 ) -> SpawnRequest:
-    methods = [facade_name(role, method) for role, bound in roles.items() for method in bound.spec.methods]
     holding = next(iter(pool.holdings.values()))
     shares = [h.share() for h in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
@@ -93,13 +142,14 @@ def _request(
             f"({shares}); merge pools with the same use_gpu, accelerators_per_slot and max_colocate_count"
         )
     return SpawnRequest(
-        class_name="_".join(bound.cls.__name__ for bound in roles.values()),
-        methods=tuple(methods),
+        class_name=processes.class_name,
+        methods=processes.methods,
         slots=pool.slots,
         reservations={key: h.reservation for key, h in pool.holdings.items()},
         resources=holding.share(),
-        factory=make_host,
-        names=tuple(f"{name}:{index}" for index in range(pool.world_size)) if options.detached else None,
+        factory=processes.factory,
+        names=processes.names,
+        namespace=processes.namespace,
         runtime_env=options.runtime_env,
         max_concurrency=options.max_concurrency,
         detached=options.detached,
@@ -140,7 +190,7 @@ def _setups(
             ranks_on_node=ranks_here,
             group_env=options.env,
         )
-        environment["PHALANX_STORE"] = f"{first.slot.node_ip}:{first.store_port}/{epoch}"
+        environment[STORE_VARIABLE] = f"{first.slot.node_ip}:{first.store_port}/{epoch}"
         setups.append(
             RankSetup(
                 rank=rank,

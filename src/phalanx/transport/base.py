@@ -38,17 +38,30 @@ class Reservation(Protocol):
     def ids(self) -> Sequence[Any]: ...
 
 
+class Facade(NamedTuple):
+    """A method by which a worker process can be called from outside: its name there, and what it stands for."""
+
+    name: str
+    role: str
+    method: str
+
+
 @dataclass(frozen=True)
 class SpawnRequest:
-    """Worker processes to start, one per slot, in the order of ``slots``."""
+    """Worker processes to start, one per slot, in the order of ``slots``.
+
+    ``names`` and ``namespace`` are those under which the backend's users find a process (None: unnamed, and the
+    transport's own namespace).
+    """
 
     class_name: str
-    methods: tuple[str, ...]
+    methods: tuple[Facade, ...]
     slots: tuple[Slot, ...]
     reservations: Mapping[str, Reservation]
     resources: Mapping[str, float]
     factory: HostFactory
     names: tuple[str, ...] | None = None
+    namespace: str | None = None
     runtime_env: Mapping[str, Any] | None = None
     max_concurrency: int | None = None
     detached: bool = False

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from phalanx.topology.slots import SlotFacts
-from phalanx.transport.base import HostFactory
+from phalanx.transport.base import Facade, HostFactory
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import is_message
 
@@ -85,13 +85,13 @@ class AsyncShell:
         return await self._host.run_async(data, refs)
 
 
-def _facade(name: str, class_name: str, asynchronous: bool) -> Callable[..., Any]:
-    role, _, method = name.rpartition("__")
+def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
+    name, role, method = facade
 
     async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
             return await self._host.run_async(*args)
-        return self._host.run_plain(role, method, args, kwargs)
+        return await self._host.run_plain_async(role, method, args, kwargs)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
@@ -105,8 +105,8 @@ def _facade(name: str, class_name: str, asynchronous: bool) -> Callable[..., Any
 
 
 @functools.lru_cache(maxsize=256)
-def actor_class(class_name: str, methods: tuple[str, ...], asynchronous: bool) -> Any:
+def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Any:
     """The Ray actor class for a user's class; cached, so that a second group exports nothing anew."""
     base = AsyncShell if asynchronous else Shell
-    facades = {name: _facade(name, class_name, asynchronous) for name in methods}
+    facades = {facade.name: _forward(facade, class_name, asynchronous) for facade in methods}
     return ray.remote(type(class_name, (base,), facades))

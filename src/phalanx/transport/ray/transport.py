@@ -105,7 +105,7 @@ class RayTransport:
         handles: list[Any] = []
         try:
             for index, slot in enumerate(request.slots):
-                named = {"name": request.names[index], "namespace": NAMESPACE} if request.names else {}
+                named = _named(request.names[index], request.namespace) if request.names else {}
                 where = placement.strategy(slot, request.reservations)
                 handles.append(
                     cls.options(**options, **named, scheduling_strategy=where).remote(request.factory)
@@ -185,3 +185,7 @@ class RayTransport:
         deadline = time.monotonic() + 5.0
         while any(self.alive(endpoint) for endpoint in endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
+
+
+def _named(name: str, namespace: str | None) -> dict[str, str]:
+    return {"name": name, "namespace": NAMESPACE if namespace is None else namespace}
