@@ -241,3 +241,11 @@ def test_a_mean_weighted_by_the_mask_equals_the_mean_of_all_rows() -> None:
 def test_mesh_modes_refuse_a_slice() -> None:
     with pytest.raises(DispatchError, match="2 of the group's 4 ranks"):
         plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (torch.zeros(4),), {}, ranks=[0, 1])
+
+
+def test_one_rank_called_by_itself_gets_no_mask_and_sees_replicated_values() -> None:
+    def masked(x: Any, mask: Any) -> Any: ...
+
+    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
+    call = plan_execute_rank_zero(FOUR, (replicate([1]),), {}, spec=spec, ranks=(2,))
+    assert list(call) == [(2, ([1],), {"mask": None})]

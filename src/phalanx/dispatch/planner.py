@@ -79,15 +79,16 @@ def plan_execute_rank_zero(
     ranks: Sequence[int] | None = None,
 ) -> CallPlan:
     """The plan of ``execute_rank_zero*("name", ...)``: the first rank, arguments as they are, its value."""
-    call = Call(_named(spec, Dispatch.RANK_ZERO), target, args, kwargs, _called(target, ranks))
+    method = _named(spec, Dispatch.RANK_ZERO, pad_mask=None if spec is None else spec.pad_mask)
+    call = Call(method, target, args, kwargs, _called(target, ranks))
     check_signature(call.spec, args, kwargs)
     return plan_rank_zero(call)
 
 
-def _named(spec: MethodSpec | None, mode: DispatchMode) -> MethodSpec:
+def _named(spec: MethodSpec | None, mode: DispatchMode, pad_mask: str | None = None) -> MethodSpec:
     if spec is None:
         return MethodSpec("execute", mode)
-    return MethodSpec(spec.name, mode, signature=spec.signature)
+    return MethodSpec(spec.name, mode, signature=spec.signature, pad_mask=pad_mask)
 
 
 def _called(target: Target, ranks: Sequence[int] | None) -> Sequence[int]:

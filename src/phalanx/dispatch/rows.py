@@ -25,8 +25,9 @@ _SCALARS = (bool, int, float, complex, type(None))
 class Parts:
     """To whom the pieces go: ``of[p]`` is the piece of the rank at position ``p`` of the call's ranks.
 
-    A range for ``of`` says that position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are joined, in the order of the pieces. ``leaders``, where given,
-    are the positions that get a piece at all; their peers get None instead.
+    A range for ``of`` says that position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are
+    joined, in the order of the pieces. ``leaders``, where given, are the positions that get a piece at all;
+    their peers get None instead.
     """
 
     count: int

@@ -9,7 +9,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from phalanx.declare.modes import Execute
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.arguments import check_signature
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.dispatch.planner import plan, plan_execute_all, plan_execute_rank_zero
 from phalanx.errors import DeclarationError, DispatchError
@@ -172,10 +171,8 @@ class GroupView:
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """One rank, arguments as they are, its output the value."""
-        check_signature(spec, args, kwargs)
         rank = self._core.least_busy(self._ranks) if self._choose else self._ranks[0]
-        same = {name: Same(value) for name, value in kwargs.items()}
-        return CallPlan((rank,), tuple(map(Same, args)), same, GatherPlan("value", (0,)))
+        return plan_execute_rank_zero(self._whole(), args, kwargs, spec=spec, ranks=(rank,))
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method by name, registered or not (one that is not gets the same arguments on every rank)."""
