@@ -1,0 +1,142 @@
+"""What a wrong declaration says, and when."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+import phalanx as px
+from phalanx.declare.names import RESERVED
+from phalanx.declare.register import class_spec
+from phalanx.runtime.group import WorkerGroup
+
+
+class Base(px.Worker):
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def step(self, batch: list[int]) -> list[int]:
+        """Do a step."""
+        return batch
+
+
+def test_signature_and_docstring_are_the_methods_own() -> None:
+    spec = class_spec(Base).methods["step"]
+    assert str(spec.signature) == "(batch: 'list[int]') -> 'list[int]'"
+    assert spec.doc == "Do a step."
+
+
+def test_an_override_keeps_the_registration() -> None:
+    class Derived(Base):
+        def step(self, batch: list[int], scale: int = 1) -> list[int]:
+            return batch
+
+    spec = class_spec(Derived).methods["step"]
+    assert spec.mode == px.Dispatch.DP_COMPUTE_PROTO
+    assert spec.signature is not None
+    assert "scale" in spec.signature.parameters
+
+
+def test_an_override_may_register_anew() -> None:
+    class Derived(Base):
+        @px.register(px.Dispatch.ONE_TO_ALL)
+        def step(self, batch: list[int]) -> list[int]:
+            return batch
+
+    assert class_spec(Derived).methods["step"].mode == px.Dispatch.ONE_TO_ALL
+
+
+def test_bare_register_means_one_to_all() -> None:
+    class Bare(px.Worker):
+        @px.register
+        def go(self) -> None: ...
+
+    assert class_spec(Bare).methods["go"].mode == px.Dispatch.ONE_TO_ALL
+
+
+def test_an_unknown_mode_fails_at_class_creation() -> None:
+    with pytest.raises(px.DeclarationError, match="unknown dispatch mode 'ONE_TO_NONE'"):
+
+        class Wrong(px.Worker):
+            @px.register("ONE_TO_NONE")
+            def go(self) -> None: ...
+
+
+@pytest.mark.parametrize("pair", [{"dispatch_fn": print}, {"dispatch_fn": print, "collect_fn": 3}, {"x": 1}])
+def test_an_incomplete_pair_fails_at_class_creation(pair: dict[str, object]) -> None:
+    with pytest.raises(px.DeclarationError, match="collect_fn"):
+        px.register(pair)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_name_that_hides_a_group_attribute_fails_at_class_creation(name: str) -> None:
+    with pytest.raises(px.DeclarationError, match=name):
+        type("Hides", (px.Worker,), {name: px.register()(lambda self: None)})
+
+
+def test_the_reserved_names_are_the_groups_public_attributes() -> None:
+    public = {name for name in dir(WorkerGroup) if not name.startswith("_")}
+    assert public <= RESERVED
+
+
+def test_generators_are_refused() -> None:
+    with pytest.raises(px.DeclarationError, match="generator"):
+
+        class Yields(px.Worker):
+            @px.register
+            def numbers(self):
+                yield 1
+
+
+def test_static_methods_are_refused() -> None:
+    with pytest.raises(px.DeclarationError, match="staticmethod"):
+
+        class Static(px.Worker):
+            @staticmethod
+            @px.register
+            def go() -> None: ...
+
+
+def test_plain_classes_are_checked_when_they_are_bound() -> None:
+    class Plain:
+        @px.register
+        def close(self) -> None: ...
+
+    with pytest.raises(px.DeclarationError, match="close"):
+        px.ClassWithInitArgs(Plain)
+
+
+def test_a_ray_class_keeps_the_options_that_mean_something_here() -> None:
+    @ray.remote(memory=500 * 1024 * 1024)
+    class Accumulator:
+        def add(self, x: int) -> int:
+            return x
+
+    bound = px.ClassWithInitArgs(Accumulator)
+    assert bound.ray_options == {"memory": 500 * 1024 * 1024}
+    assert bound.cls.__name__ == "Accumulator"
+
+
+def test_a_ray_class_with_an_option_that_cannot_be_kept_says_why() -> None:
+    @ray.remote(max_restarts=3)
+    class Restarts:
+        pass
+
+    with pytest.raises(px.DeclarationError, match=r"max_restarts=3.*restart"):
+        px.ClassWithInitArgs(Restarts)
+
+
+@pytest.mark.parametrize("roles", [{}, {"close": Base}, {"_x": Base}, {"a b": Base}, [Base]])
+def test_wrong_roles_are_refused(roles: object) -> None:
+    with pytest.raises(px.DeclarationError):
+        px.colocate(roles)  # type: ignore[arg-type]
+
+
+def test_a_worker_outside_of_a_group_is_rank_0_of_1() -> None:
+    worker = Base()
+    assert (worker.rank, worker.world_size, worker.device.type) == (0, 1, "cpu")
+
+
+def test_registered_modes_become_names_of_dispatch() -> None:
+    px.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
+    assert "TO_NOBODY_TEST" in px.Dispatch.names()
+    with pytest.raises(px.DeclarationError, match="exists already"):
+        px.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
