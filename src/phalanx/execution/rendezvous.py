@@ -24,10 +24,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from phalanx.errors import PhalanxError
+from phalanx.wire.messages import STORE_VARIABLE
 
 _MODULE = "torch.distributed.rendezvous"
-#: Names the store that belongs to this rank's epoch: "host:port/epoch", or "inline".
-STORE_VARIABLE = "PHALANX_STORE"
 
 _worlds: Counter[str] = Counter()
 _served: dict[int, Any] = {}
@@ -87,6 +86,8 @@ def _is_ours() -> bool:
 def _join(url: str, timeout: timedelta) -> Iterator[Any]:
     import torch.distributed as dist
 
+    from phalanx.execution.control import control
+
     query = parse_qs(urlparse(url).query)
     rank = int(query["rank"][0]) if "rank" in query else int(os.environ["RANK"])
     world_size = int(query["world_size"][0]) if "world_size" in query else int(os.environ["WORLD_SIZE"])
@@ -100,6 +101,8 @@ def _join(url: str, timeout: timedelta) -> Iterator[Any]:
             )
         yield dist.HashStore(), rank, world_size
     else:
+        if (channel := control()) is not None:
+            channel.note_sockets()
         address, _, epoch = named.partition("/")
         host, _, port = address.rpartition(":")
         store = dist.TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)

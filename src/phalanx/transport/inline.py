@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.errors import PlacementError
-from phalanx.execution.rendezvous import STORE_VARIABLE
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.base import (
@@ -34,7 +33,7 @@ from phalanx.transport.base import (
 )
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import RankSetup
+from phalanx.wire.messages import STORE_VARIABLE, RankSetup
 
 _NODE = "inline"
 

@@ -18,6 +18,9 @@ from phalanx.topology.slots import SlotFacts
 #: First bytes of every message, so that an actor method can tell it from a plain argument.
 MAGIC = b"\x93phalanx\x01"
 
+#: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
+STORE_VARIABLE = "PHALANX_STORE"
+
 #: Method names that the host answers itself.
 RUN = "__phalanx_run__"
 MESHES = "__phalanx_meshes__"
@@ -103,6 +106,20 @@ class PartInfo(NamedTuple):
     nbytes: int
 
 
+class SideChannel(NamedTuple):
+    """Where a worker process can be asked while it is busy: its own file descriptors, opened through /proc.
+
+    ``started`` is when the process was started, in clock ticks since boot; with the pid it names the process
+    for good. ``mark`` is in the environment of everything that it starts.
+    """
+
+    started: int
+    board: int
+    stacks: int
+    control: int
+    mark: str
+
+
 class Facts(NamedTuple):
     """What a worker process reports of itself before it has a rank."""
 
@@ -112,6 +129,7 @@ class Facts(NamedTuple):
     store_port: int
     log_paths: tuple[str, ...] = ()
     worker_id: str = ""
+    side: SideChannel | None = None
 
 
 @dataclass(frozen=True)
