@@ -1,0 +1,241 @@
+"""In what memory, where and with which objects a value arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.errors import DispatchError
+from phalanx.wire.codec import Encoded, Policy, copy_private, decode, decoding, encode
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Token:
+    """Stands for something that lives elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Token never travels itself")
+
+
+def through_buffers(value: Any, **options: Any) -> Any:
+    """As an object store does it: out-of-band buffers, given back as read-only memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
+
+
+def in_process(value: Any, **options: Any) -> Any:
+    return decode(encode(value, **options))
+
+
+def payload(encoded: Encoded) -> int:
+    return sum(buffer.nbytes for buffer in encoded.buffers)
+
+
+def test_private_memory_is_writable_and_the_senders_stays_as_it_was(route: Any) -> None:
+    tensor, array = torch.zeros(4), np.zeros(4)
+    array.flags.writeable = False
+    arrived = route((tensor, array))
+    arrived[0].add_(1)
+    arrived[1][:] = 1
+    assert (tensor.sum().item(), array.sum()) == (0, 0)
+
+
+def test_a_private_tensor_can_grow() -> None:
+    assert through_buffers(torch.ones(3)).resize_(1000).shape == (1000,)
+
+
+def test_private_memory_is_no_view_to_autograd() -> None:
+    arrived = through_buffers(torch.ones(3, 4).T)
+    assert arrived._base is None
+
+
+def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
+    memory = bytearray(encode(np.zeros(4)).to_bytes())
+    with decoding(Policy.READONLY):
+        arrived = decode(memoryview(memory))
+    memory[-1] = 1
+    assert arrived[3] != 0  # no copy
+    with pytest.raises(ValueError, match="read-only"):
+        arrived[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        arrived.flags.writeable = True
+
+
+@pytest.mark.parametrize("policy", [Policy.READONLY, Policy.VIEW])
+def test_readonly_tensors_are_views_of_the_buffer(policy: Policy) -> None:
+    sent = torch.arange(6.0).reshape(2, 3).T
+    with decoding(policy):
+        arrived = decode(encode(sent))
+    assert (arrived.data_ptr(), arrived.stride()) == (sent.data_ptr(), sent.stride())
+
+
+def test_a_view_keeps_its_buffer_alive() -> None:
+    with decoding(Policy.READONLY):
+        arrived = decode(encode((torch.full((1000,), 3.0), np.full(1000, 3.0))).to_bytes())
+    churn = [bytes(10_000) for _ in range(50)]
+    assert (arrived[0].sum().item(), arrived[1].sum(), len(churn)) == (3000, 3000, 50)
+
+
+def test_what_is_sent_readonly_arrives_so_without_being_asked(route: Any) -> None:
+    arrived = route(np.zeros(4), policy=Policy.READONLY)
+    assert not arrived.flags.writeable
+
+
+def test_decoding_ends_with_its_block_and_nests() -> None:
+    encoded = encode(np.zeros(4))
+    with decoding(Policy.READONLY):
+        with decoding(Policy.PRIVATE):
+            inner = decode(encoded)
+        middle = decode(encoded)
+    outer = decode(encoded)
+    assert [a.flags.writeable for a in (inner, middle, outer)] == [True, False, True]
+
+
+def test_decoding_does_not_reach_other_threads() -> None:
+    arrived: list[Any] = []
+    with decoding(Policy.READONLY):
+        thread = threading.Thread(target=lambda: arrived.append(in_process(np.zeros(4))))
+        thread.start()
+        thread.join()
+    assert arrived[0].flags.writeable
+
+
+def test_decoding_does_not_reach_other_tasks() -> None:
+    async def read(policy: Policy) -> bool:
+        with decoding(policy):
+            await asyncio.sleep(0)
+            return in_process(np.zeros(4)).flags.writeable
+
+    async def both() -> list[bool]:
+        return await asyncio.gather(read(Policy.READONLY), read(Policy.PRIVATE))
+
+    assert asyncio.run(both()) == [False, True]
+
+
+def test_a_misaligned_message_is_read_right() -> None:
+    data = encode((torch.arange(5.0, dtype=torch.float64), np.arange(5.0))).to_bytes()
+    shifted = memoryview(b"x" + data)[1:]
+    with decoding(Policy.READONLY):
+        tensor, array = decode(shifted)
+    assert (tensor.tolist(), array.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    assert tensor.data_ptr() % 8 == 0
+
+
+def test_tensors_of_the_cpu_go_to_the_device_only_when_all_are_asked_for() -> None:
+    encoded = encode((torch.ones(3), torch.nn.Parameter(torch.ones(2)), np.ones(2)))
+    with decoding(device="meta"):
+        stayed = decode(encoded)
+    with decoding(device="meta", every_tensor=True):
+        moved = decode(encoded)
+    assert [t.device.type for t in stayed[:2]] == ["cpu", "cpu"]
+    assert [t.device.type for t in moved[:2]] == ["meta", "meta"]
+    assert (type(moved[1]), type(moved[2])) == (torch.nn.Parameter, np.ndarray)
+
+
+def test_a_tensor_that_lay_on_an_accelerator_goes_to_the_device_and_else_to_the_cpu() -> None:
+    class OnAccelerator:
+        """Encodes as a tensor that lay on an accelerator does."""
+
+        def __reduce__(self) -> Any:
+            from phalanx.wire import unpack
+
+            return unpack.tensor, (-1, "float32", (0, 2), (2, 1), unpack.ON_ACCELERATOR)
+
+    data = encode(OnAccelerator()).to_bytes()
+    with decoding(device="meta"):
+        moved = decode(data)
+    assert (moved.device.type, decode(data).device.type) == ("meta", "cpu")
+
+
+def test_copy_private_detaches_from_the_memory_that_was_viewed() -> None:
+    source = torch.zeros(4)
+    with decoding(Policy.VIEW):
+        viewed = decode(encode({"x": source, "y": source}))
+    copied = copy_private(viewed)
+    copied["x"].fill_(1)
+    assert source.sum() == 0
+    assert copied["y"] is copied["x"]
+
+
+def test_copy_private_keeps_what_it_is_told_to() -> None:
+    token = Token("ref")
+    copied = copy_private([token, torch.ones(1), token], keep=(Token,))
+    assert copied[0] is token
+    assert copied[2] is token
+
+
+def test_hoisted_objects_arrive_as_what_restore_gives(route: Any) -> None:
+    value = {"call": [Token("a"), Token("b"), 3], "t": torch.ones(1)}
+    with decoding(restore=str.upper):
+        arrived = route(value, hoist={Token: lambda token: token.name})
+    assert arrived["call"] == ["A", "B", 3]
+
+
+def test_tokens_stand_in_order_each_object_once() -> None:
+    twice = Token("a")
+    encoded = encode([twice, Token("b"), (twice,)], hoist={Token: lambda token: token.name})
+    restored = decode(encoded, restore=lambda name: [name])
+    assert list(encoded.tokens) == ["a", "b"]
+    assert restored[0] is restored[2][0]
+
+
+def test_without_restore_a_token_stands_for_itself() -> None:
+    assert in_process([Token("a")], hoist={Token: lambda token: token.name}) == ["a"]
+
+
+def test_restore_of_the_call_wins_over_that_of_the_block() -> None:
+    encoded = encode([Token("a")], hoist={Token: lambda token: token.name})
+    with decoding(restore=str.upper):
+        assert decode(encoded, restore=str.title) == ["A"]
+        assert decode(encoded, restore=lambda name: name * 2) == ["aa"]
+
+
+def test_restore_may_decode_other_values_under_another_policy() -> None:
+    stored = encode(np.arange(3)).to_bytes()
+
+    def restore(_: Any) -> Any:
+        with decoding(Policy.VIEW):
+            return decode(stored)
+
+    arrived = decode(
+        encode([np.zeros(1), Token("x"), np.ones(1)], hoist={Token: lambda _: 1}), restore=restore
+    )
+    assert [(a.tolist(), a.flags.writeable) for a in arrived] == [
+        ([0], True),
+        ([0, 1, 2], False),
+        ([1], True),
+    ]
+
+
+def test_hoist_may_decline() -> None:
+    value = [Pair(1, 2)]
+    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
+
+
+def test_a_shared_leaf_travels_as_its_token() -> None:
+    large, small = torch.zeros(1000), torch.ones(2)
+    encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
+    arrived = decode(encoded.to_bytes(), restore=lambda token: large)
+    assert payload(encoded) == small.nbytes
+    assert arrived["a"] is large
+    assert arrived["b"][0] is large
+
+
+def test_an_error_of_ours_in_a_hoist_function_is_passed_on_as_it_is() -> None:
+    def refuse(token: Token) -> Any:
+        raise DispatchError("not this one")
+
+    with pytest.raises(DispatchError, match=r"^not this one$"):
+        encode([Token("a")], hoist={Token: refuse})

@@ -1,0 +1,154 @@
+"""What the codec refuses, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import functools
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.errors import DispatchError, InternalError
+from phalanx.wire.codec import Encoded, decode, encode
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: torch.Tensor
+    note: str
+
+
+class Token:
+    """Stands for something that lives elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Token never travels itself")
+
+
+def through_bytes(value: Any, **options: Any) -> Any:
+    return decode(encode(value, **options).to_bytes())
+
+
+def through_buffers(value: Any, **options: Any) -> Any:
+    """As an object store does it: out-of-band buffers, given back as read-only memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
+
+
+def payload(encoded: Encoded) -> int:
+    return sum(buffer.nbytes for buffer in encoded.buffers)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.inner = {"lock": threading.Lock()}
+
+
+LOCK = threading.Lock()
+
+
+def uses_a_global() -> Any:
+    return LOCK
+
+
+uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a script are
+
+
+def test_functools_partials_travel() -> None:
+    assert through_bytes(functools.partial(max, 3))(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ((({"lock": LOCK},), {}), "args[0]['lock']"),
+        (((1,), {"x": [0, (LOCK,)]}), "kwargs['x'][1][0]"),
+        ((LOCK,), "value[0]"),
+        ({"h": Holder()}, "value['h'].inner['lock']"),
+        (Batch(torch.ones(1), LOCK), "value.note"),  # pyright: ignore[reportArgumentType]
+        ([uses_a_global], "value[0] (uses 'LOCK')"),
+        ([lambda lock=LOCK: lock], "value[0] (uses 'lock')"),
+        (LOCK, "the value"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_pickled_is_named_with_type_and_place(value: Any, place: str) -> None:
+    with pytest.raises(DispatchError) as caught:
+        encode(value)
+    text = str(caught.value)
+    assert text.startswith(f"{place} cannot be sent: an object of type _thread.lock cannot be pickled")
+
+
+def test_an_error_in_a_users_reduce_is_a_dispatch_error_with_its_cause() -> None:
+    with pytest.raises(DispatchError, match=r"Token.*never travels") as caught:
+        encode([Token("a")])
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_value_too_deep_to_pickle_is_a_dispatch_error() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(DispatchError, match="recursion"):
+        encode(deep)
+
+
+def test_foreign_bytes_are_refused_with_advice() -> None:
+    with pytest.raises(InternalError, match="expected an Encoded"):
+        decode(b"hello world")
+
+
+UNPATCHED = """
+import copyreg, sys
+import cloudpickle, numpy, torch
+
+def state():
+    return dict(copyreg.dispatch_table), torch.Tensor.__reduce_ex__, dict(cloudpickle.Pickler._dispatch_table)
+
+before = state()
+from phalanx.wire.codec import decode, encode
+decode(encode((torch.ones(2), numpy.ones(2), lambda: 1)).to_bytes())
+sys.exit(before != state() or "ray" in sys.modules or "tensordict" in sys.modules)
+"""
+
+
+def test_nothing_global_is_patched_and_nothing_optional_imported() -> None:
+    assert subprocess.run([sys.executable, "-c", UNPATCHED], check=False).returncode == 0
+
+
+def test_ordinary_pickle_of_a_tensor_is_as_before() -> None:
+    assert torch.Tensor not in copyreg.dispatch_table
+    assert torch.equal(pickle.loads(pickle.dumps(torch.ones(2))), torch.ones(2))
+
+
+def test_a_tensordict_keeps_its_structure() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    sent = tensordict.TensorDict(
+        {
+            "ids": torch.arange(12).reshape(4, 3),
+            "inner": tensordict.TensorDict({"x": torch.ones(4, 2)}, batch_size=[4, 2]),
+            "note": tensordict.NonTensorData("hello", batch_size=[4]),
+            "texts": tensordict.NonTensorStack("a", "b", "c", "d"),
+        },
+        batch_size=[4],
+    )
+    arrived = through_buffers(sent)
+    assert (arrived.batch_size, arrived["inner"].batch_size) == ((4,), (4, 2))
+    assert (arrived["note"], list(arrived["texts"])) == ("hello", ["a", "b", "c", "d"])
+    assert torch.equal(arrived["ids"], sent["ids"])
+
+
+def test_a_piece_of_a_tensordict_ships_only_its_own_bytes() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    sent = tensordict.TensorDict({"x": torch.zeros(1000, 10)}, batch_size=[1000])
+    assert payload(encode(sent[:2])) == 80
