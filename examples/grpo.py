@@ -159,7 +159,7 @@ class Reward(px.Worker):
         return (question == answer).float().mean(dim=1)
 
 
-def small_llama() -> LlamaForCausalLM:
+def small_llama() -> nn.Module:
     """A Llama of 113,984 parameters, untrained."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -1,0 +1,83 @@
+"""The examples and the README's code run as users run them: as scripts, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = sorted((ROOT / "examples" / "tutorial").glob("*.py"))
+GRPO = ROOT / "examples" / "grpo.py"
+
+
+def run(script: Path, *arguments: str, backend: str, folder: Path) -> str:
+    """What the script printed; fails with all that it said if it did not end well."""
+    environment = {**os.environ, "PHALANX_BACKEND": backend, "RAY_AUTH_MODE": "disabled"}
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def final_reward(output: str) -> float:
+    """The number in the last line of the GRPO example."""
+    last = re.fullmatch(r"final mean reward: (\d\.\d\d)", output.splitlines()[-1])
+    assert last is not None, output
+    return float(last[1])
+
+
+@pytest.mark.parametrize("chapter", TUTORIAL, ids=lambda path: path.stem)
+def test_a_chapter_of_the_tutorial_runs_in_one_process(chapter: Path, tmp_path: Path) -> None:
+    run(chapter, backend="inline", folder=tmp_path)
+
+
+def test_the_first_chapter_runs_on_ray(tmp_path: Path) -> None:
+    assert "value: 10000" in run(TUTORIAL[0], backend="ray", folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("chapter", TUTORIAL[1:], ids=lambda path: path.stem)
+def test_a_chapter_of_the_tutorial_runs_on_ray(chapter: Path, tmp_path: Path) -> None:
+    run(chapter, backend="ray", folder=tmp_path)
+
+
+def test_the_code_in_the_readme_prints_what_its_comments_say(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "readme.py"
+    script.write_text(blocks[0])
+
+    output = run(script, backend="inline", folder=tmp_path)
+
+    assert output.startswith("[tensor([11.]), tensor([12.]), tensor([13.]), tensor([14.])]")
+
+
+def test_grpo_runs_in_one_process_with_one_rank(tmp_path: Path) -> None:
+    output = run(GRPO, "--ranks", "1", "--steps", "3", "--target", "0", backend="inline", folder=tmp_path)
+
+    assert 0.0 <= final_reward(output) < 0.3  # untrained: right by chance
+
+
+def test_grpo_that_learned_too_little_says_so_by_its_exit_status(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="stayed below"):
+        run(GRPO, "--ranks", "1", "--steps", "1", backend="inline", folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_grpo_learns_to_copy_on_two_ranks_and_saves_the_curve(tmp_path: Path) -> None:
+    output = run(GRPO, "--device", "cpu", "--seed", "1", backend="ray", folder=tmp_path)
+
+    assert final_reward(output) > 0.9
+    assert (tmp_path / "out" / "grpo_reward.png").read_bytes().startswith(b"\x89PNG")

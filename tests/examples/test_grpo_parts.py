@@ -1,0 +1,67 @@
+"""The parts of the GRPO example that are plain functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "grpo.py"
+
+
+@pytest.fixture(scope="module")
+def grpo() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("example_grpo", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["example_grpo"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["example_grpo"]
+
+
+def test_advantages_are_relative_to_the_answers_of_the_same_question(grpo: ModuleType) -> None:
+    rewards = torch.tensor([0.0, 1.0, 0.5, 0.5])
+
+    advantages = grpo.group_advantages(rewards, group_size=2)
+
+    assert advantages[0] == -advantages[1] < 0
+    assert advantages[2:].tolist() == [0.0, 0.0]
+
+
+def test_a_question_is_digits_between_two_marks(grpo: ModuleType) -> None:
+    questions = grpo.ask(5, 4, torch.Generator().manual_seed(0))
+
+    assert questions.shape == (5, 6)
+    assert questions[:, 0].eq(grpo.BEGIN).all() and questions[:, -1].eq(grpo.END).all()
+    assert questions[:, 1:-1].lt(10).all()
+
+
+def test_the_reward_is_the_part_of_the_digits_copied_right(grpo: ModuleType) -> None:
+    question = [grpo.BEGIN, 3, 1, 4, 1, grpo.END]
+    answers = [3, 1, 4, 1], [3, 1, 4, 5], [0, 0, 0, 0]
+    tokens = torch.tensor([[*question, *answer] for answer in answers])
+
+    scores = grpo.Reward().score({"tokens": tokens, "log_probs": torch.zeros(3, 4)})
+
+    assert scores.tolist() == [1.0, 0.75, 0.0]
+
+
+def test_log_probabilities_of_an_answer_belong_to_its_own_tokens(grpo: ModuleType) -> None:
+    torch.manual_seed(0)
+    model, tokens = grpo.small_llama(), torch.randint(0, 10, (2, 10))
+
+    log_probs = grpo.of_answer(grpo.answer_distribution(model, tokens, digits=4), tokens)
+
+    whole = model(tokens).logits.log_softmax(dim=-1)
+    expected = torch.stack([whole[:, p - 1].gather(1, tokens[:, p, None])[:, 0] for p in range(6, 10)], dim=1)
+    assert torch.allclose(log_probs, expected, atol=1e-5)
+
+
+def test_the_model_is_as_small_as_it_says(grpo: ModuleType) -> None:
+    assert sum(parameter.numel() for parameter in grpo.small_llama().parameters()) == 113_984
