@@ -1,0 +1,195 @@
+"""Megatron behind a mesh-aware call: forward and backward equal one process, whatever the layout of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.parallel.megatron import MegatronWorker, MegatronWorkerGroup, ParallelLlamaMLP, parallel_state
+from phalanx.parallel.mlp import LlamaMLP, join_shards
+
+HIDDEN, INTERMEDIATE = 256, 704
+X_SHAPE = (8, 4, HIDDEN)  # sequence, batch, hidden
+
+pytest.importorskip("megatron.core")
+
+
+class MLPWorker(MegatronWorker):
+    """One MLP per pipeline stage; ``form`` lays the ranks out anew."""
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def form(self, tp: int, pp: int) -> None:
+        if hasattr(self, "layer"):
+            self.leave_model_parallel()
+        device = self.init_model_parallel(tp=tp, pp=pp)
+        stage = parallel_state().get_pipeline_model_parallel_rank()
+        torch.manual_seed(stage)
+        config = self.model_parallel_config()
+        self.layer = ParallelLlamaMLP(HIDDEN, INTERMEDIATE, config, init_std=0.05).to(device)
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def get_weights(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self.layer.named_parameters())
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def get_gradients(self) -> dict[str, Any]:
+        return {name: parameter.grad for name, parameter in self.layer.named_parameters()}
+
+    @px.register(px.Dispatch.MEGATRON_COMPUTE)
+    def run_layer(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.to(self.device))
+
+    @px.register(px.Dispatch.MEGATRON_COMPUTE)
+    def run_backward(self, x: torch.Tensor, y_grad: torch.Tensor) -> Any:
+        """Gradients summed over dp; gives y and, without pipeline stages, the gradient of x."""
+        x = x.to(self.device).requires_grad_()
+        self.layer.zero_grad()
+        if parallel_state().get_pipeline_model_parallel_world_size() == 1:
+            y = self.layer(x)
+            y.backward(y_grad.to(self.device))
+        else:
+            y = self._run_stages(x, y_grad.to(self.device))
+        for parameter in self.layer.parameters():
+            torch.distributed.all_reduce(parameter.grad, group=parallel_state().get_data_parallel_group())
+        return y, x.grad
+
+    def _run_stages(self, x: torch.Tensor, y_grad: torch.Tensor) -> torch.Tensor | None:
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        group = parallel_state().get_pipeline_model_parallel_group()
+        index, count = group.rank(), group.size()
+        stage = PipelineStage(self.layer, index, count, self.device, group=group)
+        schedule = ScheduleGPipe(stage, 2, lambda y, grad: (y * grad).sum(), scale_grads=False)
+        if index == 0:
+            return schedule.step(x.detach())
+        return schedule.step(target=y_grad)
+
+    @px.register(px.Dispatch.mesh(leader_only=True))
+    def from_leader(self, x: torch.Tensor) -> torch.Tensor:
+        self.received = self.peers.from_leader(x)
+        return self.received
+
+    @px.register(px.Dispatch.mesh())
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, self.rank)
+
+
+@pytest.fixture(scope="module")
+def group(ray_cluster: None) -> Iterator[MegatronWorkerGroup]:
+    with px.ResourcePool([4], use_gpu=False) as pool, MegatronWorkerGroup(pool, MLPWorker) as made:
+        yield made
+
+
+def test_before_there_is_a_parallel_state_the_sizes_say_what_to_call(group: MegatronWorkerGroup) -> None:
+    with pytest.raises(px.DispatchError, match=r"tp_size: .*init_model_parallel"):
+        group.tp_size  # noqa: B018
+
+
+@pytest.fixture
+def layout(group: MegatronWorkerGroup, request: pytest.FixtureRequest) -> MegatronWorkerGroup:
+    """The one group, its ranks laid out as the test asks for."""
+    tp, pp = request.param
+    group.form(tp, pp)
+    group.refresh_mesh()
+    return group
+
+
+TP4, TP2_DP2, TP2_PP2 = (4, 1), (2, 1), (2, 2)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def stage_weights(group: MegatronWorkerGroup, what: str) -> list[dict[str, torch.Tensor]]:
+    """For each pipeline stage, its full weights (or gradients), put together from those of dp 0."""
+    by_rank, mesh = group.call(what), group.mesh()
+    return [
+        join_shards([by_rank[rank] for rank in mesh.ranks(pp=stage, dp=0, cp=0)])
+        for stage in range(group.pp_size)
+    ]
+
+
+def one_process(weights: list[dict[str, torch.Tensor]]) -> torch.nn.Sequential:
+    model = torch.nn.Sequential(*(LlamaMLP(HIDDEN, INTERMEDIATE) for _ in weights))
+    for layer, its_weights in zip(model, weights, strict=True):
+        layer.load_state_dict(its_weights)
+    return model
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [TP4], indirect=True)
+def test_the_group_knows_the_sizes_of_its_parallel_state(layout: MegatronWorkerGroup) -> None:
+    assert f"{layout.world_size} {layout.tp_size} {layout.pp_size} {layout.dp_size}" == "4 4 1 1"
+
+
+@pytest.mark.parametrize("layout", [TP4], indirect=True)
+def test_on_cpus_the_world_is_gloo(layout: MegatronWorkerGroup) -> None:
+    assert layout.run(lambda worker: torch.distributed.get_backend()) == ["gloo"] * 4
+
+
+@pytest.mark.parametrize("layout", [TP4], indirect=True)
+def test_weights_arrive_by_rank_under_their_names_and_without_history(layout: MegatronWorkerGroup) -> None:
+    weights = layout.get_weights()
+    shapes = {name: tuple(weight.shape) for name, weight in weights[3].items()}
+    assert shapes == {
+        "gate_proj.weight": (INTERMEDIATE // 4, HIDDEN),
+        "up_proj.weight": (INTERMEDIATE // 4, HIDDEN),
+        "down_proj.weight": (HIDDEN, INTERMEDIATE // 4),
+    }
+    assert all(weight.is_leaf and weight.grad_fn is None for weight in weights[3].values())
+
+
+@pytest.mark.parametrize("layout", [TP4], indirect=True)
+def test_tensor_parallel_forward_has_the_shape_and_values_of_one_process(layout: MegatronWorkerGroup) -> None:
+    x = torch.randn(X_SHAPE, generator=torch.Generator().manual_seed(0))
+    (y,) = layout.run_layer([x])
+    assert y.shape == x.shape
+    with torch.no_grad():
+        close(y, one_process(stage_weights(layout, "get_weights"))(x))
+
+
+@pytest.mark.parametrize("layout", [TP4, TP2_DP2, TP2_PP2], indirect=True, ids=["tp4", "tp2dp2", "tp2pp2"])
+def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = [torch.randn(X_SHAPE, generator=generator, requires_grad=True) for _ in range(layout.dp_size)]
+    y_grad = [torch.randn(X_SHAPE, generator=generator) for _ in x]
+    model = one_process(stage_weights(layout, "get_weights"))
+    expected = [model(one) for one in x]
+    torch.autograd.backward(expected, y_grad)
+
+    outputs = layout.run_backward([one.detach() for one in x], y_grad)
+
+    close([y for y, _ in outputs], [y.detach() for y in expected])
+    if layout.pp_size == 1:
+        close([x_grad for _, x_grad in outputs], [one.grad for one in x])
+    for layer, gradients in zip(model, stage_weights(layout, "get_gradients"), strict=True):
+        close(gradients, {name: parameter.grad for name, parameter in layer.named_parameters()})
+
+
+@pytest.mark.parametrize("layout", [TP2_PP2], indirect=True)
+def test_results_come_from_the_last_stage(layout: MegatronWorkerGroup) -> None:
+    assert layout.places(torch.zeros(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("layout", [TP2_DP2], indirect=True)
+def test_what_only_the_leader_was_sent_reaches_its_peers(layout: MegatronWorkerGroup) -> None:
+    rows = torch.arange(6.0)
+    assert torch.equal(layout.from_leader(rows), rows)
+    received = layout.run(lambda worker: worker.received.tolist())
+    assert received == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("layout", [TP2_DP2], indirect=True)
+def test_a_list_that_is_not_one_piece_per_dp_coordinate_says_so(layout: MegatronWorkerGroup) -> None:
+    with pytest.raises(px.DispatchError, match=r"run_layer.*dp_size = 2"):
+        layout.run_layer([torch.zeros(X_SHAPE)])
+
+
+def test_sizes_that_do_not_divide_the_ranks_are_refused_on_every_rank(group: MegatronWorkerGroup) -> None:
+    with pytest.raises(px.RemoteCallError, match=r"tp=3.*4 ranks.*must divide"):
+        group.form(3, 1)
