@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. 0 when phalanx was measured, 1 when it was not."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options, console = arguments(argv), Console(width=None if sys.stdout.isatty() else 220)
     plan = list(narrowed(list(blocks(QUICK if options.quick else FULL)), options.only))
     begun = time.monotonic()

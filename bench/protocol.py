@@ -145,4 +145,10 @@ def _answer(handler: Handler, request: dict[str, Any]) -> dict[str, Any]:
         return {"ok": True, "value": handler(request["op"], request["args"])}
     except Exception as error:
         traceback.print_exc()
-        return {"ok": False, "error": f"{type(error).__name__}: {str(error)[:500]}"}
+        return {"ok": False, "error": f"{type(error).__name__}: {_shortened(str(error))}"}
+
+
+def _shortened(text: str) -> str:
+    """The text's first line and, where there are more, its last: a remote cause stands at the end."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    return lines[0][:300] if len(lines) == 1 else f"{lines[0][:300]} ... {lines[-1][:300]}"

@@ -34,36 +34,45 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _without_group: set[str] = field(default_factory=set)
 
     def walk(self, block: Block) -> None:
         """Start the block's groups, measure its steps, close the groups."""
+        self._without_group = set()
         if block.ranks:
             self._measure_starts(block)
             for group in block.groups[1:]:
-                for name in self._with_workers():
-                    self._ask(name, "open", group=group, ranks=block.ranks, timeout=300.0)
+                for name in self._able():
+                    self._open(name, group, block.ranks)
         for step in block.steps:
             self._measure(step)
         for group in block.groups:
-            for name in self._with_workers():
+            for name in self._able():
                 self._ask(name, "close", group=group)
 
-    def _with_workers(self) -> list[str]:
-        return [name for name in self.peers if name in (PHALANX, VERL, BARE, FLOOR)]
+    def _able(self) -> list[str]:
+        """The living peers whose groups have all started in this block."""
+        return [name for name in self.peers if name not in self._without_group]
+
+    def _open(self, name: str, group: str, ranks: int) -> float | None:
+        seconds = self._ask(name, "open", group=group, ranks=ranks, timeout=300.0)
+        if seconds is None:
+            self._without_group.add(name)
+        return seconds
 
     def _measure_starts(self, block: Block) -> None:
         case, rounds = Case("start", block.ranks), block.start_warmups + max(block.starts, 1)
         for turn in range(rounds):
             self.say(f"{case.label()} ({turn + 1} of {rounds})")
-            for name in _rotated(self._with_workers(), turn):
-                seconds = self._ask(name, "open", group="a", ranks=block.ranks, timeout=300.0)
+            for name in _rotated(self._able(), turn):
+                seconds = self._open(name, "a", block.ranks)
                 if seconds is not None and turn >= block.start_warmups and name != FLOOR:
                     self.samples.append(Sample(case, name, seconds))
-                if turn < rounds - 1:
+                if seconds is not None and turn < rounds - 1:
                     self._ask(name, "close", group="a")
 
     def _measure(self, step: Step) -> None:
-        labels = [label for label in step.contenders if SERVED_BY[label][0] in self.peers]
+        labels = [label for label in step.contenders if SERVED_BY[label][0] in self._able()]
         for turn in range(step.warmups + step.repeats):
             if time.monotonic() > self.deadline and turn >= step.warmups + FEWEST_REPEATS:
                 break
