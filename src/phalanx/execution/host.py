@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,11 +17,14 @@ from phalanx.errors import DispatchError
 from phalanx.execution import rendezvous
 from phalanx.execution.arguments import Arguments, describe
 from phalanx.execution.bootstrap import apply
+from phalanx.execution.control import Control, Interrupted, control
 from phalanx.topology.slots import SlotFacts
+from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import decode, decoding, encode
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import CLOSE, KEEP, MESHES, RECALL, RUN, Facts, RankCall, RankSetup
 
+_NOWHERE: AbstractContextManager[None] = nullcontext()
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -51,16 +55,19 @@ class Host:
         self._instances: dict[str, Any] = {}
         self._context = WorkerContext()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._control: Control | None = None
         self._kept: bytes | None = None  # what a detached group leaves for drivers to come
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
         slot, log_paths, worker_id = self._services.facts()
-        port = 0
+        port, side = 0, None
         if not self._services.in_driver:
+            self._control = control()
+            side = self._control.describe() if self._control else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
-        return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id)
+        return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id, side)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> None:
         """Become a rank: environment first, then the classes (which may import torch), then the instances."""
@@ -71,9 +78,10 @@ class Host:
             if not self._services.in_driver:
                 self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
-            with decoding(restore=arguments.restore):
-                roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
-            self._make(setup, roles)
+            with self._during(SETUP_CALL):
+                with decoding(restore=arguments.restore):
+                    roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
+                self._make(setup, roles)
         except Exception as error:
             raise self._failure(error, "", "__init__") from None
 
@@ -122,31 +130,52 @@ class Host:
         """
         call = RankCall.unpack(data)
         try:
-            result = self._invoke(call, refs)
-            if isinstance(result, Awaitable):
-                result = self._to_end(result)
-            return self._outgoing(call, result)
-        except Exception as error:
+            with self._during(call.call):
+                result = self._invoke(call, refs)
+                if isinstance(result, Awaitable):
+                    result = self._to_end(result)
+                return self._outgoing(call, result)
+        except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
+
+    def _during(self, call: int) -> AbstractContextManager[None]:
+        return self._control.call(call) if self._control else _NOWHERE
 
     async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
         """As :meth:`run`, on the running loop: awaits of several calls interleave."""
         call = RankCall.unpack(data)
         try:
-            result = self._invoke(call, refs)
-            if isinstance(result, Awaitable):
-                result = await result
-            return self._outgoing(call, result)
-        except Exception as error:
+            with self._control.task(call.call) if self._control else _NOWHERE:
+                result = self._invoke(call, refs)
+                if isinstance(result, Awaitable):
+                    result = await result
+                return self._outgoing(call, result)
+        except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
 
     def run_plain(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a method with plain arguments, for handles that are used without a group."""
-        try:
-            result = getattr(self._instances[role], method)(*args, **kwargs)
-            return self._to_end(result) if isinstance(result, Awaitable) else result
-        except Exception as error:
-            raise self._failure(error, role, method) from None
+        """Call a method with plain arguments, for handles that are used without a group.
+
+        Raises:
+            What the method raises, as it is: the backend's own errors are what such a caller expects.
+        """
+        result = self._plainly(role, method, args, kwargs)
+        return _encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
+
+    async def run_plain_async(
+        self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """As :meth:`run_plain`, on the running loop."""
+        result = self._plainly(role, method, args, kwargs)
+        return _encoded(await result if isinstance(result, Awaitable) else result)
+
+    def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if role not in self._instances:
+            raise DispatchError(
+                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
+                "closed; call it once the group has started and before it is closed"
+            )
+        return getattr(self._instances[role], method)(*args, **kwargs)
 
     def _invoke(self, call: RankCall, refs: Sequence[Any]) -> Any:
         device = None
@@ -191,7 +220,7 @@ class Host:
         """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
         if not call.keep:
             result = None
-        encoded = result if type(result) in _PLAIN else encode(result)
+        encoded = _encoded(result)
         if not call.describe:
             return encoded
         return describe(result, getattr(encoded, "nbytes", 0)), encoded
@@ -218,6 +247,7 @@ class Host:
         setup = self._setup
         return capture(
             error,
+            kind="cancelled" if isinstance(error, Interrupted) else "raised",
             rank=setup.rank if setup else -1,
             role=role or None,
             method=method,
@@ -226,6 +256,10 @@ class Host:
             accelerator=_accelerator(setup),
             node_id=setup.node_id if setup else None,
         )
+
+
+def _encoded(result: Any) -> Any:
+    return result if type(result) in _PLAIN else encode(result)
 
 
 def _device_of(context: WorkerContext) -> Any:

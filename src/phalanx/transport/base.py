@@ -7,7 +7,7 @@ is stored or still being computed. Only the transport looks inside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from phalanx.topology.placement import Holder, NodeCapacity
@@ -95,6 +95,23 @@ class Lost:
     hint: str | None = None
     intended: bool = False
     node_lost: bool = False
+    log_tail: tuple[str, ...] = ()
+    log_path: str | None = None
+    stack: str = ""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen of a rank's process from beside it: ``running`` is seconds by number of each call it is at."""
+
+    reachable: bool
+    running: Mapping[int, float] = field(default_factory=dict[int, float])
+    stack: str = ""
+    note: str = ""
+
+    def with_stack(self, stack: str, note: str) -> Sight:
+        """The same with its stacks, or with why there are none."""
+        return replace(self, stack=stack, note=self.note or note)
 
 
 @dataclass(frozen=True)
@@ -205,6 +222,42 @@ class Transport(Protocol):
         """Whether the process is still known to run; cheap, no round trip."""
         ...
 
-    def kill(self, endpoints: Sequence[Endpoint]) -> None:
-        """End the processes at once and wait until they are gone. Idempotent."""
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
+        """End the processes at once, with all that they started, and wait until they are gone. Idempotent.
+
+        Returns:
+            The pids that could not be ended.
+        """
+        ...
+
+    def now(self) -> float:
+        """Seconds on the clock by which this backend waits."""
+        ...
+
+    def attend(self, endpoints: Sequence[Endpoint]) -> None:
+        """From now on, see to it that these ranks end with this process at the latest; does not wait."""
+        ...
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
+        """What each rank is doing, seen from outside: also of one that is busy or stopped. Takes under a second."""
+        ...
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> None:
+        """Have ranks drop a call that they have not begun, and interrupt it in those that have; does not wait."""
+        ...
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        """Cut the connections of the ranks' process groups, so that those in a collective get an error."""
+        ...
+
+    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
+        """Send a signal to the ranks' processes, for fault injection."""
+        ...
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        """All that can be told of a lost rank: cause, last lines, hints. ``lost`` is what its call ended with."""
+        ...
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        """Reserve blocks anew whose node is gone; the blocks that moved. Raises PlacementError as reserve does."""
         ...

@@ -11,8 +11,10 @@ import contextlib
 import itertools
 import os
 import pickle
+import signal
 import socket
 import threading
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,7 @@ from phalanx.transport.base import (
     Ref,
     Reservation,
     ReserveRequest,
+    Sight,
     SpawnRequest,
     Ticket,
 )
@@ -94,6 +97,7 @@ class InlineServices:
 class _Rank:
     host: Any
     alive: bool = True
+    lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -183,7 +187,7 @@ class InlineTransport:
         rank: _Rank = endpoint.handle
         with self._lock:
             if not rank.alive:
-                return InlineRef(lost=Lost("the rank was stopped", "stopped", intended=True))
+                return InlineRef(lost=rank.lost)
             try:
                 with _environment(rank.environment):
                     value = work()
@@ -191,9 +195,8 @@ class InlineTransport:
                 return InlineRef(failure=failure)
             except SystemExit as left:
                 rank.alive = False
-                return InlineRef(
-                    lost=Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}")
-                )
+                rank.lost = Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}")
+                return InlineRef(lost=rank.lost)
             except Exception as error:  # the host catches what users raise: this is ours
                 return InlineRef(failure=capture(error))
         if split:
@@ -236,10 +239,41 @@ class InlineTransport:
     def alive(self, endpoint: Endpoint) -> bool:
         return endpoint.handle.alive
 
-    def kill(self, endpoints: Sequence[Endpoint]) -> None:
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
             endpoint.handle.alive = False
             endpoint.handle.host = None
+            endpoint.handle.lost = Lost("the rank was stopped", "stopped", intended=True)
+        return ()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def attend(self, endpoints: Sequence[Endpoint]) -> None:
+        """Nothing to do: the ranks are this process."""
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
+        return [Sight(reachable=endpoint.handle.alive) for endpoint in endpoints]
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> None:
+        """Nothing to do: a call has ended when its submission returns."""
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        """Nothing to do: there are no collectives over more than one rank here."""
+
+    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
+        """What ends a process ends the rank; other signals say nothing to it."""
+        if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
+            name = signal.Signals(signum).name
+            for endpoint in endpoints:
+                endpoint.handle.alive = False
+                endpoint.handle.lost = Lost("the rank was ended by an injected signal", f"signal {name}")
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        return frozenset()
 
 
 def _inline(reservation: Reservation) -> InlineReservation:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+from dataclasses import replace
 from typing import Any
 
+import ray
 from ray import exceptions as rayx
 
 from phalanx.transport.base import Lost, Outcome
+from phalanx.transport.ray.helper import Remains
 from phalanx.wire.failure import RankFailure, capture
 
 _INTENDED = (
@@ -19,6 +24,18 @@ _INTENDED = (
     "OWNER_DIED",
 )
 _EXIT_CODE = re.compile(r"exit code[: ]+(-?\d+)", re.IGNORECASE)
+_DETAIL = re.compile(r"Worker exit detail: (.*)", re.IGNORECASE)
+_NODE_GONE = re.compile(r"node (?:was terminated|has died|died|is dead|failure)|its node", re.IGNORECASE)
+_TUNING = (
+    "Ray itself calls a node dead after some 15 s; shorter: ray start --system-config "
+    '\'{"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}\''
+)
+_OOM_BY_RAY = (
+    "Ray's memory monitor ended it because the node was short of memory: use smaller batches, fewer ranks per "
+    "node, or see RAY_memory_usage_threshold"
+)
+_NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
+_RAYLET_WITHIN_S = 0.5
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -34,39 +51,97 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def lost_of(error: BaseException) -> Lost:
-    """What Ray tells of a process, or an object, that is gone."""
+    """What Ray's exception alone tells of a process, or of a stored object, that is gone."""
     text = str(error)
-    hint = None
-    if isinstance(error, rayx.OutOfMemoryError) or ("OOM" in text and "memory monitor" in text.lower()):
-        hint = "Ray's memory monitor killed it: the node ran out of memory; use smaller batches or fewer ranks per node"
-    node_lost = isinstance(error, rayx.NodeDiedError) or ("node" in text.lower() and "died" in text.lower())
+    hint = _OOM_BY_RAY if isinstance(error, rayx.OutOfMemoryError) or "memory monitor" in text else None
+    if isinstance(error, rayx.NodeDiedError):
+        return Lost(_first_line(text), "node lost", _TUNING, node_lost=True)
     if isinstance(error, rayx.ActorUnavailableError):
-        return Lost("its process or its node cannot be reached", "unreachable", hint, node_lost=True)
+        return Lost("its process cannot be reached", "unreachable", hint)
     if isinstance(error, rayx.ObjectLostError):
         return Lost("a stored result is gone with the process or node that held it", "object lost", hint)
     if isinstance(error, rayx.ActorDiedError):
-        return Lost(
-            _first_line(text),
-            _exit_of(text),
-            hint,
-            intended=any(word in text for word in _INTENDED),
-            node_lost=node_lost and "exit detail" not in text,
-        )
-    return Lost(f"{type(error).__name__}: {_first_line(text)}", None, hint, node_lost=node_lost)
+        if getattr(error, "preempted", False):
+            hint = "its node was preempted"
+        if _NODE_GONE.search(text) and _DETAIL.search(text) is None:
+            return Lost("its node is gone", "node lost", hint or _TUNING, node_lost=True)
+        intended = any(word in text for word in _INTENDED)
+        return Lost(_reason(text), _exit_of(text), hint, intended=intended)
+    return Lost(f"{type(error).__name__}: {_first_line(text)}", None, hint)
 
 
 def _exit_of(text: str) -> str | None:
     found = _EXIT_CODE.search(text)
-    if found and found.group(1) not in ("", "2"):
+    if found:
         code = int(found.group(1))
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
-    if "connection error code 2" in text:
-        # SIGKILL, a segfault, abort and os._exit look the same to Ray (research: ray-facts section 6).
-        return "killed by a signal or left by os._exit (SIGKILL, the kernel's OOM killer, a segfault or an abort)"
-    if "SIGTERM" in text:
-        return "signal SIGTERM"
-    return None
+    return "signal SIGTERM" if "SIGTERM" in text else None
+
+
+def _reason(text: str) -> str:
+    """Ray's own sentence on how the worker ended, where it has one that says more than "unexpectedly"."""
+    detail = _DETAIL.search(text)
+    said = detail.group(1).split(". ")[0].strip(" .") if detail else _first_line(text)
+    return "its process ended unexpectedly" if said.startswith("Worker unexpectedly exits") else said
 
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def with_remains(lost: Lost, remains: Remains | None, log_path: str | None) -> Lost:
+    """``lost`` with what its process left: a crash's signal, last lines, hints of the memory books."""
+    if remains is None:
+        return replace(lost, log_path=log_path)
+    exit = lost.exit
+    if remains.fatal_signal:
+        exit = f"signal {remains.fatal_signal}"
+    elif exit is None and not lost.intended:
+        exit = _NO_EXIT
+    return replace(
+        lost,
+        exit=exit,
+        hint=lost.hint or _memory_hint(remains),
+        log_tail=remains.log_tail,
+        log_path=log_path,
+        stack=remains.stack,
+    )
+
+
+def _memory_hint(remains: Remains) -> str | None:
+    held = f"it held {remains.memory / 2**30:.1f} GiB when last looked at" if remains.memory else ""
+    if remains.oom_kills > 0:
+        return "the kernel ended a process for want of memory on that node" + (f"; {held}" if held else "")
+    if remains.memory > 0.5 * remains.node_memory > 0:
+        share = f"{held}, of {remains.node_memory / 2**30:.1f} GiB on the node"
+        return f"{share}: the kernel's OOM killer is likely (see `dmesg` there)"
+    return None
+
+
+def node_is_gone(node_id: str) -> bool:
+    """Whether a node is known to be dead, or its raylet takes no connections any more."""
+    with contextlib.suppress(Exception):
+        for node in ray.nodes():
+            if node["NodeID"] != node_id:
+                continue
+            if not node["Alive"]:
+                return True
+            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+            try:
+                socket.create_connection(address, timeout=_RAYLET_WITHIN_S).close()
+            except OSError:
+                return True
+            return False
+        return True
+    return False
+
+
+def of_node(lost: Lost, node_id: str, host: str) -> Lost:
+    """``lost`` where the whole node is gone with the rank."""
+    return replace(
+        lost,
+        reason=f"node {node_id[:8]} (host {host}) is lost: its raylet is gone",
+        exit="node lost",
+        hint=lost.hint or _TUNING,
+        node_lost=True,
+    )

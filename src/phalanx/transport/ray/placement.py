@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -22,6 +22,7 @@ from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import ReserveRequest
+from phalanx.transport.ray.errors import node_is_gone
 
 NODE_LABEL = "ray.io/node-id"
 
@@ -32,6 +33,7 @@ class RayReservation:
 
     name: str
     groups: list[PlacementGroup] = field(default_factory=list[PlacementGroup])
+    request: ReserveRequest | None = None
 
     @property
     def ids(self) -> Sequence[Any]:
@@ -86,7 +88,7 @@ def reserve(request: ReserveRequest) -> RayReservation:
     deadline = time.monotonic() + request.timeout
     if not check_feasible(nodes(), request.blocks, request.bundle).fits_total and not _autoscales():
         raise PlacementError(_table(request, "can never be placed on this cluster"))
-    reservation = RayReservation(request.name)
+    reservation = RayReservation(request.name, request=request)
     try:
         for index, size in enumerate(request.blocks):
             reservation.groups.append(_block(request, index, size))
@@ -132,6 +134,42 @@ def _table(request: ReserveRequest, verdict: str) -> str:
     return f"{request.name}: {verdict}\n" + placement_table(
         nodes(), request.blocks, request.bundle, holders()
     )
+
+
+def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
+    """Reserve blocks anew whose node is gone; blocks on other nodes stay where they are.
+
+    Raises:
+        PlacementError: there is no room for them; the blocks stay lost, and can be repaired later.
+    """
+    request = reservation.request
+    if request is None:
+        return frozenset()
+    deadline = time.monotonic() + timeout
+    lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline)]
+    if not lost:
+        return frozenset()
+    part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
+    release(RayReservation(request.name, [reservation.groups[index] for index in lost]))
+    if not check_feasible(nodes(), part.blocks, part.bundle).fits_total and not _autoscales():
+        raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
+    for index in lost:
+        reservation.groups[index] = _block(request, index, request.blocks[index])
+    for index in lost:
+        _wait(part, reservation.groups[index], deadline)
+    return frozenset(lost)
+
+
+def _lost(group: PlacementGroup, deadline: float) -> bool:
+    """Whether a block lies on a node that is gone; waits until Ray knows it too, else it might be put there again."""
+    table: Mapping[str, Any] = placement_group_table(group)
+    on = set(dict(table.get("bundles_to_node_id") or {}).values())
+    while any(node_is_gone(node) for node in on):
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if not on <= alive or time.monotonic() > deadline:
+            return True
+        time.sleep(0.2)
+    return table.get("state") != "CREATED"
 
 
 def release(reservation: RayReservation) -> None:

@@ -16,20 +16,26 @@ from phalanx.topology.slots import Slot
 from phalanx.transport.base import (
     Endpoint,
     FetchFailed,
+    Lost,
     NotReady,
     Outcome,
     Ref,
     Reservation,
     ReserveRequest,
+    Sight,
     SpawnRequest,
     Ticket,
 )
 from phalanx.transport.facade import facade_name
 from phalanx.transport.ray import placement
-from phalanx.transport.ray.errors import lost_of, outcome_of
+from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
+from phalanx.transport.ray.helper import Agents
 from phalanx.transport.ray.shell import actor_class
 
 NAMESPACE = "phalanx"
+_KILLED_WITHIN_S = 5.0
+_AGENT_WITHIN_S = 10.0
+_SIGHT_WITHIN_S = 0.9
 _DEAD = 4  # ray.core.generated.gcs_pb2.ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 
 
@@ -38,6 +44,9 @@ class RayTransport:
 
     name = "ray"
     immediate = False
+
+    def __init__(self) -> None:
+        self._agents = Agents()
 
     def nodes(self) -> list[NodeCapacity]:
         return placement.nodes()
@@ -176,15 +185,62 @@ class RayTransport:
     def alive(self, endpoint: Endpoint) -> bool:
         return endpoint.handle._get_local_state() != _DEAD
 
-    def kill(self, endpoints: Sequence[Endpoint]) -> None:
-        if not ray.is_initialized():
-            return
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
+        if not ray.is_initialized() or not endpoints:
+            return ()
+        answering = [endpoint for endpoint in endpoints if self.alive(endpoint)]
+        self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
                 ray.kill(endpoint.handle)
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + _KILLED_WITHIN_S
         while any(self.alive(endpoint) for endpoint in endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
+        answers = self._agents.ask(endpoints, "end", timeout=_AGENT_WITHIN_S)
+        self._agents.release(endpoints)
+        return tuple(sorted({pid for answer in answers if answer for pid in answer}))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def attend(self, endpoints: Sequence[Endpoint]) -> None:
+        self._agents.watch(endpoints)
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
+        answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
+        gone = Sight(reachable=False, note="nothing on its node answers")
+        return [gone if answer is None else answer for answer in answers]
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> None:
+        self._agents.ask(endpoints, "cancel", call, timeout=_SIGHT_WITHIN_S)
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
+
+    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
+        self._agents.ask(endpoints, "send_signal", signum, timeout=_AGENT_WITHIN_S, each=True)
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        facts = endpoint.facts
+        found = lost or self._ask_ray(endpoint)
+        path = facts.log_paths[0] if facts.log_paths else None
+        if found.node_lost or (not found.intended and node_is_gone(facts.slot.node_id)):
+            return of_node(found, facts.slot.node_id, facts.slot.host)
+        if found.intended:
+            return found
+        remains = self._agents.ask([endpoint], "remains", timeout=_SIGHT_WITHIN_S, each=True)[0]
+        return with_remains(found, remains, path)
+
+    def _ask_ray(self, endpoint: Endpoint) -> Lost:
+        """Why an actor is dead: any call on it says so."""
+        try:
+            ray.get(endpoint.handle._px_report.remote(), timeout=_SIGHT_WITHIN_S)
+        except rayx.RayError as error:
+            return lost_of(error)
+        return Lost("its process is gone")
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]
 
 
 def _named(name: str, namespace: str | None) -> dict[str, str]:

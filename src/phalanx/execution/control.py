@@ -1,0 +1,162 @@
+"""What reaches a rank beside its calls: requests for its stacks, and the end of a call that was cancelled.
+
+A busy process answers nothing, so everything here works while its main thread is elsewhere: stacks are written by
+``faulthandler`` from a signal handler in C, which needs no GIL; the board is plain shared memory; and a daemon
+thread waits on a pipe for what is to be interrupted. All three are file descriptors without a name, which the
+node's helper opens through ``/proc/<pid>/fd``: nothing is left behind by a process that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Generator
+from types import FrameType
+
+from phalanx.wire.board import Board, available
+from phalanx.wire.messages import SideChannel
+
+#: Variable by which all processes that a rank starts can be told, whatever their parent and session are now.
+MARK_VARIABLE = "PHALANX_PROCESS"
+STACKS_SIGNAL = signal.SIGUSR2
+INTERRUPT_SIGNAL = signal.SIGUSR1
+
+
+class Interrupted(BaseException):
+    """Raised in the middle of a call that was cancelled. No ``Exception``, so that retry loops let it pass."""
+
+
+class Control:
+    """The side channel of one worker process."""
+
+    def __init__(self) -> None:
+        self._board = Board()
+        self._stacks = os.memfd_create("phalanx-stacks")
+        fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)  # so that the reader may truncate it
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
+        self._requests, self._wake = os.pipe()
+        self._current = 0
+        self._tasks: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = {}
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        os.environ[MARK_VARIABLE] = self._mark
+        self._sockets = frozenset[str]()
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
+        threading.Thread(target=self._serve, name="phalanx-control", daemon=True).start()
+
+    def describe(self) -> SideChannel:
+        """What the node's helper needs to find all this."""
+        return SideChannel(_started(), self._board.fd, self._stacks, self._wake, self._mark)
+
+    @contextlib.contextmanager
+    def call(self, number: int) -> Generator[None]:
+        """The time of one call on the thread that runs it.
+
+        Raises:
+            Interrupted: the call was cancelled, before it began or while it ran.
+        """
+        slot = self._board.begin(number)
+        try:
+            if self._board.cancelled(number):
+                raise Interrupted("cancelled before it began")
+            self._current = number
+            yield
+        finally:
+            self._current = 0
+            self._board.end(slot)
+
+    @contextlib.contextmanager
+    def task(self, number: int) -> Generator[None]:
+        """The time of one call as a task of the running loop; it is cancelled as any task is."""
+        slot = self._board.begin(number)
+        try:
+            if self._board.cancelled(number):
+                raise Interrupted("cancelled before it began")
+            task = asyncio.current_task()
+            if task is not None:
+                self._tasks[number] = (asyncio.get_running_loop(), task)
+            yield
+        except asyncio.CancelledError:
+            if self._board.cancelled(number):
+                raise Interrupted("interrupted while it ran") from None
+            raise
+        finally:
+            self._tasks.pop(number, None)
+            self._board.end(slot)
+
+    def note_sockets(self) -> None:
+        """Remember which sockets are open before the first process group: those are not the collectives'."""
+        if not self._sockets:
+            self._sockets = frozenset(_sockets().values())
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        number = self._current
+        if number and self._board.cancelled(number):
+            self._current = 0  # once per call: clean-up code runs undisturbed
+            raise Interrupted("interrupted while it ran")
+
+    def _serve(self) -> None:
+        while True:
+            request = os.read(self._requests, 1)
+            if request == b"i":
+                self._interrupt()
+            elif request == b"s":
+                self._sever()
+
+    def _interrupt(self) -> None:
+        for number, (loop, task) in list(self._tasks.items()):
+            if self._board.cancelled(number):
+                loop.call_soon_threadsafe(task.cancel)
+        main = threading.main_thread().ident
+        if self._main and main is not None:
+            signal.pthread_kill(main, INTERRUPT_SIGNAL)
+
+    def _sever(self) -> None:
+        """Cut the connections of the process groups, so that a thread in a collective gets an error.
+
+        gloo frees nobody on abort; its sockets do. A listener has no peer and must be left alone: gloo ends the
+        process when it is shut down.
+        """
+        if not self._sockets:
+            return
+        for fd, name in _sockets().items():
+            if name in self._sockets:
+                continue
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    one.getpeername()
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def _started() -> int:
+    """When this process was started, in clock ticks since boot: with the pid, its identity (proc(5), field 22)."""
+    with open("/proc/self/stat", "rb") as stat:
+        return int(stat.read().rpartition(b")")[2].split()[19])
+
+
+def _sockets() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[int(name)] = target
+    return found
+
+
+_made: list[Control] = []
+
+
+def control() -> Control | None:
+    """The side channel of this process, made when first asked for; None where the platform has none."""
+    if not _made and available():
+        _made.append(Control())
+    return _made[0] if _made else None

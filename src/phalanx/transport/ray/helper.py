@@ -1,0 +1,437 @@
+"""What looks at ranks, and ends them, from beside them on their node.
+
+On the driver's own node that is the driver itself; on every other node an actor that asks for no resources. Both
+do the same with :class:`NodeAgent`: they never ask the rank, which may be busy for hours, but the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from phalanx.transport.base import Endpoint, Sight
+from phalanx.transport.ray import reaper
+from phalanx.wire import board
+from phalanx.wire.messages import SideChannel
+
+_STACKS_SIGNAL = signal.SIGUSR2
+_STACKS_WITHIN_S = 0.4
+_STACKS_LIMIT = 64_000
+_LOG_BYTES = 64 * 1024
+_OUT_LINES, _ERR_LINES = 20, 20
+_FATAL = "Fatal Python error: "
+_FATAL_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+
+
+class Target(NamedTuple):
+    """A rank's process as an agent needs to know it."""
+
+    pid: int
+    side: SideChannel | None
+    log_paths: tuple[str, ...] = ()
+
+    def same(self) -> reaper.Process | None:
+        """The process, if it is there and is still the one that reported itself."""
+        process = reaper.look_at(self.pid)
+        if process is None or self.side is None or process.started != self.side.started:
+            return None
+        return process
+
+    def open(self, fd: int, flags: int) -> int:
+        """One of the process's own file descriptors, opened anew."""
+        return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
+
+
+class Remains(NamedTuple):
+    """What a rank's process left to be read: last lines, the stack of a crash, and the kernel's memory books."""
+
+    log_tail: tuple[str, ...] = ()
+    fatal_signal: str | None = None
+    stack: str = ""
+    oom_kills: int = 0
+    memory: int = 0
+    node_memory: int = 0
+
+
+class NodeAgent:
+    """Looks at processes of its own node, and has the node's reaper end them."""
+
+    def __init__(self) -> None:
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[int, int, str]] = {}
+        self._oom_kills = oom_kills()
+
+    def watch(self, targets: Sequence[Target]) -> None:
+        """See to it that these ranks end with whoever made this agent, at the latest."""
+        with self._lock:
+            self._note(targets)
+            self._ask({"watch": [self._watched[t.pid] for t in targets if t.pid in self._watched]})
+
+    def _note(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            if target.side is not None:
+                self._watched[target.pid] = (target.pid, target.side.started, target.side.mark)
+
+    def look(self, targets: Sequence[Target]) -> None:
+        """Note all descendants of the watched ranks, before these are ended."""
+        with self._lock:
+            if self._watched:
+                self._ask({"look": True})
+
+    def end(self, targets: Sequence[Target]) -> tuple[int, ...]:
+        """End these ranks with all their descendants; the pids that could not be ended."""
+        pids = [target.pid for target in targets]
+        with self._lock:
+            new = [target for target in targets if target.pid not in self._watched]
+            self._note(new)
+            watch = [self._watched[target.pid] for target in new if target.pid in self._watched]
+            left: list[int] = self._ask({"watch": watch, "end": pids}) or []
+            for pid in pids:
+                self._watched.pop(pid, None)
+            if not self._watched:
+                self._dismiss()
+        return tuple(left)
+
+    def send_signal(self, target: Target, signum: int) -> bool:
+        """Send a signal to a rank's process, if it is still that process."""
+        if target.same() is None:
+            return False
+        os.kill(target.pid, signum)
+        return True
+
+    def sights(self, targets: Sequence[Target], stacks: bool) -> list[Sight]:
+        """What each rank is doing, without asking it; with the stacks of those that can give them."""
+        asked = {i: self._ask_stack(target) for i, target in enumerate(targets)} if stacks else {}
+        limit = time.monotonic() + _STACKS_WITHIN_S
+        return [self._sight(target, asked.get(i), limit) for i, target in enumerate(targets)]
+
+    def _sight(self, target: Target, asked: str | None, limit: float) -> Sight:
+        process = target.same()
+        if process is None:
+            return Sight(reachable=False, note="its process is gone")
+        running: dict[int, float] = {}
+        with contextlib.suppress(OSError):
+            running = board.read(_page(target)).running
+        now = time.monotonic()
+        sight = Sight(
+            reachable=True,
+            running={call: now - begun for call, begun in running.items()},
+            note="the process is stopped (as by SIGSTOP): SIGCONT lets it go on"
+            if process.state in "Tt"
+            else "",
+        )
+        if asked is None:
+            return sight
+        if asked:
+            return sight.with_stack("", asked)
+        text = _read_stacks(target, limit)
+        return sight.with_stack(text, "" if text else "it did not answer the signal that asks for its stack")
+
+    def _ask_stack(self, target: Target) -> str:
+        """Ask a process to write its stacks; why it cannot, or nothing."""
+        process = target.same()
+        if process is None or target.side is None:
+            return "its process is gone"
+        if process.state in "Tt":
+            return "the process is stopped, so its stack cannot be read"
+        if not _catches(target.pid, _STACKS_SIGNAL):  # else the signal would end it
+            return "SIGUSR2 is not caught there (any more), so its stack cannot be read"
+        try:
+            fd = target.open(target.side.stacks, os.O_RDWR)
+            try:
+                os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+            os.kill(target.pid, _STACKS_SIGNAL)
+        except OSError as error:
+            return f"its stack cannot be read: {error}"
+        return ""
+
+    def cancel(self, targets: Sequence[Target], call: int) -> None:
+        """Tell ranks that a call is cancelled: those that have not begun it drop it, others are interrupted."""
+        for target in targets:
+            if target.side is not None and target.same() is not None:
+                with contextlib.suppress(OSError):
+                    fd = target.open(target.side.board, os.O_RDWR)
+                    try:
+                        board.cancel(fd, call)
+                    finally:
+                        os.close(fd)
+        self._tell(targets, b"i")
+
+    def sever(self, targets: Sequence[Target]) -> None:
+        """Cut the connections of the ranks' process groups: threads in a collective get an error."""
+        self._tell(targets, b"s")
+
+    def _tell(self, targets: Sequence[Target], request: bytes) -> None:
+        for target in targets:
+            if target.side is not None and target.same() is not None:
+                with contextlib.suppress(OSError):
+                    fd = target.open(target.side.control, os.O_WRONLY | os.O_NONBLOCK)
+                    try:
+                        os.write(fd, request)
+                    finally:
+                        os.close(fd)
+
+    def remains(self, target: Target) -> Remains:
+        """What is left to be read of a rank whose process is gone."""
+        out = [line for path in target.log_paths if path.endswith(".out") for line in last_lines(path)]
+        err = [line for path in target.log_paths if path.endswith(".err") for line in last_lines(path)]
+        fatal = next((index for index, line in enumerate(err) if line.startswith(_FATAL)), None)
+        name, stack = None, ""
+        if fatal is not None:
+            name = _FATAL_SIGNALS.get(err[fatal].removeprefix(_FATAL).strip(), None)
+            stack = "\n".join(err[fatal : fatal + 60])
+            err = err[:fatal]
+        kills = oom_kills()
+        with self._lock:
+            memory = self._ask({"memory": target.pid}) if target.pid in self._watched else 0
+        risen, self._oom_kills = kills - self._oom_kills, kills
+        tail = (*out[-_OUT_LINES:], *err[-_ERR_LINES:])
+        return Remains(tail, name, stack, risen, memory or 0, node_memory())
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        """One request to the reaper, which is started for the first one; under the lock."""
+        for _ in range(2):
+            if self._reaper is None:  # or the one before was killed: the new one learns all anew
+                self._reaper = _start_reaper()
+                request = {**request, "watch": list(self._watched.values())}
+            child = self._reaper
+            if child.stdin is None or child.stdout is None:
+                return None
+            try:
+                child.stdin.write(json.dumps(request).encode() + b"\n")
+                child.stdin.flush()
+                line = child.stdout.readline()
+                if line:
+                    return json.loads(line)
+            except (BrokenPipeError, ValueError):
+                pass
+            self._dismiss()
+        return None
+
+    def _dismiss(self) -> None:
+        """Let the reaper go, when it has nothing to watch."""
+        child, self._reaper = self._reaper, None
+        if child is not None:
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+
+def _start_reaper() -> subprocess.Popen[bytes]:
+    own = reaper.look_at(os.getpid())
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), str(own.started if own else 0)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    child.wait(10.0)  # the process that stays is its child: this one forks and leaves
+    return child
+
+
+def _page(target: Target) -> bytes:
+    if target.side is None:
+        return b""
+    fd = target.open(target.side.board, os.O_RDONLY)
+    try:
+        return os.pread(fd, board.SIZE, 0)
+    finally:
+        os.close(fd)
+
+
+def _read_stacks(target: Target, limit: float) -> str:
+    """The stacks once they are complete: nothing has been added for a moment."""
+    if target.side is None:
+        return ""
+    text, pause = b"", 0.005
+    with contextlib.suppress(OSError):
+        fd = target.open(target.side.stacks, os.O_RDONLY)
+        try:
+            while True:
+                found = os.pread(fd, _STACKS_LIMIT, 0)
+                if found and found == text:
+                    break
+                text = found
+                if time.monotonic() > limit:
+                    break
+                time.sleep(pause)
+        finally:
+            os.close(fd)
+    return readable_stack(text.decode(errors="replace"))
+
+
+def readable_stack(dump: str) -> str:
+    """A dump of ``faulthandler``: the main thread, outermost of our own frames left out, the other threads counted."""
+    threads = [
+        block for block in dump.replace("Current thread ", "Thread ").split("Thread ") if block.strip()
+    ]
+    if not threads:
+        return ""
+    # The thread that runs the call; of a rank between calls the main one, which faulthandler writes last.
+    chosen = next((block for block in threads if "/phalanx/execution/host.py" in block), threads[-1])
+    lines = chosen.rstrip().splitlines()[1:]
+    own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
+    shown = [line.strip() for line in (lines[:own] or lines)]
+    more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
+    return "\n".join([*shown, more]).rstrip()
+
+
+def _catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def last_lines(path: str) -> list[str]:
+    """The last lines of a log file without the lines by which Ray marks whose they are."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - _LOG_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
+
+
+_MARKS = (":job_id:", ":actor_name:", ":task_name:", "::task_name::")
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed for want of memory, by the books of this control group (v2, then v1)."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError), open(path) as events:
+            for line in events:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def node_memory() -> int:
+    """Memory of the node, or of its control group where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as limit:
+            return min(total, int(limit.read()))
+    return total
+
+
+def target_of(endpoint: Endpoint) -> Target:
+    """The process behind an endpoint."""
+    return Target(endpoint.facts.pid, endpoint.facts.side, endpoint.facts.log_paths)
+
+
+class Agents:
+    """The agents of all nodes on which this process has ranks."""
+
+    def __init__(self) -> None:
+        self._local = NodeAgent()
+        self._remote: dict[str, Any] = {}
+        self._here: str | None = None
+        self._lock = threading.Lock()
+        self._ranks: dict[str, set[int]] = {}
+
+    def watch(self, endpoints: Sequence[Endpoint]) -> None:
+        """Put ranks under the care of their nodes' agents; does not wait for agents on other nodes."""
+        for node, members in self._by_node(endpoints).items():
+            targets = [target_of(endpoints[i]) for i in members]
+            self._ranks.setdefault(node, set()).update(target.pid for target in targets)
+            if node == self._own_node():
+                self._local.watch(targets)
+            else:
+                self._actor(node).watch.remote(targets)
+
+    def ask(
+        self, endpoints: Sequence[Endpoint], verb: str, *args: Any, timeout: float, each: bool = False
+    ) -> list[Any]:
+        """``verb(targets, *args)`` of the agents of all these ranks' nodes at once, by rank; None where none came.
+
+        With ``each``, the verb takes one target and is asked once per rank.
+        """
+        answers: list[Any] = [None] * len(endpoints)
+        waiting: list[tuple[Any, list[int]]] = []
+        local: list[tuple[Callable[[], Any], list[int]]] = []
+        for node, members in self._by_node(endpoints).items():
+            for part in [[i] for i in members] if each else [members]:
+                targets = [target_of(endpoints[i]) for i in part]
+                given = targets[0] if each else targets
+                if node == self._own_node():
+                    local.append((lambda v=given: getattr(self._local, verb)(v, *args), part))
+                else:
+                    waiting.append((getattr(self._actor(node), verb).remote(given, *args), part))
+        for work, part in local:
+            _spread(answers, part, work(), each)
+        limit = time.monotonic() + timeout
+        for ref, part in waiting:
+            with contextlib.suppressRayError:
+                answer = ray.get(ref, timeout=max(0.0, limit - time.monotonic()))
+                _spread(answers, part, answer, each)
+        return answers
+
+    def release(self, endpoints: Sequence[Endpoint]) -> None:
+        """Let go of agents on other nodes that have no ranks left to care for."""
+        for endpoint in endpoints:
+            node = endpoint.facts.slot.node_id
+            self._ranks.get(node, set()).discard(endpoint.facts.pid)
+        with self._lock:
+            for node in [node for node in self._remote if not self._ranks.get(node)]:
+                actor = self._remote.pop(node)
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(actor)
+
+    def _by_node(self, endpoints: Sequence[Endpoint]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, endpoint in enumerate(endpoints):
+            found.setdefault(endpoint.facts.slot.node_id, []).append(index)
+        return found
+
+    def _own_node(self) -> str:
+        if self._here is None:
+            self._here = ray.get_runtime_context().get_node_id()
+        return self._here
+
+    def _actor(self, node: str) -> Any:
+        with self._lock:
+            if node not in self._remote:
+                where = NodeAffinitySchedulingStrategy(node, soft=False)
+                cls = ray.remote(NodeAgent)
+                self._remote[node] = cls.options(
+                    num_cpus=0, max_restarts=0, scheduling_strategy=where
+                ).remote()
+            return self._remote[node]
+
+
+def _spread(answers: list[Any], part: Sequence[int], answer: Any, each: bool) -> None:
+    """Give a node's answer to its ranks: one value for a single one, else a list by rank."""
+    if each or not isinstance(answer, list):
+        for index in part:
+            answers[index] = answer
+        return
+    for index, one in zip(part, answer, strict=False):
+        answers[index] = one

@@ -1,0 +1,203 @@
+"""A small process per node that ends what ranks leave behind, and that exits last.
+
+Run as a script with nothing but the standard library: it starts in some 20 ms and holds 10 MB. It reads one JSON
+object per line and answers each with one line. When its input ends, because the process that started it is gone
+(whatever ended it), it kills every rank that it still watches, with all their descendants, and exits.
+
+A descendant is found by any of: its parent; the process group that the rank leads; an environment variable with
+the rank's mark; or having been seen as a descendant before its parent went (a look is taken every second).
+Pids are always checked with the time at which the process was started, so that nobody else's process is hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any, NamedTuple
+
+MARK_VARIABLE = "PHALANX_PROCESS"
+LOOK_EVERY_S = 1.0
+GONE_WITHIN_S = 3.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Process(NamedTuple):
+    """One line of /proc/<pid>/stat: proc(5), fields 1, 3, 4, 5 and 22 (clock ticks since boot)."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    started: int
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.pid, self.started
+
+
+def look_at(pid: int) -> Process | None:
+    """The process of that pid; None where there is none. A zombie counts as none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    state = fields[0].decode()
+    return None if state in "ZX" else Process(pid, state, int(fields[1]), int(fields[2]), int(fields[19]))
+
+
+def processes() -> list[Process]:
+    """All processes of this node that this process may see."""
+    found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds; 0 where it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * _PAGE
+    return 0
+
+
+class Watched:
+    """One rank and the descendants that were seen."""
+
+    def __init__(self, pid: int, started: int, mark: str) -> None:
+        self.pid = pid
+        self.started = started
+        self.mark = f"{MARK_VARIABLE}={mark}".encode()
+        self.seen: set[tuple[int, int]] = set()
+        self.memory = 0
+
+    def alive(self) -> bool:
+        process = look_at(self.pid)
+        return process is not None and process.started == self.started
+
+    def look(self, everything: list[Process]) -> None:
+        """Note the descendants that can be told by parent or by process group."""
+        present = {process.identity for process in everything}
+        self.seen &= present
+        alive = (self.pid, self.started) in present
+        parents = {pid for pid, _ in self.seen} | ({self.pid} if alive else set())
+        grown = True
+        while grown:
+            found = {p for p in everything if p.parent in parents and p.pid not in parents}
+            self.seen |= {p.identity for p in found}
+            parents |= {p.pid for p in found}
+            grown = bool(found)
+        if alive:
+            self.memory = resident_bytes(self.pid)
+        # A group keeps the pid of its leader from being given out again for as long as it has members.
+        leader = look_at(self.pid)
+        if leader is None or leader.started == self.started:
+            own = [p for p in everything if p.group == self.pid and p.started >= self.started]
+            self.seen |= {p.identity for p in own if p.pid != self.pid}
+
+    def look_for_mark(self, everything: list[Process]) -> None:
+        """Note the processes whose environment bears the mark."""
+        for process in everything:
+            if process.pid != self.pid and process.started >= self.started:
+                with contextlib.suppress(OSError), open(f"/proc/{process.pid}/environ", "rb") as environ:
+                    if self.mark in environ.read().split(b"\0"):
+                        self.seen.add(process.identity)
+
+
+class Reaper:
+    """The watched ranks of one node."""
+
+    def __init__(self) -> None:
+        self.watched: dict[int, Watched] = {}
+
+    def look(self, *, marks: bool = False) -> None:
+        everything = processes()
+        for one in self.watched.values():
+            one.look(everything)
+            if marks:
+                one.look_for_mark(everything)
+
+    def end(self, pids: list[int]) -> list[int]:
+        """Kill these ranks with all their descendants; the pids of those that were still there at the end."""
+        chosen = [self.watched[pid] for pid in pids if pid in self.watched]
+        limit = time.monotonic() + GONE_WITHIN_S
+        left: list[int] = []
+        while chosen:
+            everything = processes()
+            for one in chosen:
+                one.look(everything)
+                one.look_for_mark(everything)
+            left = [pid for one in chosen for pid in self._kill(one)]
+            if not left or time.monotonic() > limit:
+                break
+            time.sleep(0.01)
+        for one in chosen:
+            del self.watched[one.pid]
+        return left
+
+    def _kill(self, one: Watched) -> list[int]:
+        left: list[int] = []
+        for pid, started in [(one.pid, one.started), *one.seen]:
+            process = look_at(pid)
+            if process is not None and process.started == started and pid != os.getpid():
+                left.append(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        return left
+
+    def answer(self, request: dict[str, Any]) -> Any:
+        if "watch" in request:
+            for pid, started, mark in request["watch"]:
+                self.watched[pid] = Watched(pid, started, mark)
+        if "look" in request:
+            self.look()
+        if "memory" in request:
+            one = self.watched.get(request["memory"])
+            return one.memory if one else 0
+        if "end" in request:
+            return self.end(request["end"])
+        return None
+
+
+def serve(requests: int, answers: int, starter: int, starter_started: int) -> None:
+    """Answer until the input ends or the process that started this one is gone; then end everything."""
+    reaper = Reaper()
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([requests], [], [], LOOK_EVERY_S)
+        if ready:
+            chunk = os.read(requests, 65536)
+            if not chunk:
+                break
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                reply = json.dumps(reaper.answer(json.loads(line))) + "\n"
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(answers, reply.encode())
+        else:
+            # A child that was forked holds the other end of the pipe open: the pipe alone does not tell.
+            process = look_at(starter)
+            if process is None or process.started != starter_started:
+                break
+            reaper.look()
+    reaper.look(marks=True)
+    reaper.end(list(reaper.watched))
+
+
+def main() -> None:
+    starter, started = int(sys.argv[1]), int(sys.argv[2])
+    if os.fork() > 0:
+        os._exit(0)  # nobody's child: what ends the starter, or its process group, does not end this process
+    os.setsid()
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.chdir("/")
+    serve(0, 1, starter, started)
+
+
+if __name__ == "__main__":
+    main()
