@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phalanx.wire.codec import Encoded, Policy, decode, encode
-from phalanx.wire.pack import DTYPE_NAMES, Sink
+from phalanx.wire.pack import Sink, dtype_names
 
 Pair = namedtuple("Pair", "left right")
 
@@ -106,7 +106,7 @@ def test_an_empty_call_is_nothing_but_its_pickle() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("dtype", list(DTYPE_NAMES), ids=str)
+@pytest.mark.parametrize("dtype", list(dtype_names()), ids=str)
 def test_every_dtype_arrives_bit_for_bit(route: Any, dtype: torch.dtype) -> None:
     sent = (
         torch.arange(1, 33, dtype=torch.uint8).view(dtype) if dtype is not torch.bool else torch.eye(4).bool()

@@ -132,6 +132,8 @@ def flat(value: Any) -> list[Any]:
 
 
 def raw(tensor: torch.Tensor) -> list[int]:
+    if not tensor.numel():
+        return []  # an empty tensor keeps odd strides, which view() refuses
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
 
 

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.rowtypes import RowOps
@@ -17,6 +16,7 @@ from phalanx.dispatch.shardable import ops_for
 from phalanx.dispatch.split import row_ops
 from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
 from phalanx.errors import DispatchError, InternalError
+from phalanx.wire.lazy import is_tensor
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
@@ -164,7 +164,7 @@ def _described(value: Any) -> str:
         return f"a {name} of {inside}"
     if value is None:
         return "None"
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if is_tensor(value) or isinstance(value, np.ndarray):
         return f"a {name} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return f"a {name}"
 
@@ -205,7 +205,7 @@ def _cut_leaf(leaf: Leaf, given: int, real: int) -> Any:
 
 def _owned(value: Any) -> Any:
     """``value`` with tensors and arrays in it copied out of whatever memory holds them."""
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return copy.deepcopy(value) if value.dtype.hasobject else value.copy()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from phalanx.declare.modes import DispatchMode
 from phalanx.dispatch.arguments import Argument, Call
@@ -17,6 +16,12 @@ from phalanx.dispatch.split import Cut, even_sizes, grouped_sizes, row_ops, rows
 from phalanx.dispatch.structure import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
+from phalanx.wire.lazy import is_tensor, lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 _SCALARS = (bool, int, float, complex, type(None))
 
@@ -207,7 +212,7 @@ def _inside(value: Any, key: str) -> Any:
 
 def _columns(value: Any) -> Sequence[Any]:
     """The names by which a value with rows holds columns: those of a TensorDict or an Arrow table."""
-    if isinstance(value, list | torch.Tensor | np.ndarray):
+    if is_tensor(value) or isinstance(value, list | np.ndarray):
         return ()
     names = getattr(value, "column_names", None)
     if names is None and callable(getattr(value, "keys", None)):

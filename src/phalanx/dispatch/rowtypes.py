@@ -9,12 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 
+from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import concat_arrays, concat_rows
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,9 @@ def _slice(value: Any, start: int, stop: int) -> Any:
     return value[start:stop]
 
 
-TENSOR_DICT = make_ops("TensorDict", _tensor_dict_count, _slice, torch.cat, _tensor_dict_take)
+TENSOR_DICT = make_ops(
+    "TensorDict", _tensor_dict_count, _slice, lambda parts: torch.cat(parts), _tensor_dict_take
+)
 _ARROW = make_ops(
     "Arrow table",
     lambda table: table.num_rows,
@@ -163,8 +170,9 @@ _TENSOR = make_ops("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tens
 _ARRAY = make_ops("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])
 _LIST = make_ops("list", len, _slice, _list_concat, lambda rows, indices: [rows[i] for i in indices])
 
-BUILT_IN: dict[type, RowOps] = {torch.Tensor: _TENSOR, np.ndarray: _ARRAY, list: _LIST}
+BUILT_IN: dict[type, RowOps] = {np.ndarray: _ARRAY, list: _LIST}
 BUILT_IN_BY_NAME: dict[str, RowOps] = {
+    "torch.Tensor": _TENSOR,
     "tensordict.base.TensorDictBase": TENSOR_DICT,
     "pyarrow.lib.Table": _ARROW,
     "pyarrow.lib.RecordBatch": _ARROW,

@@ -24,7 +24,7 @@ class Arguments:
     def of(self, call: RankCall, device: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and keyword arguments of a call, as private memory or as its method declares."""
         policy = Policy.READONLY if call.readonly else Policy.PRIVATE
-        with decoding(policy, restore=self.restore, device=device if call.to_device else None):
+        with decoding(policy, restore=self.restore, device=device, every_tensor=device is not None):
             if call.body is not None:
                 return decode(call.body)
             return self._fetch([self._refs[-1]])[0]

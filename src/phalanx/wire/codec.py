@@ -18,11 +18,11 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-import torch
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
 from phalanx.wire.arrival import Arrival, Policy, current_arrival, decoding
+from phalanx.wire.lazy import is_tensor_type
 from phalanx.wire.leaves import large_leaves, nbytes_of
 
 __all__ = [
@@ -178,7 +178,7 @@ class _Pickler(cloudpickle.Pickler):
             if token is not None:
                 return self._replace(token)
         reduced = None
-        if issubclass(kind, torch.Tensor):
+        if is_tensor_type(kind):
             reduced = pack.reduce_tensor(self.sink, obj)
         elif kind is np.ndarray or kind is np.memmap:
             reduced = pack.reduce_array(self.sink, obj)

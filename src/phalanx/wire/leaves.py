@@ -7,14 +7,21 @@ import sys
 from collections import UserDict
 from collections.abc import Iterator
 from types import FunctionType, ModuleType, NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+from phalanx.wire.lazy import is_tensor, lazy
+
+if TYPE_CHECKING:
+    import torch
+
+    Leaf = torch.Tensor | np.ndarray[Any, Any]
+else:
+    torch = lazy("torch")
 
 __all__ = ["Leaf", "large_leaves", "nbytes_of"]
 
-Leaf = torch.Tensor | np.ndarray[Any, Any]
 
 _NUMBER_BYTES = 8  # bytes; what a number takes in a pickle stream, at most, with its opcode
 _OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
@@ -31,7 +38,7 @@ def nbytes_of(value: Any) -> int:
     total = 0
     for item in _walk(value):
         kind = type(item)
-        if isinstance(item, torch.Tensor):
+        if is_tensor(item):
             total += _tensor_bytes(item)
         elif isinstance(item, np.ndarray):
             total += item.nbytes
@@ -64,7 +71,7 @@ def large_leaves(value: Any, threshold: int) -> list[Leaf]:
     """The different tensors and arrays of at least ``threshold`` bytes in ``value``, in the order met."""
     found: list[Leaf] = []
     for item in _walk(value):
-        if isinstance(item, torch.Tensor):
+        if is_tensor(item):
             if _tensor_bytes(item) >= threshold:
                 found.append(item)
         elif isinstance(item, np.ndarray) and item.nbytes >= threshold:
@@ -103,13 +110,13 @@ def _walk(value: Any) -> Iterator[Any]:
 
 def _children(item: Any) -> list[Any] | None:
     """What lies inside a container, or None for a leaf."""
-    if isinstance(item, torch.Tensor | np.ndarray):
+    if is_tensor(item) or isinstance(item, np.ndarray):
         return None
     if isinstance(item, dict | UserDict):
         return _summary(list(item.keys())) + _summary(list(item.values()))
     if isinstance(item, list | tuple | set | frozenset):
         return _summary(list(item))
-    if isinstance(item, torch.nn.Module):
+    if "torch" in sys.modules and isinstance(item, torch.nn.Module):
         return [*item.parameters(), *item.buffers()]
     tensordict = sys.modules.get("tensordict")  # 3 s to import: whoever sends one has imported it
     if tensordict is not None and isinstance(item, tensordict.TensorDictBase):

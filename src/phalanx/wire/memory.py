@@ -13,10 +13,16 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+from phalanx.wire.lazy import is_tensor, lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 __all__ = [
     "HUGE_FROM",
@@ -209,7 +215,7 @@ def _private_copy(view: memoryview) -> torch.Tensor:
 
 
 def _as_bytes(buffer: Any) -> Bytes:
-    if isinstance(buffer, torch.Tensor):
+    if is_tensor(buffer):
         return bytes_of(buffer)
     if isinstance(buffer, np.ndarray):
         return buffer

@@ -21,33 +21,45 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch._utils import _get_obj_state
 
 from phalanx.wire import unpack
+from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import bytes_at, bytes_of
 
-__all__ = ["DTYPE_NAMES", "Reduced", "Sink", "reduce_array", "reduce_tensor"]
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
+torch_utils: Any = lazy("torch._utils")
+
+__all__ = ["Reduced", "Sink", "dtype_names", "reduce_array", "reduce_tensor"]
 
 Reduced = tuple[Any, ...]
 
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    getattr(torch, name): name
-    for name in (
+
+@functools.cache
+def dtype_names() -> dict[torch.dtype, str]:
+    """The dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
+    names = (
         *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
         *("float4_e2m1fn_x2", "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
     )
-    if hasattr(torch, name)
-}
-"""The dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
+    return {getattr(torch, name): name for name in names if hasattr(torch, name)}
 
-_PLAIN_REDUCERS = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
-_HOST = torch.device("cpu")
+
+@functools.cache
+def _plain_reducers() -> tuple[Any, ...]:
+    return torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__
+
+
+@functools.cache
+def _host() -> torch.device:
+    return torch.device("cpu")
 
 
 class Sink:
@@ -90,14 +102,14 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
         reduced = (unpack.parameter, facts)
     else:
         reduced = (unpack.subclass, (cls, *facts))
-    state = _get_obj_state(tensor)  # __dict__ and slots, as torch's own pickling takes them
+    state = torch_utils._get_obj_state(tensor)  # __dict__ and slots, as torch's own pickling takes them
     return (*reduced, state, None, None, unpack.set_state) if state else reduced
 
 
 def _pickles_itself(cls: type) -> bool:
     """Whether the class says how it is pickled, or is not simply memory (a wrapper of other tensors)."""
     return (
-        cls.__reduce_ex__ not in _PLAIN_REDUCERS
+        cls.__reduce_ex__ not in _plain_reducers()
         or cls.__reduce__ is not torch.Tensor.__reduce__
         or cls.__setstate__ is not torch.Tensor.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
         or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,7 +119,7 @@ def _pickles_itself(cls: type) -> bool:
 def _has_plain_bytes(plain: torch.Tensor) -> bool:
     return (
         plain.layout is torch.strided
-        and plain.dtype in DTYPE_NAMES
+        and plain.dtype in dtype_names()
         and plain.device.type != "meta"
         and not plain.is_nested
     )
@@ -123,9 +135,9 @@ def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced |
     if not has_storage or type(tensor) is not torch.Tensor:
         return None
     nbytes = plain.numel() * plain.element_size()
-    if plain.device == _HOST and plain.untyped_storage().nbytes() <= nbytes:
+    if plain.device == _host() and plain.untyped_storage().nbytes() <= nbytes:
         return None
-    copy = plain.to(_HOST, copy=True).requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    copy = plain.to(_host(), copy=True).requires_grad_(tensor.requires_grad and tensor.is_leaf)
     return copy.__reduce_ex__(5)  # pyright: ignore[reportReturnType]
 
 
@@ -135,7 +147,7 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     device = plain.device
     if device.type != "cpu":
         flags |= unpack.ON_ACCELERATOR
-    dtype, shape, count = DTYPE_NAMES[plain.dtype], tuple(plain.shape), plain.numel()
+    dtype, shape, count = dtype_names()[plain.dtype], tuple(plain.shape), plain.numel()
     if count == 0:
         return -1, dtype, shape, tuple(plain.stride()), flags
     if plain.is_conj() or plain.is_neg():
@@ -149,10 +161,10 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     address, nbytes = plain.data_ptr(), count * plain.element_size()
 
     def read() -> Any:
-        if device == _HOST:
+        if device == _host():
             return bytes_at(plain, address, nbytes)
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
-        return bytes_of(flat.to(_HOST))
+        return bytes_of(flat.to(_host()))
 
     return sink.index_of(plain, device, address, nbytes, read), dtype, shape, strides, flags
 
@@ -187,7 +199,7 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
     def read() -> Any:
         return array.transpose(_slowest_first(array)).reshape(-1).view(np.uint8)
 
-    index = sink.index_of(array, _HOST, array.__array_interface__["data"][0], array.nbytes, read)
+    index = sink.index_of(array, _host(), array.__array_interface__["data"][0], array.nbytes, read)
     return unpack.array, (index, name, array.shape, strides)
 
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch._utils import _set_obj_state
 
 from phalanx.errors import InternalError
 from phalanx.wire.arrival import Arrival, Policy, current_arrival
+from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import allocate, bytes_at, private_copies, tensor_over
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
+torch_utils: Any = lazy("torch._utils")
 
 __all__ = ["Frame", "array", "open_frame", "parameter", "set_state", "subclass", "tensor", "token"]
 
@@ -143,7 +148,7 @@ def subclass(
 
 def set_state(obj: torch.Tensor, state: Any) -> None:
     """Give a tensor the attributes that it had."""
-    _set_obj_state(obj, state)
+    torch_utils._set_obj_state(obj, state)
 
 
 def array(index: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
