@@ -17,7 +17,6 @@ from torch.nn import functional
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.worker import Worker
-from phalanx.errors import DispatchError
 from phalanx.parallel.mlp import LlamaMLP
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
@@ -109,7 +108,7 @@ class FSDPTrainer(DeviceMeshWorker):
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Logits (rows, length, vocabulary) of token ids (rows, length)."""
         with torch.no_grad():
-            return self.model(input_ids=input_ids.to(self.device)).logits
+            return self._forward(input_ids.to(self.device))
 
     @register(Dispatch.mesh())
     def train_step(self, input_ids: torch.Tensor) -> dict[str, float]:
@@ -119,7 +118,7 @@ class FSDPTrainer(DeviceMeshWorker):
         the same on each.
 
         Raises:
-            DispatchError: no row has a next token.
+            ValueError: no row has a next token.
         """
         loss = self.accumulate(input_ids)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
@@ -132,16 +131,21 @@ class FSDPTrainer(DeviceMeshWorker):
         ids = input_ids.to(self.device)
         tokens = _summed(torch.tensor([ids[:, 1:].numel()], dtype=torch.float64, device=self.device))
         if tokens.item() == 0:
-            raise DispatchError(
+            raise ValueError(
                 f"train_step(input_ids of {tuple(ids.shape)} on rank {self.rank}): no row of any rank has a next "
                 "token; expected token ids of shape (rows, length), at least one row and a length from 2"
             )
-        logits = self.model(input_ids=ids).logits[:, :-1].float()
+        logits = self._forward(ids)[:, :-1].float()
         total = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
         share = total / tokens[0].float()
         # FSDP takes the mean of the ranks' gradients; here each rank has a share of one mean, to be summed.
         (share * self.world_size).backward()
         return _summed(share.detach().double()).item()
+
+    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits; a rank without rows runs one of zeros, to be there in the others' collectives."""
+        given = ids if len(ids) else ids.new_zeros(1, *ids.shape[1:])
+        return self.model(input_ids=given).logits[: len(ids)]
 
     @register(Dispatch.ONE_TO_ALL)
     def save(self, folder: str | Path) -> None:
@@ -161,6 +165,11 @@ class FSDPTrainer(DeviceMeshWorker):
         )
 
     def _state(self) -> dict[str, Any]:
+        if not self.optimizer.state:
+            # torch fills an empty state by a step with lr 0, which would count as a step of the training.
+            get_state_dict(self.model, self.optimizer)
+            for moments in self.optimizer.state.values():
+                moments["step"].zero_()
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 

@@ -1,0 +1,237 @@
+"""Torch's own parallelism in groups: the same numbers as one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.parallel.mlp import LlamaMLP, join_shards
+from phalanx.parallel.torch_native import (
+    DeviceMeshWorker,
+    FSDPTrainer,
+    full_tensors,
+    local_tensors,
+    parallelize_mlp,
+)
+
+HIDDEN, INTERMEDIATE, VOCABULARY = 64, 176, 96
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class MLPWorker(DeviceMeshWorker):
+    """dp 2 x tp 2 by a torch DeviceMesh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch_mesh = self.init_mesh(dp=-1, tp=2)
+        torch.manual_seed(0)
+        mlp = LlamaMLP(HIDDEN, INTERMEDIATE, init_std=0.1, device=self.device)
+        self.layer = parallelize_mlp(mlp, self.torch_mesh["tp"])
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def get_weights(self) -> dict[str, torch.Tensor]:
+        return local_tensors(dict(self.layer.named_parameters()))
+
+    @px.register(px.Dispatch.mesh())
+    def run_layer(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    @px.register(px.Dispatch.mesh())
+    def run_backward(self, x: torch.Tensor, y_grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.requires_grad_()
+        y = self.layer(x)
+        y.backward(y_grad)
+        gradients = local_tensors({name: p.grad for name, p in self.layer.named_parameters()})
+        for gradient in gradients.values():
+            torch.distributed.all_reduce(gradient, group=self.torch_mesh["dp"].get_group())
+        self.gradients = gradients
+        return y, x.grad
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def get_gradients(self) -> dict[str, torch.Tensor]:
+        return self.gradients
+
+
+def tiny_llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    return LlamaForCausalLM(config)
+
+
+class OneProcess:
+    """The reference: the same steps with nothing but torch."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model: Any = tiny_llama()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def backward(self, ids: torch.Tensor) -> float:
+        logits = self.model(input_ids=ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        return loss.item()
+
+    def train_step(self, ids: torch.Tensor) -> float:
+        loss = self.backward(ids)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+
+def batch(rows: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (rows, 12), generator=torch.Generator().manual_seed(seed))
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def mlp_group(ray_cluster: None) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([4], use_gpu=False) as pool, px.WorkerGroup(pool, MLPWorker) as made:
+        yield made
+
+
+def test_the_groups_mesh_is_the_one_that_torch_laid_out(mlp_group: px.WorkerGroup) -> None:
+    assert mlp_group.mesh() == px.Mesh(dp=2, tp=2)
+
+
+def test_the_torch_native_mlp_equals_one_process_forward_and_backward(mlp_group: px.WorkerGroup) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(6, 5, HIDDEN, generator=generator, requires_grad=True)
+    y_grad = torch.randn(6, 5, HIDDEN, generator=generator)
+    model = LlamaMLP(HIDDEN, INTERMEDIATE)
+    model.load_state_dict(join_shards(mlp_group.get_weights()[:2]))
+    expected = model(x)
+    expected.backward(y_grad)
+
+    y, x_grad = mlp_group.run_backward(x.detach(), y_grad)
+
+    close(y, expected.detach())
+    close(x_grad, x.grad)
+    close(
+        join_shards(mlp_group.get_gradients()[:2]),
+        {name: parameter.grad for name, parameter in model.named_parameters()},
+    )
+
+
+def test_what_a_parallel_layer_returns_arrives_as_a_plain_tensor(mlp_group: px.WorkerGroup) -> None:
+    assert type(mlp_group.run_layer(torch.randn(2, 5, HIDDEN))) is torch.Tensor
+
+
+@pytest.fixture
+def alone() -> Iterator[px.WorkerGroup]:
+    """A trainer of one rank, in this process."""
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, FSDPTrainer.bind(tiny_llama, seed=1)) as made,
+    ):
+        yield made
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def trainers(ray_cluster: None) -> Iterator[px.WorkerGroup]:
+    with (
+        px.ResourcePool([2], use_gpu=False) as pool,
+        px.WorkerGroup(pool, FSDPTrainer.bind(tiny_llama)) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def begun(trainers: px.WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> px.WorkerGroup:
+    """The trainers as they were when they started."""
+    folder = tmp_path_factory.getbasetemp() / "begin"
+    if folder.exists():
+        trainers.load(folder)
+    else:
+        trainers.save(folder)
+    return trainers
+
+
+def gradients(worker: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    half = ids.chunk(worker.world_size)[worker.rank]
+    worker.accumulate(half)
+    full = full_tensors({name: p.grad for name, p in worker.model.named_parameters()})
+    worker.optimizer.zero_grad()
+    return full
+
+
+def test_fsdp_forward_equals_one_process(begun: px.WorkerGroup) -> None:
+    ids = batch(5, seed=1)
+    with torch.no_grad():
+        close(begun.logits(ids), OneProcess().model(input_ids=ids).logits)
+
+
+def test_fsdp_gradients_equal_one_process(begun: px.WorkerGroup) -> None:
+    ids, reference = batch(4, seed=2), OneProcess()
+    reference.backward(ids)
+    expected = {name: p.grad for name, p in reference.model.named_parameters()}
+    for by_rank in begun.run(gradients, ids):
+        close(by_rank, expected)
+
+
+@pytest.mark.parametrize("rows", [4, 5, 1], ids=["even", "uneven", "fewer rows than ranks"])
+def test_fsdp_steps_equal_one_process(begun: px.WorkerGroup, rows: int) -> None:
+    batches, reference = [batch(rows, seed) for seed in range(5)], OneProcess()
+    expected = [reference.train_step(ids) for ids in batches]
+    losses = [begun.train_step(ids)["loss"] for ids in batches]
+    close(losses, [[loss, loss] for loss in expected])
+    close(begun.weights()[0], reference.weights())
+
+
+def test_each_rank_holds_its_own_part_of_the_parameters(begun: px.WorkerGroup) -> None:
+    numbers = [sum(shard.numel() for shard in shards.values()) for shards in begun.shards()]
+    total = sum(parameter.numel() for parameter in tiny_llama().parameters())
+    assert sum(numbers) == total
+    assert max(numbers) < 0.6 * total
+
+
+def test_training_goes_on_from_a_sharded_checkpoint(begun: px.WorkerGroup, tmp_path: Path) -> None:
+    first, second = batch(4, seed=1), batch(4, seed=2)
+    begun.train_step(first)
+    begun.save(tmp_path / "saved")
+    wanted = begun.train_step(second), begun.weights()[0]
+    begun.load(tmp_path / "saved")
+    got = begun.train_step(second), begun.weights()[0]
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+def test_each_rank_writes_a_file_of_its_own(begun: px.WorkerGroup, tmp_path: Path) -> None:
+    begun.save(tmp_path / "saved")
+    assert len(list((tmp_path / "saved").glob("*.distcp"))) == 2
+
+
+def test_a_checkpoint_of_two_ranks_is_read_by_one(
+    begun: px.WorkerGroup, alone: px.WorkerGroup, tmp_path: Path
+) -> None:
+    begun.train_step(batch(4, seed=1))
+    begun.save(tmp_path / "saved")
+    alone.load(tmp_path / "saved")
+    torch.testing.assert_close(alone.weights()[0], begun.weights()[0], rtol=0, atol=0)
+
+
+def test_rows_without_a_next_token_are_refused(begun: px.WorkerGroup) -> None:
+    with pytest.raises(ValueError, match="no row of any rank has a next token"):
+        begun.train_step(torch.zeros(2, 1, dtype=torch.long))
