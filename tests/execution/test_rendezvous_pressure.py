@@ -1,0 +1,129 @@
+"""Many worlds at once, on ports that others want too; several worlds in turn and side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+GROUPS = 20
+
+
+class Member(px.Worker):
+    """Forms torch's default process group as any training script does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.form()
+
+    def form(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def total(self, base: float) -> float:
+        import torch
+        import torch.distributed as dist
+
+        value = torch.tensor([base + self.rank])
+        dist.all_reduce(value)
+        return value.item()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def form_again(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        self.form()
+
+
+class Seer(px.Worker):
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def view(self) -> tuple[str, int, int]:
+        return os.environ["CUDA_VISIBLE_DEVICES"], int(os.environ["LOCAL_RANK"]), self.local_rank
+
+
+@pytest.fixture
+def port_eater() -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("port_eater.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "eating\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False) as made:
+        yield made
+
+
+def start_and_use(number: int) -> list[float]:
+    with (
+        px.ResourcePool([2], use_gpu=False, timeout=500) as pool,
+        px.WorkerGroup(pool, Member, start_timeout=500) as group,
+    ):
+        return group.total(10.0 * number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_20_groups_come_up_at_once_while_the_ports_around_them_are_taken(
+    ray_cluster: None, port_eater: subprocess.Popen[str]
+) -> None:
+    with ThreadPoolExecutor(GROUPS) as threads:
+        totals = list(threads.map(start_and_use, range(GROUPS)))
+    eaten, _ = port_eater.communicate("\n")
+    assert totals == [[20.0 * number + 1] * 2 for number in range(GROUPS)]
+    assert int(eaten) > 1000
+
+
+def test_groups_on_the_same_slots_have_worlds_of_their_own(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Member) as first, px.WorkerGroup(pool, Member) as second:
+        calls = [group.total.submit(base) for base in (0.0, 100.0) for group in (first, second)]
+        assert [call.result(timeout=60) for call in calls] == [[1.0, 1.0]] * 2 + [[201.0, 201.0]] * 2
+
+
+def test_a_world_can_be_left_and_formed_again_many_times(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Member) as group:
+        totals: list[Any] = []
+        for base in range(5):
+            group.form_again()
+            totals.append(group.total(float(base)))
+    assert totals == [[2.0 * base + 1] * 2 for base in range(5)]
+
+
+def test_by_default_a_rank_sees_its_own_device_only(ray_cluster: None) -> None:
+    with px.ResourcePool([3], use_gpu=True) as pool, px.WorkerGroup(pool, Seer) as group:
+        views = group.view()
+    devices = [device for device, _, _ in views]
+    assert [len(device.split(",")) for device in devices] == [1, 1, 1]
+    assert len(set(devices)) == 3
+    assert [(index, place) for _, index, place in views] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_on_request_a_rank_sees_all_devices_of_its_group_on_the_node(ray_cluster: None) -> None:
+    with (
+        px.ResourcePool([3], use_gpu=True) as pool,
+        px.WorkerGroup(pool, Seer, visible_devices="node") as group,
+    ):
+        views = group.view()
+        own = [line[3].split()[1] for line in group.explain().rows]
+    lists = {tuple(devices.split(",")) for devices, _, _ in views}
+    assert len(lists) == 1
+    (shown,) = lists
+    assert [shown[index] for _, index, _ in views] == own
+    assert sorted(shown) == sorted(own)
