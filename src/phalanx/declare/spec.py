@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute
@@ -31,6 +32,42 @@ class MethodSpec:
     is_async: bool = False
     signature: inspect.Signature | None = field(default=None, compare=False)
     doc: str | None = field(default=None, compare=False)
+
+    @cached_property
+    def call_signature(self) -> inspect.Signature | None:
+        """The signature as a caller writes it, without ``self``; None where it is not known."""
+        if self.signature is None:
+            return None
+        parameters = list(self.signature.parameters.values())
+        if parameters and parameters[0].name == "self":
+            return self.signature.replace(parameters=parameters[1:])
+        return self.signature
+
+    @cached_property
+    def positional_names(self) -> tuple[str, ...]:
+        """Names of the parameters that a positional argument can reach."""
+        known = self.call_signature.parameters if self.call_signature else {}
+        return tuple(name for name, parameter in known.items() if parameter.kind in _POSITIONAL)
+
+    @cached_property
+    def positional_counts(self) -> range:
+        """How many arguments the method takes where all are positional; empty where that is never enough."""
+        if self.call_signature is None:
+            return range(0)
+        known = self.call_signature.parameters.values()
+        needed = [p for p in known if p.default is p.empty and p.kind not in _VARIADIC]
+        if any(p.kind not in _POSITIONAL for p in needed):
+            return range(0)
+        return range(len(needed), len(self.positional_names) + 1)
+
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether it can be called without arguments."""
+        return self.pad_mask is None and 0 in self.positional_counts
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,7 +48,7 @@ class Call:
 
     def arguments(self) -> Iterator[Argument]:
         """All arguments, positional ones first."""
-        names = positional_names(self.spec)
+        names = self.spec.positional_names
         for index, value in enumerate(self.args):
             yield Argument(names[index] if index < len(names) else f"argument {index + 1}", index, value)
         for key, value in self.kwargs.items():
@@ -110,34 +109,16 @@ def has_future(value: Any) -> bool:
     return is_future(value) or any(is_future(leaf.value) for leaf in flatten(value, "")[0])
 
 
-def method_signature(spec: MethodSpec) -> inspect.Signature | None:
-    """The signature as a caller writes it, without ``self``."""
-    signature = spec.signature
-    if signature is None:
-        return None
-    parameters = list(signature.parameters.values())
-    if parameters and parameters[0].name == "self":
-        return signature.replace(parameters=parameters[1:])
-    return signature
-
-
-def positional_names(spec: MethodSpec) -> list[str]:
-    """Names of the parameters that a positional argument can reach."""
-    signature = method_signature(spec)
-    if signature is None:
-        return []
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in signature.parameters.items() if parameter.kind in positional]
-
-
 def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The method takes these arguments.
 
     Raises:
         DispatchError: it does not; the message shows the method's signature.
     """
-    signature = method_signature(spec)
+    signature = spec.call_signature
     if signature is None:
+        return
+    if not kwargs and spec.pad_mask is None and len(args) in spec.positional_counts:
         return
     mask = {} if spec.pad_mask is None else {spec.pad_mask: None}
     if mask.keys() & kwargs.keys():

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
-from phalanx.wire.board import Board, available
+from phalanx.wire.board import BARE_CALL, Board, available
 from phalanx.wire.messages import SideChannel
 
 #: Variable by which all processes that a rank starts can be told, whatever their parent and session are now.
@@ -72,6 +72,14 @@ class Control:
         finally:
             self._current = 0
             self._board.end(slot)
+
+    def begin_bare(self) -> int:
+        """Note that a call without a message has begun, which nobody can cancel; what to give to `end_bare`."""
+        return self._board.begin(BARE_CALL)
+
+    def end_bare(self, slot: int) -> None:
+        """Note that it has ended."""
+        self._board.end(slot)
 
     @contextlib.contextmanager
     def task(self, number: int) -> Generator[None]:

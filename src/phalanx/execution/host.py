@@ -138,6 +138,22 @@ class Host:
         except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
 
+    def run_bare(self, role: str, method: str) -> Any:
+        """Run a call that came without a message: no arguments, its output kept.
+
+        Raises:
+            RankFailure: whatever the call raised.
+        """
+        slot = self._control.begin_bare() if self._control else 0
+        try:
+            result = getattr(self._target(role), method)()
+            return _encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
+        except Exception as error:
+            raise self._failure(error, role, method) from None
+        finally:
+            if self._control:
+                self._control.end_bare(slot)
+
     def _during(self, call: int) -> AbstractContextManager[None]:
         return self._control.call(call) if self._control else _NOWHERE
 

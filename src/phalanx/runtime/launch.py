@@ -120,9 +120,9 @@ def _reserve_extras(pool: ResourcePool, name: str, options: GroupOptions) -> Res
 
 def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
     methods = [
-        Facade(facade_name(role, method), role, method)
+        Facade(facade_name(role, method), role, method, spec.needs_nothing)
         for role, bound in roles.items()
-        for method in bound.spec.methods
+        for method, spec in bound.spec.methods.items()
     ]
     return Processes(
         class_name="_".join(bound.cls.__name__ for bound in roles.values()),

@@ -39,11 +39,15 @@ class Reservation(Protocol):
 
 
 class Facade(NamedTuple):
-    """A method by which a worker process can be called from outside: its name there, and what it stands for."""
+    """A method by which a worker process can be called from outside: its name there, and what it stands for.
+
+    ``bare`` says that it can be called without arguments.
+    """
 
     name: str
     role: str
     method: str
+    bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen of a rank's process from beside it: ``running`` is seconds by number of each call it is at."""
+    """What was seen of a rank's process from beside it: ``running`` is seconds by number of each call it is at.
+
+    ``reachable`` is False for a process that is gone, or stopped by a signal: ``note`` says so.
+    """
 
     reachable: bool
     running: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -179,7 +186,7 @@ class Transport(Protocol):
     def submit(
         self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
     ) -> Ticket:
-        """Send one call; does not wait for it."""
+        """Send one call; does not wait for it. ``data`` may be ``BARE``: no arguments, the output is kept."""
         ...
 
     def put(self, value: Any) -> Ref:
@@ -242,8 +249,12 @@ class Transport(Protocol):
         """What each rank is doing, seen from outside: also of one that is busy or stopped. Takes under a second."""
         ...
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> None:
-        """Have ranks drop a call that they have not begun, and interrupt it in those that have; does not wait."""
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        """Have ranks drop a call that they have not begun, and interrupt it in those that have; does not wait.
+
+        Returns:
+            For each rank whether it is certain that it had not begun, and so never will.
+        """
         ...
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:

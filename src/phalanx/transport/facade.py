@@ -6,3 +6,8 @@ from __future__ import annotations
 def facade_name(role: str, method: str) -> str:
     """Name of the process's method for a method of a role; "" is the role of a group of one class."""
     return f"{role}__{method}" if role else method
+
+
+def bare_name(name: str) -> str:
+    """Name of the process's method for the same call without arguments."""
+    return f"_px_bare_{name}"

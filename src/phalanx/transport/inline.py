@@ -36,7 +36,7 @@ from phalanx.transport.base import (
 )
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import STORE_VARIABLE, RankSetup
+from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
 
 _NODE = "inline"
 
@@ -180,6 +180,8 @@ class InlineTransport:
     def submit(
         self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
     ) -> Ticket:
+        if data == BARE:
+            return Ticket(self._run(endpoint, lambda: endpoint.handle.host.run_bare(role, method)))
         ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=describe)
         return ref if isinstance(ref, Ticket) else Ticket(ref, ref if describe else None)
 
@@ -255,8 +257,8 @@ class InlineTransport:
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
         return [Sight(reachable=endpoint.handle.alive) for endpoint in endpoints]
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> None:
-        """Nothing to do: a call has ended when its submission returns."""
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        return [False] * len(endpoints)  # a call has ended when its submission returns
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         """Nothing to do: there are no collectives over more than one rank here."""

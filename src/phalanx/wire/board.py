@@ -21,6 +21,9 @@ CANCELLED = 128
 
 #: Number of the call that makes a process a rank; the calls of a group have numbers far above it.
 SETUP_CALL = 1
+CLOSE_CALL = 2
+#: Number of every call that comes without a message.
+BARE_CALL = 3
 
 _RUNNING = struct.Struct("<Qd")  # call, when it began on the node's monotonic clock
 _NUMBER = struct.Struct("<Q")

@@ -14,6 +14,7 @@ from ray.exceptions import RayTaskError
 
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
+from phalanx.transport.facade import bare_name
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import is_message
 
@@ -86,7 +87,7 @@ class AsyncShell:
 
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
-    name, role, method = facade
+    name, role, method, _ = facade
 
     async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
@@ -104,9 +105,21 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
     return chosen
 
 
+def _bare(facade: Facade) -> Callable[..., Any]:
+    """The same without parameters: Ray then neither binds nor sends any, which saves a fifth of an empty call."""
+    _, role, method, _ = facade
+
+    def call(self: Any) -> Any:
+        return self._host.run_bare(role, method)
+
+    return call
+
+
 @functools.lru_cache(maxsize=256)
 def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Any:
     """The Ray actor class for a user's class; cached, so that a second group exports nothing anew."""
     base = AsyncShell if asynchronous else Shell
     facades = {facade.name: _forward(facade, class_name, asynchronous) for facade in methods}
+    if not asynchronous:
+        facades |= {bare_name(facade.name): _bare(facade) for facade in methods if facade.bare}
     return ray.remote(type(class_name, (base,), facades))

@@ -26,11 +26,12 @@ from phalanx.transport.base import (
     SpawnRequest,
     Ticket,
 )
-from phalanx.transport.facade import facade_name
+from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import placement
 from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
 from phalanx.transport.ray.helper import Agents
 from phalanx.transport.ray.shell import actor_class
+from phalanx.wire.messages import BARE, packed_bare
 
 NAMESPACE = "phalanx"
 _KILLED_WITHIN_S = 5.0
@@ -131,6 +132,11 @@ class RayTransport:
     def submit(
         self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
     ) -> Ticket:
+        if data == BARE:
+            bare = endpoint.methods.get(role + "//" + method) or _bare_method(endpoint, role, method)
+            if bare is not None:
+                return Ticket(bare.remote())
+            data = packed_bare(role, method)
         remote = endpoint.methods.get(role + "/" + method)
         if remote is None:
             handle = endpoint.handle
@@ -211,8 +217,10 @@ class RayTransport:
         gone = Sight(reachable=False, note="nothing on its node answers")
         return [gone if answer is None else answer for answer in answers]
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> None:
-        self._agents.ask(endpoints, "cancel", call, timeout=_SIGHT_WITHIN_S)
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        return [
+            bool(answer) for answer in self._agents.ask(endpoints, "cancel", call, timeout=_SIGHT_WITHIN_S)
+        ]
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
@@ -241,6 +249,18 @@ class RayTransport:
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]
+
+
+def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
+    """The process's method for the call without arguments, under the name that users know; None if it has none."""
+    name = facade_name(role, method)
+    found = getattr(endpoint.handle, bare_name(name), None)
+    if found is None:
+        return None
+    class_name = endpoint.handle._ray_actor_creation_function_descriptor.class_name
+    bound = found.options(name=f"{class_name}.{name}")
+    endpoint.methods[role + "//" + method] = bound
+    return bound
 
 
 def _named(name: str, namespace: str | None) -> dict[str, str]:
