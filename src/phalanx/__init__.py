@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.future import CallFuture as CallFuture
     from phalanx.runtime.future import gather as gather
     from phalanx.runtime.group import WorkerGroup as WorkerGroup
+    from phalanx.runtime.policy import Restart as Restart
     from phalanx.runtime.pool import ResourcePool as ResourcePool
     from phalanx.runtime.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pool import split_resource_pool as split_resource_pool
@@ -68,6 +69,7 @@ _HOME = {
     "PlacementError": "phalanx.errors",
     "RankReport": "phalanx.errors",
     "RemoteCallError": "phalanx.errors",
+    "Restart": "phalanx.runtime.policy",
     "ResourcePool": "phalanx.runtime.pool",
     "StaleEpoch": "phalanx.errors",
     "Worker": "phalanx.declare.worker",

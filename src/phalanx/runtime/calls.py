@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DispatchError
@@ -19,12 +20,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Planner = Callable[[tuple[Any, ...], dict[str, Any]], CallPlan]
 
+#: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
+_FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
+
 
 @dataclass(frozen=True)
 class CallOptions:
     """Options of one call, which never mix with the method's own arguments."""
 
     timeout: float | None = None
+    stall_report_after: float | None = None
 
 
 class BoundMethod(Generic[P, R]):
@@ -35,12 +40,23 @@ class BoundMethod(Generic[P, R]):
     """
 
     def __init__(
-        self, view: GroupView, spec: MethodSpec, planner: Planner, options: CallOptions | None = None
+        self,
+        view: GroupView,
+        spec: MethodSpec,
+        planner: Planner,
+        options: CallOptions | None = None,
+        *,
+        chooses: bool = False,
     ) -> None:
         self._view = view
         self._spec = spec
         self._planner = planner
         self._options = options or CallOptions()
+        self._chooses = chooses  # the rank, anew for each call
+        self._fixed = spec.mode in _FIXED and not chooses
+        self._empty: CallPlan | None = (
+            None  # the plan of a call without arguments, where it is always the same
+        )
         self.__name__ = spec.name
         self.__qualname__ = f"{view.name}.{spec.name}"
         self.__doc__ = spec.doc
@@ -50,35 +66,57 @@ class BoundMethod(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._spec.blocking:
             return self.submit(*args, **kwargs)  # pyright: ignore[reportReturnType]
-        return self._send(args, kwargs, describe=False).result()
+        return self._send(args, kwargs, waits=True).result()
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
         """Send the call and return at once with its future."""
-        return self._send(args, kwargs, describe=True)
+        return self._send(args, kwargs, waits=False)
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, describe: bool) -> CallFuture[R]:
-        plan = self._planner(args, kwargs)
-        describe = describe and plan.gather.how == "rows"
-        view = self._view
-        return view.core.send(plan, self._spec, view.role, self._options.timeout, view, describe=describe)
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[R]:
+        empty = self._fixed and not args and not kwargs
+        plan = self._plan_of_nothing() if empty else self._planner(args, kwargs)
+        view, spec, options = self._view, self._spec, self._options
+        return view.core.send(
+            plan,
+            spec,
+            view.role,
+            options.timeout,
+            view,
+            describe=not waits and plan.gather.how == "rows",
+            bare=empty and waits and not spec.replay and spec.needs_nothing,
+            stall_report_after=options.stall_report_after,
+        )
+
+    def _plan_of_nothing(self) -> CallPlan:
+        if self._empty is None:
+            self._empty = self._planner((), {})
+        return self._empty
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[tuple[int, Any]]:
         """Send the call; give ``(rank, output)`` of each rank as it finishes."""
         return self.submit(*args, **kwargs).stream()
 
-    def options(self, *, timeout: float | None = None) -> BoundMethod[P, R]:
+    def options(
+        self, *, timeout: float | None = None, stall_report_after: float | None = None
+    ) -> BoundMethod[P, R]:
         """The same method with options for the next call.
 
         Args:
             timeout: deadline of the call in seconds. A call that misses it is stopped, and the group is broken.
+            stall_report_after: seconds after which, and then again each time, a warning of the logger "phalanx"
+                tells where each rank is, with its stack; the call goes on.
         """
-        if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0
-        ):
-            raise DispatchError(
-                f"{self.__qualname__}.options(timeout={timeout!r}): expected seconds, more than 0"
-            )
-        return BoundMethod(self._view, self._spec, self._planner, replace(self._options, timeout=timeout))
+        given = {"timeout": timeout, "stall_report_after": stall_report_after}
+        for name, value in given.items():
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+            ):
+                raise DispatchError(
+                    f"{self.__qualname__}.options({name}={value!r}): expected seconds, more than 0"
+                )
+        chosen = {name: value for name, value in given.items() if value is not None}
+        changed = replace(self._options, **chosen)
+        return BoundMethod(self._view, self._spec, self._planner, changed, chooses=self._chooses)
 
     @property
     def spec(self) -> MethodSpec:

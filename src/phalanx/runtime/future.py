@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from phalanx.dispatch.plan import CallPlan
-from phalanx.errors import CallTimeout, DeclarationError, DispatchError
+from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, DispatchError, PhalanxError
 from phalanx.transport.base import Ticket, Transport
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ class CallFuture(Generic[T]):
         role: str,
         timeout: float | None,
         target: Any,
+        number: int = 0,
     ) -> None:
         self.plan = plan
         self.tickets = tickets
         self.method = method
         self.role = role
-        self.started = time.monotonic()
+        self.number = number
+        self.started = core.now()
         self.deadline = None if timeout is None else self.started + timeout
         self.timeout = timeout
         self.epoch = core.epoch
@@ -54,6 +56,13 @@ class CallFuture(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._settled = False
+        self.expired = False  # its own deadline has passed: the call is over
+        self.stall_report_after: float | None = None
+        self.stall_at: float | None = None
+        #: Set while, and once, somebody cancels it: the event tells that the error stands.
+        self.cancelling: threading.Event | None = None
+        self.cancel_error: CallCancelled | None = None
+        self._cancel = threading.Lock()
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result and give it.
@@ -68,7 +77,7 @@ class CallFuture(Generic[T]):
             CallTimeout: the result is not here yet.
             GroupClosed, GroupBroken: the group ended before the call did.
         """
-        limit = None if timeout is None else time.monotonic() + timeout
+        limit = None if timeout is None else self._core.now() + timeout
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise self._core.not_yet(self, timeout)
         try:
@@ -84,13 +93,56 @@ class CallFuture(Generic[T]):
         try:
             self._value = self._core.settle(self, limit)
         except CallTimeout as error:
-            if self.deadline is None or time.monotonic() < self.deadline:
+            if not self.expired:
                 raise  # only this wait is over, not the call
             self._error = error
         except Exception as error:
             self._error = error
         self._settled = True
         self._core.ended(self)
+        self._core.replays.ended(self, self._error is None)
+
+    def cancel(self) -> bool:
+        """End the call, and wait until it has ended on every rank.
+
+        A rank that has not begun it drops it; one that is at it is interrupted (in Python code and in collectives
+        over sockets; an ``async`` method as any task is). A rank that has not ended its part by itself after the
+        grace is stopped, and the group is broken; else the group stays ready. ``result()`` then raises
+        ``CallCancelled``, whose ``failures`` say for each rank whether it had not begun, was interrupted, had
+        returned or was stopped.
+
+        Returns:
+            False if the call was over before: its result, or its error, stands.
+        """
+        with self._cancel:
+            if self._settled or self.cancel_error is not None:
+                return self.cancel_error is not None
+            self.cancelling = threading.Event()
+            try:
+                done = self._core.cancel(self)
+            finally:
+                self.cancelling.set()
+        if done:
+            with contextlib.suppress(PhalanxError):
+                self.result()
+        return done
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.cancel_error is not None
+
+    def try_settle(self) -> bool:
+        """Settle a call of which the end is known, unless somebody is waiting for it; whether it is settled now."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._settled:
+                self._settle(self._core.now(), 0.0)
+        except CallTimeout:
+            return False
+        finally:
+            self._lock.release()
+        return True
 
     def done(self) -> bool:
         """Whether every rank has returned, raised or died; does not wait."""

@@ -15,14 +15,19 @@ from phalanx.runtime.attach import leave_record
 from phalanx.runtime.core import GroupCore, GroupRecord
 from phalanx.runtime.launch import launch
 from phalanx.runtime.options import GroupOptions, checked_options
+from phalanx.runtime.policy import Restart
 from phalanx.runtime.pool import ResourcePool
+from phalanx.runtime.restart import Reviver, restart
+from phalanx.runtime.sentinel import sentinel
 from phalanx.runtime.views import GroupView
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import NotReady, Reservation
+from phalanx.wire.board import CLOSE_CALL
 from phalanx.wire.messages import CLOSE, RankCall
 
 _numbers = itertools.count(1)
 _CLOSE_PATIENCE_S = 5.0
+_BUSY_PATIENCE_S = 1.0
 
 
 class WorkerGroup(GroupView):
@@ -41,6 +46,8 @@ class WorkerGroup(GroupView):
         num_cpus, memory, resources: reserved per rank on the slot's node, beside the slot (memory in bytes).
         start_timeout: seconds within which all constructors must have returned.
         call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
+        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
+        on_failure: ``px.Restart(...)`` makes a broken group restart by itself when it is next called.
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
@@ -66,6 +73,8 @@ class WorkerGroup(GroupView):
         resources: Mapping[str, float] | None = None,
         start_timeout: float | None = None,
         call_timeout: float | None = None,
+        stall_report_after: float | None = None,
+        on_failure: Restart | None = None,
         max_concurrency: int | None = None,
         visible_devices: Literal["own", "node"] = "own",
         detached: bool = False,
@@ -84,6 +93,8 @@ class WorkerGroup(GroupView):
             "resources": resources,
             "start_timeout": start_timeout,
             "call_timeout": call_timeout,
+            "stall_report_after": stall_report_after,
+            "on_failure": on_failure,
             "max_concurrency": max_concurrency,
             "visible_devices": visible_devices,
             "detached": detached or None,
@@ -100,6 +111,8 @@ class WorkerGroup(GroupView):
         record = self._record(bound, options)
         core = GroupCore(record, pool.transport, [], owner=True)
         super().__init__(core, range(pool.world_size))
+        if options.on_failure is not None:
+            core.reviver = Reviver(self, options.on_failure)
         pool.claim(self)
         try:
             self._start(0)
@@ -129,14 +142,51 @@ class WorkerGroup(GroupView):
             classes={role: spec.name for role, spec in specs.items()},
             meshes=dict(options.meshes),
             call_timeout=options.call_timeout,
+            stall_report_after=options.stall_report_after,
         )
+
+    def restart(self) -> None:
+        """Start the group anew on its slots: new processes, the same handles, the next epoch.
+
+        Each worker is constructed as it was, then the calls of methods registered with ``replay=True`` are made
+        again as they were sent, in order (of each method the last that succeeded). Ranks whose node is lost move to
+        others. Futures of before fail with ``StaleEpoch``.
+
+        Raises:
+            GroupClosed: the group is closed.
+            PlacementError: a node is lost, and the others have no room; with the table.
+            WorkerInitError, RemoteCallError, CallTimeout: as when the group was made; it stays broken, and
+                ``restart()`` may be called again.
+        """
+        restart(self)
+
+    def end_processes(self, patience: bool) -> None:
+        """End the processes of this epoch, with all that they started; ``patience``: let workers close first."""
+        core = self.core
+        if patience:
+            with contextlib.suppress(PhalanxError, NotReady):
+                self._close_workers(self._patience())
+        core.transport.kill(core.endpoints)
+        if self._extras is not None:
+            core.transport.release(self._extras)
+            self._extras = None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Start the processes of an epoch, and bring them where those before them were."""
+        self._pool.repair(self._options.start_timeout)
+        self._start(epoch)
 
     def _start(self, epoch: int) -> None:
         launched = launch(self._pool, self._roles, self.core.name, epoch, self._options)
         self._extras = launched.extras
         self.core.endpoints[:] = launched.endpoints
-        self.core.settle_setup(self.core.watch_setup(launched.tickets), self._options.start_timeout)
+        detached = self._options.detached
+        timeout = self._options.start_timeout
+        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout, attend=not detached)
+        self.core.replay(timeout)
         self.core.started()
+        if not self.core.transport.immediate:
+            sentinel.add(self.core)
         if self._options.detached:
             transport = self._pool.transport
             held = {key: transport.reservation_keys(h.reservation) for key, h in self._pool.holdings.items()}
@@ -245,7 +295,11 @@ class WorkerGroup(GroupView):
         Slots stay with the pool. Calls under way end with ``GroupClosed``.
         """
         if self.core.begin_close():
-            self._end(patience=_CLOSE_PATIENCE_S)
+            self._end(patience=self._patience())
+
+    def _patience(self) -> float:
+        """Seconds for the workers' own ``close()``: a rank that is at a call cannot begin it, perhaps for ever."""
+        return _BUSY_PATIENCE_S if self.core.busy() else _CLOSE_PATIENCE_S
 
     def _end(self, patience: float) -> None:
         core = self.core
@@ -253,17 +307,14 @@ class WorkerGroup(GroupView):
         if patience and core.endpoints:
             with contextlib.suppress(PhalanxError, NotReady):
                 self._close_workers(patience)
-        core.transport.kill(core.endpoints)
-        if self._extras is not None:
-            core.transport.release(self._extras)
-            self._extras = None
+        self.end_processes(patience=False)
         self._pool.unclaim(self)
         core.finish_close()
 
     def _close_workers(self, patience: float) -> None:
         """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
         core = self.core
-        data = RankCall(0, core.epoch, "", CLOSE, True, False, False, False, _NO_ARGUMENTS).pack()
+        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, False, False, False, _NO_ARGUMENTS).pack()
         alive = [endpoint for endpoint in core.endpoints if core.transport.alive(endpoint)]
         refs = [core.transport.submit(endpoint, "", CLOSE, data, (), False).value for endpoint in alive]
         if refs:

@@ -146,6 +146,8 @@ class Lifecycle:
         self._epoch = epoch
         self._cause: PhalanxError | None = None
         self._story: deque[Step] = deque(maxlen=_STORY_LENGTH)
+        #: What else whoever calls a broken group should know, such as why it was not restarted.
+        self.remark = ""
 
     @property
     def state(self) -> State:
@@ -202,7 +204,7 @@ class Lifecycle:
         if epoch is not None and epoch != self._epoch:
             raise self._stale(epoch)
         if self._state is State.BROKEN:
-            raise self._broken()
+            raise self.broken_error()
         if self._state is State.RESTARTING and not replaying:
             raise self._being_restarted()
         if self._state is State.STARTING and not replaying:
@@ -240,10 +242,12 @@ class Lifecycle:
             current=self._epoch,
         )
 
-    def _broken(self) -> GroupBroken:
+    def broken_error(self) -> GroupBroken:
+        """What a call on a broken group gets: with the cause, and what to do."""
         return GroupBroken(
             f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its "
-            f"ranks anew, close() frees them. The failure was: {_first_line(self._cause)}",
+            f"ranks anew, close() frees them. {self.remark + ' ' if self.remark else ''}"
+            f"The failure was: {_first_line(self._cause)}",
             group=self._group,
             cause=self._cause,
         )

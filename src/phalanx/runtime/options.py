@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from phalanx.config import settings
 from phalanx.errors import DeclarationError
+from phalanx.runtime.policy import Restart
 from phalanx.topology.mesh import Mesh
 
 
@@ -24,6 +25,8 @@ class GroupOptions:
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     start_timeout: float = 300.0
     call_timeout: float | None = None
+    stall_report_after: float | None = None
+    on_failure: Restart | None = None
     max_concurrency: int | None = None
     visible_devices: Literal["own", "node"] = "own"
     detached: bool = False
@@ -47,11 +50,17 @@ def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> Gro
     """
     values = {key: value for key, value in given.items() if value is not None}
     start_timeout = values.pop("start_timeout", settings().start_timeout)
-    for option, value in (("start_timeout", start_timeout), ("call_timeout", values.get("call_timeout"))):
+    seconds = {"start_timeout": start_timeout}
+    seconds |= {option: values.get(option) for option in ("call_timeout", "stall_report_after")}
+    for option, value in seconds.items():
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
             raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
+    if not isinstance(values.get("on_failure"), Restart | None):
+        raise DeclarationError(
+            f"WorkerGroup(on_failure={values['on_failure']!r}): expected px.Restart(max_restarts=..., window_s=...)"
+        )
     for option in ("env", "resources", "runtime_env"):
         if option in values and not isinstance(values[option], Mapping):
             raise DeclarationError(f"WorkerGroup({option}={values[option]!r}): expected a dict")

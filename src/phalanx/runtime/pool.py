@@ -256,6 +256,20 @@ class ResourcePool:
         self._sort()
         return self._view.slots
 
+    def repair(self, timeout: float) -> None:
+        """Reserve the slots anew that were on a node which is gone; what was known of them is forgotten.
+
+        Raises:
+            PlacementError: there is no room for them.
+        """
+        self._check_open()
+        for holding in self._holdings.values():
+            with holding.lock:
+                moved = holding.transport.repair(holding.reservation, timeout)
+                for known in (holding.facts, holding.accelerators):
+                    for slot in [slot for slot in known if slot.block in moved]:
+                        del known[slot]
+
     def explain(self) -> Table:
         """Which slot lies where and which groups are on it."""
         rows: list[tuple[Any, ...]] = []

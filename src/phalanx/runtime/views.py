@@ -150,7 +150,7 @@ class GroupView:
         return MethodSpec(name)
 
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any]:
-        return BoundMethod(self, spec, self._planner(spec))
+        return BoundMethod(self, spec, self._planner(spec), chooses=self._choose)
 
     def _planner(self, spec: MethodSpec) -> Planner:
         if self._single or self._choose:

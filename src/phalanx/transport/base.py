@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.slots import Slot
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Facts
+
+if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
+    from phalanx.topology.placement import Holder, NodeCapacity
 
 Ref = Any
 HostFactory = Callable[[Any], Any]

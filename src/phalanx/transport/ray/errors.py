@@ -34,6 +34,7 @@ _OOM_BY_RAY = (
     "Ray's memory monitor ended it because the node was short of memory: use smaller batches, fewer ranks per "
     "node, or see RAY_memory_usage_threshold"
 )
+_SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
 _NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
 _RAYLET_WITHIN_S = 0.5
 
@@ -71,18 +72,20 @@ def lost_of(error: BaseException) -> Lost:
 
 
 def _exit_of(text: str) -> str | None:
+    if "receives a SIGTERM" in text:
+        return "signal SIGTERM"
     found = _EXIT_CODE.search(text)
-    if found:
-        code = int(found.group(1))
-        return f"exit code {code}" if code >= 0 else f"signal {-code}"
-    return "signal SIGTERM" if "SIGTERM" in text else None
+    if found is None:
+        return None
+    code = int(found.group(1))
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def _reason(text: str) -> str:
     """Ray's own sentence on how the worker ended, where it has one that says more than "unexpectedly"."""
     detail = _DETAIL.search(text)
     said = detail.group(1).split(". ")[0].strip(" .") if detail else _first_line(text)
-    return "its process ended unexpectedly" if said.startswith("Worker unexpectedly exits") else said
+    return "its process ended unexpectedly" if said.startswith(_SAYS_NOTHING) else said
 
 
 def _first_line(text: str) -> str:

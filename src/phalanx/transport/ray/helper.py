@@ -30,7 +30,8 @@ _STACKS_SIGNAL = signal.SIGUSR2
 _STACKS_WITHIN_S = 0.4
 _STACKS_LIMIT = 64_000
 _LOG_BYTES = 64 * 1024
-_OUT_LINES, _ERR_LINES = 20, 20
+_OUT_LINES, _ERR_LINES, _STACK_LINES = 20, 20, 60
+_STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
 _FATAL = "Fatal Python error: "
 _FATAL_SIGNALS = {
     "Segmentation fault": "SIGSEGV",
@@ -82,6 +83,7 @@ class NodeAgent:
 
     def watch(self, targets: Sequence[Target]) -> None:
         """See to it that these ranks end with whoever made this agent, at the latest."""
+        targets = [target for target in targets if target.same() is not None]
         with self._lock:
             self._note(targets)
             self._ask({"watch": [self._watched[t.pid] for t in targets if t.pid in self._watched]})
@@ -120,11 +122,18 @@ class NodeAgent:
 
     def sights(self, targets: Sequence[Target], stacks: bool) -> list[Sight]:
         """What each rank is doing, without asking it; with the stacks of those that can give them."""
-        asked = {i: self._ask_stack(target) for i, target in enumerate(targets)} if stacks else {}
+        sights = [self._sight(target) for target in targets]
+        if not stacks:
+            return sights
+        asked = [self._ask_stack(target) for target in targets]
         limit = time.monotonic() + _STACKS_WITHIN_S
-        return [self._sight(target, asked.get(i), limit) for i, target in enumerate(targets)]
+        for index, (target, refusal) in enumerate(zip(targets, asked, strict=True)):
+            text = "" if refusal else _read_stacks(target, limit)
+            silent = "it did not answer the signal that asks for its stack"
+            sights[index] = sights[index].with_stack(text, refusal or ("" if text else silent))
+        return sights
 
-    def _sight(self, target: Target, asked: str | None, limit: float) -> Sight:
+    def _sight(self, target: Target) -> Sight:
         process = target.same()
         if process is None:
             return Sight(reachable=False, note="its process is gone")
@@ -132,19 +141,12 @@ class NodeAgent:
         with contextlib.suppress(OSError):
             running = board.read(_page(target)).running
         now = time.monotonic()
-        sight = Sight(
-            reachable=True,
+        stopped = process.state in "Tt"
+        return Sight(
+            reachable=not stopped,
             running={call: now - begun for call, begun in running.items()},
-            note="the process is stopped (as by SIGSTOP): SIGCONT lets it go on"
-            if process.state in "Tt"
-            else "",
+            note=_STOPPED if stopped else "",
         )
-        if asked is None:
-            return sight
-        if asked:
-            return sight.with_stack("", asked)
-        text = _read_stacks(target, limit)
-        return sight.with_stack(text, "" if text else "it did not answer the signal that asks for its stack")
 
     def _ask_stack(self, target: Target) -> str:
         """Ask a process to write its stacks; why it cannot, or nothing."""
@@ -152,7 +154,7 @@ class NodeAgent:
         if process is None or target.side is None:
             return "its process is gone"
         if process.state in "Tt":
-            return "the process is stopped, so its stack cannot be read"
+            return _STOPPED
         if not _catches(target.pid, _STACKS_SIGNAL):  # else the signal would end it
             return "SIGUSR2 is not caught there (any more), so its stack cannot be read"
         try:
@@ -166,17 +168,26 @@ class NodeAgent:
             return f"its stack cannot be read: {error}"
         return ""
 
-    def cancel(self, targets: Sequence[Target], call: int) -> None:
-        """Tell ranks that a call is cancelled: those that have not begun it drop it, others are interrupted."""
+    def cancel(self, targets: Sequence[Target], call: int) -> list[bool]:
+        """Tell ranks that a call is cancelled: those that have not begun it drop it, others are interrupted.
+
+        Returns for each rank whether it drops it. A rank writes that it has begun before it looks for cancelled
+        calls, and here it is the other way round: one of the two always sees the other.
+        """
+        drops: list[bool] = []
         for target in targets:
+            began = True
             if target.side is not None and target.same() is not None:
                 with contextlib.suppress(OSError):
                     fd = target.open(target.side.board, os.O_RDWR)
                     try:
                         board.cancel(fd, call)
+                        began = call in board.read(os.pread(fd, board.SIZE, 0)).running
                     finally:
                         os.close(fd)
-        self._tell(targets, b"i")
+            drops.append(not began)
+        self._tell([target for target, drop in zip(targets, drops, strict=True) if not drop], b"i")
+        return drops
 
     def sever(self, targets: Sequence[Target]) -> None:
         """Cut the connections of the ranks' process groups: threads in a collective get an error."""
@@ -199,8 +210,9 @@ class NodeAgent:
         fatal = next((index for index, line in enumerate(err) if line.startswith(_FATAL)), None)
         name, stack = None, ""
         if fatal is not None:
-            name = _FATAL_SIGNALS.get(err[fatal].removeprefix(_FATAL).strip(), None)
-            stack = "\n".join(err[fatal : fatal + 60])
+            name = _FATAL_SIGNALS.get(err[fatal].removeprefix(_FATAL).strip())
+            lines = [line for line in err[fatal:] if not line.startswith("Extension modules:")]
+            stack = "\n".join(lines[:_STACK_LINES])
             err = err[:fatal]
         kills = oom_kills()
         with self._lock:
@@ -356,9 +368,15 @@ class Agents:
         self._here: str | None = None
         self._lock = threading.Lock()
         self._ranks: dict[str, set[int]] = {}
+        self._starting: list[threading.Thread] = []
 
     def watch(self, endpoints: Sequence[Endpoint]) -> None:
-        """Put ranks under the care of their nodes' agents; does not wait for agents on other nodes."""
+        """Put ranks under the care of their nodes' agents; does not wait for that."""
+        thread = threading.Thread(target=self._watch, args=(list(endpoints),), daemon=True)
+        self._starting.append(thread)
+        thread.start()
+
+    def _watch(self, endpoints: Sequence[Endpoint]) -> None:
         for node, members in self._by_node(endpoints).items():
             targets = [target_of(endpoints[i]) for i in members]
             self._ranks.setdefault(node, set()).update(target.pid for target in targets)
@@ -374,6 +392,8 @@ class Agents:
 
         With ``each``, the verb takes one target and is asked once per rank.
         """
+        while self._starting:
+            self._starting.pop().join(timeout)
         answers: list[Any] = [None] * len(endpoints)
         waiting: list[tuple[Any, list[int]]] = []
         local: list[tuple[Callable[[], Any], list[int]]] = []
@@ -389,7 +409,7 @@ class Agents:
             _spread(answers, part, work(), each)
         limit = time.monotonic() + timeout
         for ref, part in waiting:
-            with contextlib.suppressRayError:
+            with contextlib.suppress(RayError):
                 answer = ray.get(ref, timeout=max(0.0, limit - time.monotonic()))
                 _spread(answers, part, answer, each)
         return answers
