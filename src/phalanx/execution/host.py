@@ -75,8 +75,7 @@ class Host:
         self._setup = setup
         try:
             apply(setup, self._services.in_driver)
-            if not self._services.in_driver:
-                self._rendezvous(setup)
+            self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
             with self._during(SETUP_CALL):
                 with decoding(restore=arguments.restore):
