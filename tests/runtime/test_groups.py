@@ -1,0 +1,258 @@
+"""Groups: options, roles, collectives, travelling views, asynchronous ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pdb
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+import phalanx as px
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
+
+
+class Actor(px.Worker):
+    """Starts a process group in its constructor, as trainers do."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        self.lr = lr
+        if self.world_size == 1 or os.environ["PHALANX_STORE"] != "inline":
+            dist.init_process_group("gloo")
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def update(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": batch["x"] * 2, "note": batch["note"]}
+
+    @px.register
+    def sum_of_ranks(self) -> float:
+        value = torch.ones(1) * self.rank
+        dist.all_reduce(value)
+        return value.item()
+
+    @px.register
+    def second_world(self) -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return self.sum_of_ranks()
+
+    @px.register
+    def sibling_value(self) -> int:
+        return self.roles["critic"].value
+
+    @px.register
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Critic:
+    """A plain class, not a px.Worker."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def values(self, batch: dict[str, Any]) -> Any:
+        return batch["x"] * self.value
+
+    @px.register
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Plain(px.Worker):
+    def __init__(self) -> None:
+        self.waiting = asyncio.Event() if sys.version_info >= (3, 10) else None
+
+    @px.register
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def same(self, rows: Any) -> Any:
+        return rows
+
+    @px.register
+    def ask(self, group: Any) -> Any:
+        return group.variable("RANK")
+
+    @px.register
+    async def wait_for_release(self) -> str:
+        assert self.waiting is not None
+        await self.waiting.wait()
+        return "released"
+
+    @px.register
+    async def release(self) -> None:
+        assert self.waiting is not None
+        self.waiting.set()
+
+    @px.register
+    def join_collective(self) -> None:
+        dist.init_process_group("gloo")
+
+    @px.register
+    def in_pdb(self) -> str:
+        return pdb.__name__ + str(os.getpid())
+
+
+@pytest.fixture(scope="module")
+def colocated(ray_cluster: None) -> Iterator[Any]:
+    with px.ResourcePool([2], use_gpu=True, backend="ray") as pool:
+        yield px.WorkerGroup(pool, px.colocate({"actor": Actor.bind(lr=1.0), "critic": px.ClassWithInitArgs(Critic, 3)}))
+
+
+@pytest.fixture(scope="module")
+def plain(backend: str) -> Iterator[Any]:
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool, Plain, env={"OF_THE_GROUP": "yes", "OMP_NUM_THREADS": "3"}, name="plain")
+
+
+def test_roles_of_a_rank_share_a_process_and_see_each_other(colocated: Any) -> None:
+    assert colocated.actor.pid() == colocated.critic.pid()
+    assert colocated.actor.sibling_value() == [3, 3]
+    assert set(colocated.spawn()) == {"actor", "critic"}
+
+
+def test_roles_are_called_as_groups_of_their_own(colocated: Any) -> None:
+    batch = {"x": torch.arange(5), "note": "kept"}
+    out = colocated.actor.update(batch)
+    assert out["x"].tolist() == [0, 2, 4, 6, 8]
+    assert out["note"] == ["kept", "kept"]
+    assert colocated.critic.values({"x": out["x"]}).tolist() == [0, 6, 12, 18, 24]
+
+
+def test_explain_says_what_shares_a_process_and_what_a_slot(colocated: Any) -> None:
+    other = px.WorkerGroup(colocated.pool, Critic_of_two, name="neighbour")
+    text = str(colocated.explain())
+    other.close()
+    assert "colocated in one process per rank: actor, critic" in text
+    assert "processes of their own: neighbour" in text
+
+
+def test_an_unknown_role_or_method_is_named_with_what_there_is(colocated: Any) -> None:
+    with pytest.raises(AttributeError, match="actor, critic"):
+        _ = colocated.reward
+    with pytest.raises(AttributeError, match="did you mean 'update'"):
+        _ = colocated.actor.updat
+
+
+def test_a_process_group_forms_from_the_environment_alone(colocated: Any) -> None:
+    assert colocated.actor.sum_of_ranks() == [1.0, 1.0]
+
+
+def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: Any) -> None:
+    assert colocated.actor.second_world() == [1.0, 1.0]
+    assert colocated.actor.second_world() == [1.0, 1.0]
+
+
+def test_two_groups_on_the_same_slots_have_two_worlds(colocated: Any) -> None:
+    other = px.WorkerGroup(colocated.pool, Actor)
+    assert other.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
+    assert set(other.pid()).isdisjoint(colocated.actor.pid())
+    other.close()
+
+
+def test_the_groups_environment_reaches_every_rank(plain: Any) -> None:
+    assert plain.variable("OF_THE_GROUP") == ["yes"] * 3
+    assert plain.variable("OMP_NUM_THREADS") == ["3"] * 3
+    assert os.environ.get("OF_THE_GROUP") is None
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 17])
+@pytest.mark.parametrize("kind", [torch.arange, np.arange, lambda n: list(range(n))], ids=["tensor", "array", "list"])
+def test_rows_come_back_as_they_went(plain: Any, rows: int, kind: Any) -> None:
+    given = kind(rows)
+    copy = kind(rows)
+    out = plain.same(given)
+    assert type(out) is type(given)
+    assert list(out) == list(copy) == list(given)
+
+
+def test_a_view_calls_the_group_from_a_worker(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        callee = px.WorkerGroup(pool, Plain)
+        caller = px.WorkerGroup(pool[0:1], Plain)
+        assert caller.ask(callee) == [["0", "1"]]
+        assert caller.ask(callee[1]) == ["1"]
+        callee.close()
+        with pytest.raises(px.RemoteCallError, match="GroupClosed"):
+            caller.ask(callee)
+
+
+def test_the_driver_may_be_an_actor_itself(ray_cluster: None) -> None:
+    @ray.remote(num_cpus=0)
+    class Driver:
+        def drive(self) -> Any:
+            import phalanx
+
+            with phalanx.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+                return phalanx.WorkerGroup(pool, Plain).variable("RANK")
+
+    assert ray.get(Driver.remote().drive.remote(), timeout=100) == ["0", "1"]
+
+
+def test_asynchronous_ranks_interleave_at_awaits(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Plain, max_concurrency=4)
+        waiting = group.wait_for_release.submit()
+        group.release()
+        assert waiting.result(timeout=60) == ["released", "released"]
+
+
+def test_collectives_of_several_inline_ranks_say_what_to_do() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Plain)
+        with pytest.raises(px.RemoteCallError, match="ray backend"):
+            group.join_collective()
+
+
+def test_a_collective_of_one_inline_rank_works() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Actor)
+        try:
+            assert group.sum_of_ranks() == [0.0]
+        finally:
+            group.run(lambda worker: dist.destroy_process_group())
+
+
+def test_inline_ranks_run_in_this_process() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        assert px.WorkerGroup(pool, Plain).in_pdb() == [f"pdb{os.getpid()}"]
+
+
+def test_bound_methods_look_like_the_methods(plain: Any) -> None:
+    assert str(plain.variable.__signature__) == "(name: 'str') -> 'str | None'"
+    assert plain.method(Plain.variable)("RANK") == ["0", "1", "2"]
+    assert "variable" in dir(plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mesh": px.Mesh(dp=2, tp=2)}, "Mesh"),
+        ({"mesh": "dp"}, "px.Mesh"),
+        ({"env": "A=1"}, "env"),
+        ({"start_timeout": 0}, "start_timeout=0"),
+        ({"max_concurrency": 0}, "max_concurrency=0"),
+        ({"detached": True}, "name"),
+        ({"detached": True, "name": "x"}, "detached=True"),
+        ({"visible_devices": "all"}, "visible_devices='all'"),
+    ],
+)
+def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool, pytest.raises(px.PhalanxError, match=named):
+        px.WorkerGroup(pool, Plain, **options)
+
+
+class Critic_of_two(Critic):  # noqa: N801
+    def __init__(self) -> None:
+        super().__init__(2)
