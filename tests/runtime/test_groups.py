@@ -107,7 +107,8 @@ class Plain(px.Worker):
 @pytest.fixture(scope="module")
 def colocated(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([2], use_gpu=True, backend="ray") as pool:
-        yield px.WorkerGroup(pool, px.colocate({"actor": Actor.bind(lr=1.0), "critic": px.ClassWithInitArgs(Critic, 3)}))
+        roles = {"actor": Actor.bind(lr=1.0), "critic": px.ClassWithInitArgs(Critic, 3)}
+        yield px.WorkerGroup(pool, px.colocate(roles))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_roles_are_called_as_groups_of_their_own(colocated: Any) -> None:
 
 
 def test_explain_says_what_shares_a_process_and_what_a_slot(colocated: Any) -> None:
-    other = px.WorkerGroup(colocated.pool, Critic_of_two, name="neighbour")
+    other = px.WorkerGroup(colocated.pool, CriticOfTwo, name="neighbour")
     text = str(colocated.explain())
     other.close()
     assert "colocated in one process per rank: actor, critic" in text
@@ -168,7 +169,9 @@ def test_the_groups_environment_reaches_every_rank(plain: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])
-@pytest.mark.parametrize("kind", [torch.arange, np.arange, lambda n: list(range(n))], ids=["tensor", "array", "list"])
+@pytest.mark.parametrize(
+    "kind", [torch.arange, np.arange, lambda n: list(range(n))], ids=["tensor", "array", "list"]
+)
 def test_rows_come_back_as_they_went(plain: Any, rows: int, kind: Any) -> None:
     given = kind(rows)
     copy = kind(rows)
@@ -249,10 +252,13 @@ def test_bound_methods_look_like_the_methods(plain: Any) -> None:
     ],
 )
 def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool, pytest.raises(px.PhalanxError, match=named):
+    with (
+        px.ResourcePool([3], use_gpu=False, backend="inline") as pool,
+        pytest.raises(px.PhalanxError, match=named),
+    ):
         px.WorkerGroup(pool, Plain, **options)
 
 
-class Critic_of_two(Critic):  # noqa: N801
+class CriticOfTwo(Critic):
     def __init__(self) -> None:
         super().__init__(2)

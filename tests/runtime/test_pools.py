@@ -65,7 +65,7 @@ def test_a_view_never_frees_slots(backend: str) -> None:
 def test_one_group_more_than_fits_fails_at_once(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=True, max_colocate_count=1) as pool:
         first = px.WorkerGroup(pool, Where, name="first")
-        with pytest.raises(px.PlacementError, match="max_colocate_count=1.*first"):
+        with pytest.raises(px.PlacementError, match=r"max_colocate_count=1.*first"):
             px.WorkerGroup(pool, Where)
         first.close()
         assert px.WorkerGroup(pool, Where).place() == [(0, 0, 1)]
