@@ -6,6 +6,7 @@ Megatron itself (``pip install 'phalanx[megatron]'``) is imported in the workers
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
@@ -28,7 +29,9 @@ def parallel_state() -> Any:
         DeclarationError: megatron-core cannot be imported.
     """
     try:
-        from megatron.core import parallel_state as state
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Transformer Engine and Apex are not installed")
+            from megatron.core import parallel_state as state
     except ImportError as error:
         raise DeclarationError(
             f"phalanx.parallel.megatron needs megatron-core, which cannot be imported here ({error}); install "
@@ -158,7 +161,9 @@ class MegatronWorkerGroup(WorkerGroup):
                 f"MegatronWorkerGroup(mesh={mesh!r}): the mesh {MESH!r} is read from Megatron's parallel state; "
                 "give the sizes to init_model_parallel(...) in the worker, and further meshes another name"
             )
-        super().__init__(pool, cls, **options)
+        # As Megatron asks for tensor parallel: kernels then start in the order in which they were queued.
+        env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **(options.pop("env", None) or {})}
+        super().__init__(pool, cls, env=env, **options)
 
     def _size(self, axis: str) -> int:
         try:
