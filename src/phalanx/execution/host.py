@@ -175,14 +175,14 @@ class Host:
             What the method raises, as it is: the backend's own errors are what such a caller expects.
         """
         result = self._plainly(role, method, args, kwargs)
-        return _encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
+        return self._to_end(result) if isinstance(result, Awaitable) else result
 
     async def run_plain_async(
         self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """As :meth:`run_plain`, on the running loop."""
         result = self._plainly(role, method, args, kwargs)
-        return _encoded(await result if isinstance(result, Awaitable) else result)
+        return await result if isinstance(result, Awaitable) else result
 
     def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if role not in self._instances:

@@ -23,7 +23,11 @@ HostFactory = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ReserveRequest:
-    """Slots to reserve: ``blocks[i]`` of them on one node, ``bundle`` of resources each, all or none."""
+    """Slots to reserve: ``blocks[i]`` of them on one node, ``bundle`` of resources each, all or none.
+
+    ``names`` are the backend's own, one for each block, where those made from ``name`` will not do; ``strategy``
+    other than STRICT_PACK lets it take a block's slots from several nodes.
+    """
 
     name: str
     blocks: tuple[int, ...]
@@ -31,6 +35,8 @@ class ReserveRequest:
     detached: bool = False
     timeout: float = 120.0
     on_nodes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    strategy: str = "STRICT_PACK"
 
 
 class Reservation(Protocol):

@@ -86,7 +86,12 @@ def reserve(request: ReserveRequest) -> RayReservation:
         PlacementError: at once where the cluster can never hold it, after ``request.timeout`` s where it is busy.
     """
     deadline = time.monotonic() + request.timeout
-    if not check_feasible(nodes(), request.blocks, request.bundle).fits_total and not _autoscales():
+    one_node = request.strategy == "STRICT_PACK"
+    if (
+        one_node
+        and not check_feasible(nodes(), request.blocks, request.bundle).fits_total
+        and not _autoscales()
+    ):
         raise PlacementError(_table(request, "can never be placed on this cluster"))
     reservation = RayReservation(request.name, request=request)
     try:
@@ -104,8 +109,8 @@ def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
     selector: Any = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
     return placement_group(
         [dict(request.bundle)] * size,
-        strategy="STRICT_PACK",
-        name=f"{request.name}-{index}",
+        strategy=request.strategy,
+        name=request.names[index] if request.names else f"{request.name}-{index}",
         lifetime="detached" if request.detached else None,
         bundle_label_selector=selector,
     )

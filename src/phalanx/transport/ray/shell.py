@@ -15,6 +15,7 @@ from ray.exceptions import RayTaskError
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
 from phalanx.transport.facade import bare_name
+from phalanx.transport.ray.plain import portable
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import is_message
 
@@ -92,12 +93,12 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
     async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
             return await self._host.run_async(*args)
-        return await self._host.run_plain_async(role, method, args, kwargs)
+        return portable(await self._host.run_plain_async(role, method, args, kwargs))
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
             return self._host.run(*args)
-        return self._host.run_plain(role, method, args, kwargs)
+        return portable(self._host.run_plain(role, method, args, kwargs))
 
     chosen = forward_async if asynchronous else forward
     chosen.__name__ = name

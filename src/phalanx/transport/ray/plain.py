@@ -1,0 +1,28 @@
+"""Values that go through Ray by themselves, not in a message: plain arguments and results of an actor's methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from phalanx.wire.codec import encode
+
+_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+#: Left for Ray to pickle, because it counts who holds them.
+_RAYS_OWN = dict.fromkeys((ray.ObjectRef, ActorHandle), _itself)
+
+
+def portable(value: Any) -> Any:
+    """``value`` as it should be given to Ray: tensors out of band, a view without the rest of its storage.
+
+    What comes out at the other end is the value itself, in memory of its own.
+    """
+    return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)
