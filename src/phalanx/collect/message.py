@@ -82,8 +82,8 @@ def _headline(group: str, method: str, causes: Sequence[Alike], timeout: float |
     what = f"group {group!r}, constructor" if init else f"group {group!r}, method {name}"
     if timeout is not None and first.kind == "timeout":
         what += f", not done after {timeout:g} s"
-    lines = [f"{what}: {_who(causes[0])} {_did(first)}"]
-    lines += [f"  and {_who(alike)} {_did(alike[0])}" for alike in causes[1:_MAX_KINDS]]
+    lines = [f"{what}: {_who(causes[0])} {_did_all(causes[0])}"]
+    lines += [f"  and {_who(alike)} {_did_all(alike)}" for alike in causes[1:_MAX_KINDS]]
     if len(causes) > _MAX_KINDS:
         rest = [report.rank for alike in causes[_MAX_KINDS:] for report in alike]
         lines.append(f"  and {rank_list(rest)} failed in other ways")
@@ -96,6 +96,11 @@ def _who(alike: Alike) -> str:
     hosts = sorted({report.host for report in alike if report.host})
     where = f" (host {hosts[0]})" if len(hosts) == 1 else f" ({len(hosts)} hosts)" if hosts else ""
     return rank_list(report.rank for report in alike) + where
+
+
+def _did_all(alike: Alike) -> str:
+    did = _did(alike[0])
+    return f"were {did[4:]}" if len(alike) > 1 and did.startswith("was ") else did
 
 
 def _did(report: RankReport) -> str:
@@ -152,7 +157,7 @@ def _details(causes: Sequence[Alike]) -> Iterator[str]:
 def _victims(victims: Sequence[Alike], causes: Sequence[Alike]) -> Iterator[str]:
     if not victims:
         return
-    lines = [f"  {_who(alike)} {_did(alike[0])}" for alike in victims[:_MAX_KINDS]]
+    lines = [f"  {_who(alike)} {_did_all(alike)}" for alike in victims[:_MAX_KINDS]]
     if len(victims) > _MAX_KINDS:
         rest = [report.rank for alike in victims[_MAX_KINDS:] for report in alike]
         lines.append(f"  {rank_list(rest)} failed in other ways")

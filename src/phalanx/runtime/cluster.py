@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phalanx.config import backend_name, settings
@@ -100,6 +101,21 @@ def transport(backend: str | None = None) -> Transport:
         if "inline" not in _state.transports:
             _state.transports["inline"] = InlineTransport(_state.inline_resources or _own_accelerators())
         return _state.transports["inline"]
+
+
+@contextlib.contextmanager
+def replaced_transport(name: str, other: Transport) -> Generator[None]:
+    """Let another transport stand for a backend meanwhile, for tests."""
+    with _state.lock:
+        before = _state.transports.get(name)
+        _state.transports[name] = other
+    try:
+        yield
+    finally:
+        with _state.lock:
+            _state.transports.pop(name, None)
+            if before is not None:
+                _state.transports[name] = before
 
 
 def _own_accelerators() -> dict[str, float]:

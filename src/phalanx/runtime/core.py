@@ -460,7 +460,7 @@ class GroupCore:
                         attend = False
                     early = limit
                     continue
-                late = watch.timeout(timeout)
+                late = watch.timeout(timeout, init=True)
                 early = limit = watch.started + 2 * timeout
                 if late is not None:
                     raise late[0] from None

@@ -62,5 +62,7 @@ class Reviver:
                 )
                 return
             self._restarts.append(now)
-            _log.warning("group %r is restarted after: %s", core.name, core.lifecycle.cause)
+            _log.warning(
+                "group %r is restarted after: %s", core.name, str(core.lifecycle.cause).partition("\n")[0]
+            )
             restart(self._group)

@@ -180,14 +180,14 @@ class Watch:
         reports += self.stopped(pending)
         return combine(self.group, self.method, reports, init=init), pending, bool(dead)
 
-    def timeout(self, timeout: float | None) -> tuple[CallTimeout, list[int]] | None:
+    def timeout(self, timeout: float | None, *, init: bool = False) -> tuple[CallTimeout, list[int]] | None:
         """The error for a deadline that passed, and the positions that had not ended; None if all have by now."""
         _, pending = self.transport.wait(self.refs, len(self.refs), 0)
         if not pending:
             return None
         sights = dict(zip(pending, self._sights(pending), strict=True))
         reports = with_victims([self._late(p, sights.get(p)) for p in range(len(self.refs))])
-        error = combine(self.group, self.method, reports, timeout=timeout)
+        error = combine(self.group, self.method, reports, timeout=timeout, init=init)
         if not isinstance(error, CallTimeout):
             raise error
         return error, pending

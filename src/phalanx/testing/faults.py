@@ -1,0 +1,171 @@
+"""Faults to inject into a running group, and schedules of them that a seed decides.
+
+    faults.raises(group, rank=2, error=ValueError("bad batch"), method="update")
+    faults.kill(group, rank=1)
+    with faults.full_store(0.9), faults.taken_ports(64):
+        ...
+
+They act on the worker processes themselves, so what a test sees is what a user would see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal as signals
+import socket
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phalanx.errors import DeclarationError
+from phalanx.runtime import cluster
+from phalanx.runtime.views import GroupView
+
+FaultKind = Literal["raise", "kill", "stop", "slow"]
+KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")
+
+
+class InjectedFault(RuntimeError):
+    """What an injected "raise" raises unless the test names an error of its own."""
+
+
+def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:
+    """End the process of a rank by a signal (SIGKILL, SIGTERM, SIGABRT, SIGSEGV, ...)."""
+    core = group.core
+    core.transport.signal([core.endpoints[rank]], signum)
+
+
+def stop(group: GroupView, rank: int) -> None:
+    """Freeze the process of a rank (SIGSTOP): it is there, holds everything, and does nothing. Not inline."""
+    kill(group, rank, signals.SIGSTOP)
+
+
+def resume(group: GroupView, rank: int) -> None:
+    """Let a frozen rank go on (SIGCONT)."""
+    kill(group, rank, signals.SIGCONT)
+
+
+def raises(
+    group: GroupView, rank: int, error: BaseException | None = None, *, method: str, on_call: int = 1
+) -> None:
+    """Make a method raise on one rank, at its ``on_call``-th call from now, once."""
+    raised = error if error is not None else InjectedFault(f"injected into rank {rank}")
+    group[rank].run(_patch, method, on_call, raised, 0.0)
+
+
+def slow(group: GroupView, rank: int, seconds: float, *, method: str, on_call: int = 1) -> None:
+    """Make a method take ``seconds`` longer on one rank, at its ``on_call``-th call from now, once."""
+    group[rank].run(_patch, method, on_call, None, seconds)
+
+
+def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, seconds: float) -> None:
+    """Put a wrapper in front of a method of this instance, which takes itself away when it has acted."""
+    inner = getattr(worker, method)
+    calls = 0
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == on_call:
+            worker.__dict__.pop(method, None)
+            time.sleep(seconds)
+            if error is not None:
+                raise error
+        return inner(*args, **kwargs)
+
+    worker.__dict__[method] = wrapper
+
+
+def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
+    """Kill the raylet of a rank's node, as a lost node looks to everybody else; the id of the node.
+
+    Args:
+        ray_cluster: a ``ray.cluster_utils.Cluster`` on whose worker nodes the group runs.
+        group: the group.
+        rank: whose node is to go.
+
+    Raises:
+        DeclarationError: the rank is not on a worker node of that cluster.
+    """
+    node_id = group.core.endpoints[rank].facts.slot.node_id
+    for node in list(ray_cluster.worker_nodes):
+        if node.node_id == node_id:
+            ray_cluster.remove_node(node, allow_graceful=False)
+            return node_id
+    raise DeclarationError(
+        f"drop_node: rank {rank} of {group.name} is on node {node_id}, which is no worker node of this cluster "
+        "(the head cannot be dropped); place the group on nodes made with cluster.add_node(...)"
+    )
+
+
+@contextlib.contextmanager
+def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generator[int]:
+    """Fill the object store of the first node up to ``fraction`` of its size; gives the bytes that were put."""
+    if not 0 < fraction <= 1:
+        raise DeclarationError(f"full_store({fraction!r}): expected a fraction from 0 to 1")
+    transport = cluster.transport(backend)
+    node = transport.nodes()[0]
+    size = int(node.total.get("object_store_memory", 0) * fraction)
+    chunk = min(16 * 2**20, max(size, 1))
+    held = [transport.put(bytes(chunk)) for _ in range(size // chunk)]
+    yield len(held) * chunk
+
+
+@contextlib.contextmanager
+def taken_ports(count: int = 32, *, seed: int = 0) -> Generator[tuple[int, ...]]:
+    """Listen on ``count`` ports of this host, near each other, as another program might; gives the ports."""
+    choice = random.Random(seed)
+    sockets: list[socket.socket] = []
+    try:
+        while len(sockets) < count:
+            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                one.bind(("0.0.0.0", choice.randrange(20000, 60000)))
+                one.listen(1)
+                sockets.append(one)
+            except OSError:
+                one.close()
+        yield tuple(one.getsockname()[1] for one in sockets)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a schedule: before call ``call`` (from 0), on ``rank``."""
+
+    kind: FaultKind
+    call: int
+    rank: int
+    seconds: float = 0.0
+
+    def inject(self, group: GroupView, method: str) -> None:
+        """Do it, now. ``method`` is what the next call calls."""
+        if self.kind == "kill":
+            kill(group, self.rank)
+        elif self.kind == "stop":
+            stop(group, self.rank)
+        elif self.kind == "slow":
+            slow(group, self.rank, self.seconds, method=method)
+        else:
+            raises(group, self.rank, method=method)
+
+
+def schedule(
+    seed: int, *, ranks: int, calls: int, faults: int = 1, kinds: Sequence[FaultKind] = KINDS
+) -> tuple[Fault, ...]:
+    """Faults that ``seed`` alone decides, in the order of the calls that they precede."""
+    choice = random.Random(seed)
+    chosen = [
+        Fault(
+            kind=choice.choice(tuple(kinds)),
+            call=choice.randrange(calls),
+            rank=choice.randrange(ranks),
+            seconds=round(choice.uniform(0.01, 0.3), 3),
+        )
+        for _ in range(faults)
+    ]
+    return tuple(sorted(chosen, key=lambda fault: (fault.call, fault.rank)))
