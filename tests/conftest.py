@@ -6,9 +6,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 import phalanx as px
 
+# The same examples in every run of CI: what a random search finds belongs to whoever changes the code.
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local cluster of tests needs no token file
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 

@@ -50,7 +50,10 @@ def views(draw: st.DrawFn, of: Any) -> Any:
     if kind == "sliced" and dims and of.shape[0]:
         return of[draw(st.integers(0, of.shape[0] - 1)) :]
     if kind == "reversed" and dims:
-        return of.flip(0) if isinstance(of, torch.Tensor) else of[::-1]
+        # Not flip(), which is not there for every dtype; a tensor has no negative strides anyway.
+        if isinstance(of, np.ndarray):
+            return of[::-1]
+        return torch.stack(of.unbind(0)[::-1]) if len(of) else of
     if kind == "expanded":
         if isinstance(of, torch.Tensor):
             return of.expand(2, *of.shape)

@@ -160,7 +160,7 @@ class WorkerGroup(GroupView):
         """
         restart(self)
 
-    def end_processes(self, patience: bool) -> None:
+    def _end_processes(self, patience: bool) -> None:
         """End the processes of this epoch, with all that they started; ``patience``: let workers close first."""
         core = self.core
         if patience:
@@ -171,7 +171,7 @@ class WorkerGroup(GroupView):
             core.transport.release(self._extras)
             self._extras = None
 
-    def start_epoch(self, epoch: int) -> None:
+    def _start_epoch(self, epoch: int) -> None:
         """Start the processes of an epoch, and bring them where those before them were."""
         self._pool.repair(self._options.start_timeout)
         self._start(epoch)
@@ -307,7 +307,7 @@ class WorkerGroup(GroupView):
         if patience and core.endpoints:
             with contextlib.suppress(PhalanxError, NotReady):
                 self._close_workers(patience)
-        self.end_processes(patience=False)
+        self._end_processes(patience=False)
         self._pool.unclaim(self)
         core.finish_close()
 

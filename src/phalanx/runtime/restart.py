@@ -23,8 +23,8 @@ def restart(group: WorkerGroup) -> None:
         core.begin_restart()
         epoch = core.epoch
         try:
-            group.end_processes(patience=was_ready)
-            group.start_epoch(epoch)
+            group._end_processes(patience=was_ready)
+            group._start_epoch(epoch)
         except BaseException as error:
             core.transport.kill(core.endpoints)
             core.broken(_as_cause(group, error), epoch)
