@@ -135,9 +135,10 @@ def flat(value: Any) -> list[Any]:
 
 
 def raw(tensor: torch.Tensor) -> list[int]:
-    if not tensor.numel():
-        return []  # an empty tensor keeps odd strides, which view() refuses
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    # Into new memory: contiguous() keeps the odd strides of axes of length 0 and 1, which view() refuses.
+    fresh = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    fresh.view(tensor.shape).copy_(tensor.detach())
+    return fresh.view(torch.uint8).tolist()
 
 
 def is_dense(leaf: Any) -> bool:
