@@ -1,0 +1,62 @@
+"""The tutorial as one notebook, run by a Jupyter kernel from its first cell to its last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "tutorial.ipynb"
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(cell: Any) -> str:
+    """Everything that a cell put out, as text."""
+    texts = [
+        output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs
+    ]
+    return "".join(texts)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_TUTORIAL_OUT", str(tmp_path_factory.mktemp("tutorial")))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        return client.execute()
+
+
+def test_it_is_stored_without_outputs() -> None:
+    cells = code_cells(nbformat.read(NOTEBOOK, as_version=4))
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_runs_to_its_last_cell(executed: Any) -> None:
+    counts = [cell.execution_count for cell in code_cells(executed)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ["4 4 8", "4 4 1 1", "torch.Size([64, 4, 512])", "largest difference from one process"]
+)
+def test_it_shows_the_numbers_of_the_tutorial(executed: Any, line: str) -> None:
+    assert any(line in printed(cell) for cell in code_cells(executed))
+
+
+@pytest.mark.slow
+def test_it_shows_the_contact_sheet(executed: Any) -> None:
+    data = [output.get("data", {}) for cell in code_cells(executed) for output in cell.outputs]
+    assert any("image/png" in formats for formats in data)
