@@ -17,6 +17,16 @@ from typing import Any
 import phalanx as px
 
 
+DAEMON = """
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(973)
+"""
+
+
 class NotPicklable(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -109,8 +119,7 @@ class Trouble(px.Worker):
         """A child, one in a session of its own, and a daemon that nobody is the parent of."""
         plain = subprocess.Popen(["sleep", "971"])
         session = subprocess.Popen(["sleep", "972"], start_new_session=True)
-        script = "import os,sys,time\nif os.fork(): os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\ntime.sleep(973)"
-        daemon = subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE, text=True)
+        daemon = subprocess.Popen([sys.executable, "-S", "-c", DAEMON], stdout=subprocess.PIPE, text=True)
         return [plain.pid, session.pid, int(daemon.stdout.readline())]
 
     @px.register

@@ -23,6 +23,7 @@ from phalanx.errors import (
     StaleEpoch,
     WorkerDiedError,
 )
+from phalanx.runtime.counts import Book, process
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.lifecycle import (
     BreakEvent,
@@ -35,7 +36,8 @@ from phalanx.runtime.lifecycle import (
     State,
 )
 from phalanx.runtime.replay import Replays
-from phalanx.runtime.sender import messages
+from phalanx.runtime.room import Room
+from phalanx.runtime.sender import Outlet, messages
 from phalanx.runtime.sentinel import sentinel
 from phalanx.runtime.supervisor import FetchFailed, NotReady, Watch, settled_value
 from phalanx.topology.mesh import Mesh
@@ -45,20 +47,10 @@ from phalanx.wire.codec import Policy
 from phalanx.wire.messages import BARE, MESHES, Message, RankCall
 
 Methods = Mapping[str, Mapping[str, MethodSpec]]
-_SLOW_START_S = 5.0
 _SEVERED_WITHIN_S = 0.5
 _CANCELLED_WITHIN_S = 10.0
 _FIRST_NUMBER = 1 << 16
 _BARE = Message(BARE)
-
-
-@dataclass
-class Statistics:
-    """Counts of one group since it was started."""
-
-    calls: int = 0
-    failed: int = 0
-    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,8 +78,10 @@ class GroupCore:
         self.endpoints = endpoints
         self.owner = owner
         self.lifecycle = Lifecycle(record.name)
-        self.statistics = Statistics()
         self._settings = settings()
+        self.book = Book(process)
+        room = Room(transport, _wait_for_a_call)
+        self.outlet = Outlet(transport, self._settings.inline_bytes, self.book, room)
         self._life = threading.RLock()
         self._order = threading.Lock()  # calls reach all ranks in one order, whichever threads make them
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
@@ -155,14 +149,11 @@ class GroupCore:
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
         composed: Iterable[Message] = (
-            [_BARE] * len(plan.ranks)
-            if bare
-            else messages(self.transport, plan, header, self._settings.inline_bytes)
+            [_BARE] * len(plan.ranks) if bare else messages(self.outlet, plan, header)
         )
         kept = composed = list(composed) if spec.replay else composed
         with self._order:
             tickets = self._submit(plan, header, composed)
-        self.statistics.calls += 1
         future: CallFuture[Any] = CallFuture(self, plan, tickets, spec.name, role, limit, target, number)
         if stall is not None:
             future.stall_report_after, future.stall_at = stall, future.started + stall
@@ -177,10 +168,13 @@ class GroupCore:
 
     def _submit(self, plan: CallPlan, header: RankCall, composed: Iterable[Message]) -> list[Ticket]:
         submit, endpoints = self.transport.submit, self.endpoints
-        return [
-            submit(endpoints[rank], header.role, header.method, data, refs, header.describe)
-            for rank, (data, refs) in zip(plan.ranks, composed, strict=True)
-        ]
+        tickets: list[Ticket] = []
+        sent = 0
+        for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
+            tickets.append(submit(endpoints[rank], header.role, header.method, data, refs, header.describe))
+            sent += len(data)
+        self.book.called(sent)
+        return tickets
 
     def _make_room(self) -> None:
         """Wait for the oldest call where too many are under way; calls that nobody holds any more do not count."""
@@ -229,6 +223,7 @@ class GroupCore:
             call=future.number,
             owner=self.owner,
             started=future.started,
+            meter=self.book.arrived,
         )
 
     def settle(self, future: CallFuture[Any], limit: float | None) -> Any:
@@ -288,7 +283,7 @@ class GroupCore:
         self._check_epoch(future)
         if self.closed:
             return GroupClosed(f"group {self.name!r} was closed before {watch.method} ended", group=self.name)
-        self.statistics.failed += 1
+        self.book.failed()
         self._stop(pending, watch)
         if isinstance(error, GroupClosed):
             self.begin_close()
@@ -438,36 +433,24 @@ class GroupCore:
             call=SETUP_CALL,
         )
 
-    def settle_setup(self, watch: Watch, timeout: float, attend: bool = True) -> None:
+    def settle_setup(self, watch: Watch, timeout: float) -> None:
         """Wait until every constructor has returned.
-
-        ``attend`` puts the ranks under the care of their nodes: once they are there, so that the start is not
-        slower for it, or while they take their time.
 
         Raises:
             WorkerInitError, WorkerDiedError, CallTimeout: one did not; the processes are for the caller to end.
         """
-        limit = watch.started + timeout
-        early = min(limit, watch.started + _SLOW_START_S)
+        limit: float | None = watch.started + timeout
         while True:
             try:
-                watch.values(early, Policy.PRIVATE)
-                break
+                watch.values(limit, Policy.PRIVATE)
+                return
             except NotReady:
-                if early < limit:
-                    if attend:
-                        self.transport.attend(self.endpoints)
-                        attend = False
-                    early = limit
-                    continue
                 late = watch.timeout(timeout, init=True)
-                early = limit = watch.started + 2 * timeout
+                limit = None  # all have returned by now, or there is an error
                 if late is not None:
                     raise late[0] from None
             except FetchFailed:
                 raise watch.error(init=True)[0] from None
-        if attend:
-            self.transport.attend(self.endpoints)
 
     def replay(self, timeout: float) -> None:
         """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
@@ -587,3 +570,18 @@ class GroupCore:
         from phalanx.runtime.portable import pack
 
         return pack(self)
+
+
+#: All groups of this process, so that a call that finds the store full can wait for what fills it.
+_cores: weakref.WeakSet[GroupCore] = weakref.WeakSet()
+
+
+def _wait_for_a_call(seconds: float) -> bool:
+    """Wait for a rank to end a call, of any group of this process; False if there is none under way."""
+    for core in list(_cores):
+        refs = [ticket.value for future in core.under_way() for ticket in future.tickets]
+        pending = core.transport.wait(refs, len(refs), 0)[1] if refs else []
+        if pending:
+            core.transport.wait([refs[position] for position in pending], 1, seconds)
+            return True
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
 
@@ -177,12 +178,13 @@ class WorkerGroup(GroupView):
         self._start(epoch)
 
     def _start(self, epoch: int) -> None:
-        launched = launch(self._pool, self._roles, self.core.name, epoch, self._options)
+        launched = launch(self._pool, self._roles, self.core.name, epoch, self._options, self.core.outlet)
         self._extras = launched.extras
         self.core.endpoints[:] = launched.endpoints
-        detached = self._options.detached
+        if not self._options.detached:  # those are to outlive this process
+            self.core.transport.attend(launched.endpoints)
         timeout = self._options.start_timeout
-        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout, attend=not detached)
+        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout)
         self.core.replay(timeout)
         self.core.started()
         if not self.core.transport.immediate:
@@ -285,9 +287,12 @@ class WorkerGroup(GroupView):
         return tuple(notes)
 
     def statistics(self) -> dict[str, int]:
-        """Counts since the start: calls, failed calls, payload bytes fetched by this process."""
-        counts = self.core.statistics
-        return {"calls": counts.calls, "failed": counts.failed, "fetched_bytes": counts.fetched_bytes}
+        """Counts of this process's calls since the group was made.
+
+        ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to all ranks, ``stored_bytes`` in the object store,
+        ``fetched_bytes`` of results that this process read. ``px.statistics()`` has the same for all groups.
+        """
+        return asdict(self.core.book.counts)
 
     def close(self) -> None:
         """End the group: each worker's own ``close()``, then the processes. Idempotent.
