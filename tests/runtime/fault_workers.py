@@ -16,7 +16,6 @@ from typing import Any
 
 import phalanx as px
 
-
 DAEMON = """
 import os, time
 if os.fork():

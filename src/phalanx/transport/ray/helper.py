@@ -81,6 +81,18 @@ class NodeAgent:
         self._watched: dict[int, tuple[int, int, str]] = {}
         self._oom_kills = oom_kills()
 
+    def prepare(self) -> None:
+        """Start the reaper before it is needed."""
+        with self._lock:
+            if self._reaper is None:
+                self._reaper = _start_reaper()
+
+    def dismiss(self) -> None:
+        """Let the reaper go, unless it has something to watch."""
+        with self._lock:
+            if not self._watched:
+                self._dismiss()
+
     def watch(self, targets: Sequence[Target]) -> None:
         """See to it that these ranks end with whoever made this agent, at the latest."""
         targets = [target for target in targets if target.same() is not None]
@@ -242,7 +254,7 @@ class NodeAgent:
         return None
 
     def _dismiss(self) -> None:
-        """Let the reaper go, when it has nothing to watch."""
+        """Let the reaper go: it ends what it still watches, and exits. Under the lock."""
         child, self._reaper = self._reaper, None
         if child is not None:
             for stream in (child.stdin, child.stdout):
@@ -368,15 +380,17 @@ class Agents:
         self._here: str | None = None
         self._lock = threading.Lock()
         self._ranks: dict[str, set[int]] = {}
-        self._starting: list[threading.Thread] = []
+
+    def prepare(self) -> None:
+        """Start the reaper of this node while something else, the start of ranks, takes its time."""
+        threading.Thread(target=self._local.prepare, daemon=True).start()
+
+    def dismiss(self) -> None:
+        """Take :meth:`prepare` back, where no ranks came of it."""
+        self._local.dismiss()
 
     def watch(self, endpoints: Sequence[Endpoint]) -> None:
-        """Put ranks under the care of their nodes' agents; does not wait for that."""
-        thread = threading.Thread(target=self._watch, args=(list(endpoints),), daemon=True)
-        self._starting.append(thread)
-        thread.start()
-
-    def _watch(self, endpoints: Sequence[Endpoint]) -> None:
+        """Put ranks under the care of their nodes' agents; does not wait for agents on other nodes to start."""
         for node, members in self._by_node(endpoints).items():
             targets = [target_of(endpoints[i]) for i in members]
             self._ranks.setdefault(node, set()).update(target.pid for target in targets)
@@ -392,8 +406,6 @@ class Agents:
 
         With ``each``, the verb takes one target and is asked once per rank.
         """
-        while self._starting:
-            self._starting.pop().join(timeout)
         answers: list[Any] = [None] * len(endpoints)
         waiting: list[tuple[Any, list[int]]] = []
         local: list[tuple[Callable[[], Any], list[int]]] = []

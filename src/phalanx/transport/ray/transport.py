@@ -71,11 +71,14 @@ class RayTransport:
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         handles = self._create(request)
+        if not request.detached:
+            self._agents.prepare()
         try:
             reports = ray.get([handle._px_report.remote() for handle in handles], timeout=request.timeout)
         except BaseException as error:
             for handle in handles:
                 ray.kill(handle)
+            self._agents.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
                 raise PlacementError(
                     f"{request.class_name}: {len(handles)} worker processes did not all start within "

@@ -1,0 +1,190 @@
+"""What moves where: counted bytes, resharding by reference, and the call without a message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+
+MB = 1 << 20
+ROW = 4096  # bytes of a row of 1024 float32
+
+
+def _received() -> int:
+    from phalanx.wire.arrival import received
+
+    return received.nbytes
+
+
+class Mover(px.Worker):
+    """Makes rows, passes them on, and says how many bytes its process has decoded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def make(self, wanted: torch.Tensor) -> torch.Tensor:
+        return wanted.to(torch.float32)[:, None].repeat(1, 1024)
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def pass_on(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows + 1
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def first_column(self, rows: torch.Tensor) -> list[float]:
+        return rows[:, 0].tolist()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def received(self) -> int:
+        return _received()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def fail(self) -> None:
+        raise KeyError("nothing given")
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def total(self, x: torch.Tensor) -> float:
+        return float(x.sum())
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def blob(self, nbytes: int) -> bytes:
+        return bytes(nbytes)
+
+
+class Plain:
+    """A class that has nothing to do with torch; notes what was there when it was made."""
+
+    def __init__(self) -> None:
+        self.torch_at_start = "torch" in sys.modules
+        self.threads = os.environ.get("OMP_NUM_THREADS")
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def facts(self) -> tuple[bool, bool, str | None]:
+        return self.torch_at_start, "torch" in sys.modules, self.threads
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool, Mover) as made:
+        yield made
+
+
+def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
+    return group.statistics()[name] - before[name]
+
+
+def test_a_call_without_arguments_sends_no_bytes(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.count()
+    assert grown(group, before, "sent_bytes") == 0
+
+
+def test_a_call_without_arguments_reaches_every_rank_once(group: px.WorkerGroup) -> None:
+    first = group.count()
+    assert group.count() == [calls + 1 for calls in first]
+
+
+def test_the_error_of_a_call_without_arguments_is_the_workers_own(group: px.WorkerGroup) -> None:
+    with pytest.raises(KeyError) as caught:
+        group.fail()
+    assert sorted(report.rank for report in caught.value.failures) == [0, 1, 2, 3]  # type: ignore[attr-defined]
+
+
+def test_a_broadcast_is_stored_once_for_all_ranks(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.total(torch.ones(MB))
+    assert 4 * MB <= grown(group, before, "stored_bytes") < 4.1 * MB
+
+
+def test_small_arguments_are_sent_and_not_stored(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.total(torch.ones(8))
+    assert grown(group, before, "stored_bytes") == 0
+    assert grown(group, before, "sent_bytes") > 0
+
+
+def test_a_result_counts_as_fetched(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.pass_on(torch.zeros(256, 1024))
+    assert MB <= grown(group, before, "fetched_bytes") < 1.1 * MB
+
+
+def test_a_result_of_plain_bytes_counts_as_fetched(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.blob(1000)
+    assert grown(group, before, "fetched_bytes") == 4000
+
+
+def test_the_process_counts_what_its_groups_do(group: px.WorkerGroup) -> None:
+    before = px.statistics()
+    group.total(torch.ones(8))
+    assert px.statistics()["calls"] == before["calls"] + 1
+
+
+def test_a_stored_value_counts_for_the_process(backend: str) -> None:
+    before = px.statistics()
+    px.put(torch.ones(MB), backend=backend)
+    assert px.statistics()["stored_bytes"] - before["stored_bytes"] >= 4 * MB
+
+
+def test_no_payload_of_a_chain_comes_through_the_driver(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Mover) as a, px.WorkerGroup(pool, Mover) as b, px.WorkerGroup(pool, Mover) as c:
+        made = a.make.submit(torch.arange(1024))
+        columns = c.first_column(b.pass_on.submit(made))
+        fetched = [one.statistics()["fetched_bytes"] for one in (a, b, c)]
+    assert [value for column in columns for value in column] == [float(i + 1) for i in range(1024)]
+    assert fetched[:2] == [0, 0]
+    assert fetched[2] < 32 * 1024  # c's own answer: 1024 numbers as lists, not 4 MB of rows
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])
+def test_resharding_fetches_no_more_than_the_share_and_one_source_shard(
+    backend: str, sources: int, targets: int
+) -> None:
+    rows = 257
+    with (
+        px.ResourcePool([sources], use_gpu=False) as first,
+        px.ResourcePool([targets], use_gpu=False) as second,
+        px.WorkerGroup(first, Mover) as a,
+        px.WorkerGroup(second, Mover) as b,
+    ):
+        made = a.make.submit(torch.arange(rows))
+        made.result()
+        before = b.received()
+        columns = b.first_column(made)
+        fetched = [now - then for now, then in zip(b.received(), before, strict=True)]
+    if backend == "inline":  # the ranks share one process and its meter
+        fetched = [fetched[0] // targets]
+    share, shard = -(-rows // targets) * ROW, -(-rows // sources) * ROW
+    assert [value for column in columns for value in column] == [float(i) for i in range(rows)]
+    assert max(fetched) <= share + shard + 8192  # heads, and what is known of each part
+
+
+@pytest.fixture(scope="module")
+def plain_facts(ray_cluster: Any) -> list[tuple[bool, bool, str | None]]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made, px.WorkerGroup(made, Plain) as plain:
+        return plain.facts()
+
+
+def test_ranks_of_a_class_without_torch_never_import_it(
+    plain_facts: list[tuple[bool, bool, str | None]],
+) -> None:
+    assert [facts[:2] for facts in plain_facts] == [(False, False)] * 2
+
+
+def test_the_number_of_threads_is_set_before_the_class_is_made(
+    plain_facts: list[tuple[bool, bool, str | None]],
+) -> None:
+    assert all(threads is not None and int(threads) >= 1 for _, _, threads in plain_facts)

@@ -1,0 +1,84 @@
+"""However a driver ends, nothing of its groups is left 5 s later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from .fault_workers import is_there, within
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+SCRIPT = Path(__file__).with_name("driver_script.py")
+
+
+class Driver:
+    """A driver in a process of its own, attached to the cluster of the tests."""
+
+    def __init__(self, ending: str) -> None:
+        address = ray.get_runtime_context().gcs_address
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), address, ending],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RAY_DEDUP_LOGS": "1"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read() if self.process.stderr else ""
+        self.started: dict[str, Any] = json.loads(line)
+
+    @property
+    def pids(self) -> list[int]:
+        return [*self.started["ranks"], *self.started["children"]]
+
+    def left(self) -> list[object]:
+        """Processes and placement groups that are still there."""
+        groups = [
+            group["name"]
+            for group in placement_group_table().values()
+            if f"driver-{self.process.pid}-" in group["name"] and group["state"] != "REMOVED"
+        ]
+        return [pid for pid in self.pids if is_there(pid)] + groups
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(signum: signal.Signals) -> None:
+    driver = Driver("call")
+    assert all(map(is_there, driver.pids))
+
+    driver.process.send_signal(signum)
+
+    assert within(5.0, lambda: not driver.left()), driver.left()
+    driver.process.wait(10.0)
+
+
+@pytest.mark.parametrize(("ending", "code"), [("exception", 1), ("exit", 3), ("return", 0)])
+def test_nothing_is_left_after_the_driver_leaves_the_with_block(ending: str, code: int) -> None:
+    driver = Driver(ending)
+
+    assert driver.process.wait(15.0) == code
+
+    assert within(5.0, lambda: not driver.left()), driver.left()
+
+
+def test_two_runs_of_one_script_at_once_do_not_meet_and_one_may_be_killed() -> None:
+    first, second = Driver("call"), Driver("call")
+
+    first.process.kill()
+
+    assert within(5.0, lambda: not first.left()), first.left()
+    assert all(map(is_there, second.pids))
+    third = Driver("return")
+    assert third.process.wait(15.0) == 0
+    second.process.kill()
+    assert within(5.0, lambda: not second.left())
