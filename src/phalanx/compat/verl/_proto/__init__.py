@@ -1,0 +1,1 @@
+"""What `protocol` and `utils.tensordict_utils` are made of; import those."""

@@ -1,0 +1,111 @@
+"""Steps of `DataProto` that need none of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from phalanx.compat.verl._proto.errors import Refused, require
+from phalanx.dispatch.split import even_sizes
+
+
+def tensor_dict(held: Mapping[str, Any], num_batch_dims: int) -> TensorDict:
+    """A TensorDict of tensors (or arrays) that have the same first ``num_batch_dims`` dims."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for key, value in held.items():
+        shape = getattr(value, "shape", None)
+        if shape is None:
+            raise Refused(f"tensors[{key!r}] is a {type(value).__name__}: expected a torch tensor")
+        sizes[key] = (value.size(0),) if getattr(value, "is_nested", False) else tuple(shape[:num_batch_dims])
+    same = len(set(sizes.values())) == 1 and all(len(size) == num_batch_dims for size in sizes.values())
+    require(same, f"tensors of one batch must agree in their first {num_batch_dims} dims, but have {sizes}")
+    return TensorDict(dict(held), batch_size=next(iter(sizes.values())))
+
+
+def by_kind(data: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the arrays in ``data``; a ValueError where there is anything else."""
+    for key, value in data.items():
+        if not isinstance(value, torch.Tensor | np.ndarray):
+            raise ValueError(
+                f"data[{key!r}] is a {type(value).__name__}: expected a torch tensor or a numpy array"
+            )
+    held = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
+    return held, {key: value for key, value in data.items() if key not in held}
+
+
+def require_batch(batch: TensorDict | None, keys: Sequence[str]) -> TensorDict:
+    """``batch``, or a KeyError where there is none."""
+    if batch is None:
+        raise KeyError(f"this DataProto holds no tensors, so there is no {list(keys)}")
+    return batch
+
+
+def chosen(held: Mapping[str, Any], keys: Sequence[str] | None) -> dict[str, Any]:
+    """The entries under ``keys``, as far as there are any; all of them for None."""
+    return {key: value for key, value in held.items() if keys is None or key in keys}
+
+
+def as_keys(keys: Any) -> list[str]:
+    """One key or a list of keys, as a list."""
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, list):
+        raise TypeError(f"keys must be a string or a list of strings, but got a {type(keys).__name__}")
+    return keys
+
+
+def spans(rows: int, chunks: int, uneven: bool) -> list[tuple[int, int]]:
+    """Start and stop of each of ``chunks`` pieces; see `DataProto.chunk`."""
+    require(chunks > 0, f"a batch cannot be cut into {chunks} pieces: expected at least 1")
+    require(
+        uneven or rows % chunks == 0,
+        f"only equal pieces are allowed, but {rows} rows do not divide into {chunks}: pad them with "
+        "pad_dataproto_to_divisor, or make the DataProto with auto_padding=True",
+    )
+    most = -(-rows // chunks)
+    last = rows - most * (chunks - 1)
+    sizes = [most] * (chunks - 1) + [last] if last > 0 else even_sizes(rows, chunks)
+    return [(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes, strict=True)]
+
+
+def unfolded(key: str, column: Any, n_split: int) -> Any:
+    """Dim 1 of a tensor or array dealt out over ``n_split`` rows for each row."""
+    wide = column.shape[1] if len(column.shape) > 1 else None
+    require(
+        wide is not None and wide % n_split == 0,
+        f"column {key!r} of shape {tuple(column.shape)} cannot be dealt out over {n_split} rows: expected a dim 1 "
+        f"that divides by {n_split}",
+    )
+    return column.reshape(column.shape[0] * n_split, -1, *column.shape[2:])
+
+
+def folded(column: Any, rows: int) -> Any:
+    """``rows`` rows of equally many consecutive ones: shape (rows, k, ...)."""
+    return column.reshape(rows, column.shape[0] // rows, *column.shape[1:])
+
+
+def flattened(key: str, column: Any, dims: int) -> Any:
+    """The first ``dims`` dims of a tensor or array as one."""
+    require(
+        len(column.shape) >= dims,
+        f"column {key!r} of shape {tuple(column.shape)} does not have the {dims} batch dims to unfold",
+    )
+    rows = 1
+    for size in column.shape[:dims]:
+        rows *= size
+    return column.reshape(rows, *column.shape[dims:])
+
+
+def stacked(batches: Sequence[TensorDict | None]) -> TensorDict | None:
+    """One row of each as a TensorDict of rows; None where no row has tensors."""
+    held = [batch for batch in batches if batch is not None]
+    require(
+        len(held) in (0, len(batches)),
+        f"{len(batches) - len(held)} of {len(batches)} rows have no tensors: expected tensors in all or none",
+    )
+    return torch.stack(held).contiguous() if held else None
