@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from phalanx.config import settings
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import PlacementError
 from phalanx.execution.factory import make_host
 from phalanx.runtime.options import GroupOptions
 from phalanx.runtime.pool import ResourcePool
-from phalanx.runtime.sender import encode_body
+from phalanx.runtime.sender import Outlet, encode_body
 from phalanx.topology.accelerators import Accelerator, in_use
 from phalanx.topology.environment import rank_environment, threads_per_rank
 from phalanx.topology.slots import SlotView
@@ -25,7 +24,6 @@ from phalanx.transport.base import (
     ReserveRequest,
     SpawnRequest,
     Ticket,
-    Transport,
 )
 from phalanx.transport.facade import facade_name
 from phalanx.wire.messages import STORE_VARIABLE, RankSetup
@@ -63,13 +61,15 @@ def launch(
     name: str,
     epoch: int,
     options: GroupOptions,
+    outlet: Outlet,
     *,
     processes: Processes | None = None,
     amend: Callable[[RankSetup], RankSetup] | None = None,
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
 
-    ``amend`` has the last word on what each rank is told.
+    ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
+    is told.
 
     Raises:
         PlacementError: the processes, or the extra resources of the group, cannot be had.
@@ -87,7 +87,7 @@ def launch(
             ordered = _in_rank_order(pool, endpoints)
             setups = _setups(pool, ordered, name, epoch, options)
             setups = [amend(setup) for setup in setups] if amend else setups
-            tickets = _send(transport, ordered, roles, setups)
+            tickets = _send(outlet, ordered, roles, setups)
         except BaseException:
             transport.kill(endpoints)
             raise
@@ -232,13 +232,13 @@ def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[
 
 
 def _send(
-    transport: Transport, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankSetup]
+    outlet: Outlet, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankSetup]
 ) -> list[Ticket]:
     """Classes and arguments are encoded, and stored if large, once for all ranks."""
     made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in roles.items()}
-    body, refs = encode_body(transport, made, settings().inline_bytes)
+    body, refs = encode_body(outlet, made, admit=outlet.room.admit)
     return [
-        transport.setup(endpoint, setup.pack(body), refs)
+        outlet.transport.setup(endpoint, setup.pack(body), refs)
         for endpoint, setup in zip(endpoints, setups, strict=True)
     ]
 

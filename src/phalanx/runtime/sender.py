@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
+from phalanx.runtime.counts import Book
 from phalanx.runtime.future import CallFuture
+from phalanx.runtime.room import Room
 from phalanx.runtime.values import Readonly, StoredValue
 from phalanx.transport.base import Ref, Transport
-from phalanx.wire.codec import Encoded, Policy, encode, large_leaves
+from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import Message, Piece, RankCall, Reference, Stored, Whole
 
 Hoist = Mapping[type, Callable[[Any], Any]]
 
 
+@dataclass(frozen=True)
+class Outlet:
+    """Where encoded values go: up to ``inline_bytes`` into the message, larger ones into the store."""
+
+    transport: Transport
+    inline_bytes: int
+    book: Book
+    room: Room
+
+    def put(self, encoded: Encoded) -> Ref:
+        """Store a value."""
+        nbytes = encoded.nbytes
+        ref = self.transport.put(encoded)
+        self.book.stored(nbytes)
+        self.room.took(nbytes)
+        return ref
+
+
 class References:
     """The references of one message, and the tokens that name them inside the encoded arguments."""
 
-    def __init__(self, transport: Transport, begin: tuple[Ref, ...] = ()) -> None:
-        self._transport = transport
+    def __init__(self, outlet: Outlet, begin: tuple[Ref, ...] = ()) -> None:
+        self._outlet = outlet
+        self._transport = outlet.transport
         self.refs: list[Ref] = list(begin)
 
     def hoist(self) -> Hoist:
@@ -38,7 +60,7 @@ class References:
         return len(self.refs) - 1
 
     def _put(self, value: Any, policy: Policy | None = None) -> Stored:
-        return Stored(self._add(self._transport.put(encode(value, policy=policy))))
+        return Stored(self._add(self._outlet.put(encode(value, policy=policy))))
 
     def _reference(self, ref: Ref) -> Reference:
         return Reference(self._add(ref))
@@ -79,57 +101,83 @@ def _rows_of(value: Any, piece: FuturePiece) -> Any:
     return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
 
 
-def messages(transport: Transport, plan: CallPlan, header: RankCall, inline_bytes: int) -> Iterator[Message]:
+def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
     """One message per called rank, in the plan's order, each made when it is asked for.
 
-    So the first rank copies its piece while the next one is stored.
+    So the first rank copies its piece while the next one is stored. Before anything is stored or sent, there is
+    room for all of it.
+
+    Raises:
+        DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
     """
     if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
         args, kwargs = plan.arguments_of(0) if plan.ranks else ((), {})
-        body, refs = encode_body(transport, (args, kwargs), inline_bytes)
+        body, refs = encode_body(outlet, (args, kwargs), admit=outlet.room.admit)
         keeping = header._replace(body=body).pack()
         dropping = header._replace(body=body, keep=False).pack()
         for position in range(len(plan.ranks)):
             yield Message(keeping if plan.keeps(position) else dropping, refs)
         return
-    yield from _messages_each(transport, plan, header, inline_bytes)
+    yield from _messages_each(outlet, plan, header)
 
 
-def _messages_each(
-    transport: Transport, plan: CallPlan, header: RankCall, inline_bytes: int
-) -> Iterator[Message]:
-    shared, begin = _store_shared(transport, plan, inline_bytes)
+def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
+    # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
+    keys = [tuple(id(column.values[at]) for column in columns) for at in range(len(plan.ranks))]
+    leaves = _shared_leaves(plan, outlet.inline_bytes)
+    _admit(outlet, columns, keys, leaves)
+    shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
+    begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
     bodies: dict[tuple[int, ...], tuple[bytes | None, tuple[Ref, ...]]] = {}
-    for position in range(len(plan.ranks)):
-        # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
-        key = tuple(id(column.values[position]) for column in columns)
+    for position, key in enumerate(keys):
         if key not in bodies:
-            bodies[key] = encode_body(transport, plan.arguments_of(position), inline_bytes, shared, begin)
+            bodies[key] = encode_body(outlet, plan.arguments_of(position), shared, begin)
         body, refs = bodies[key]
         yield Message(header._replace(body=body, keep=plan.keeps(position)).pack(), refs)
 
 
-def _store_shared(
-    transport: Transport, plan: CallPlan, inline_bytes: int
-) -> tuple[dict[int, Stored], tuple[Ref, ...]]:
-    """Store large leaves that several ranks get, once; by id of the leaf the token that stands for it."""
+def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
+    """The large leaves that several ranks get, each once."""
     same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
-    leaves = {id(leaf): leaf for value in (*same, *plan.shared) for leaf in large_leaves(value, inline_bytes)}
-    refs = tuple(transport.put(encode(leaf)) for leaf in leaves.values())
-    return {key: Stored(index) for index, key in enumerate(leaves)}, refs
+    found = {id(leaf): leaf for value in (*same, *plan.shared) for leaf in large_leaves(value, inline_bytes)}
+    return list(found.values())
+
+
+def _admit(outlet: Outlet, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
+    """See to it that there is room for the pieces and the shared leaves; no look at each piece of a small call."""
+
+    known = {id(leaf) for leaf in leaves}
+
+    def piece(position: int) -> int:
+        return sum(nbytes_of(column.values[position], _BY_REFERENCE, known) for column in columns)
+
+    whole = sum(map(nbytes_of, leaves))
+    first = {key: position for position, key in reversed(list(enumerate(keys)))}
+    if whole + piece(0) * len(first) < outlet.room.unchecked:
+        return
+    sizes = [size for size in map(piece, first.values()) if size > outlet.inline_bytes]
+    outlet.room.admit(whole + sum(sizes), max([*sizes, *map(nbytes_of, leaves)], default=0))
+
+
+_BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
 def encode_body(
-    transport: Transport,
+    outlet: Outlet,
     value: Any,
-    inline_bytes: int,
     shared: Mapping[int, Stored] | None = None,
     begin: tuple[Ref, ...] = (),
+    admit: Callable[[int, int], None] | None = None,
 ) -> tuple[bytes | None, tuple[Ref, ...]]:
-    """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last."""
-    references = References(transport, begin)
+    """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
+
+    ``admit(nbytes, nbytes)`` is asked before a large one is stored.
+    """
+    references = References(outlet, begin)
     encoded: Encoded = encode(value, hoist=references.hoist(), shared=shared)
-    if encoded.nbytes <= inline_bytes:
+    if encoded.nbytes <= outlet.inline_bytes:
         return encoded.to_bytes(), tuple(references.refs)
-    return None, (*references.refs, transport.put(encoded))
+    if admit is not None:
+        admit(encoded.nbytes, encoded.nbytes)
+    return None, (*references.refs, outlet.put(encoded))

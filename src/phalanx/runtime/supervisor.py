@@ -11,6 +11,7 @@ from phalanx.collect.join import gather
 from phalanx.collect.message import render
 from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, PhalanxError, RankReport
 from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Transport
+from phalanx.wire.arrival import Meter
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 
@@ -39,6 +40,7 @@ class Watch:
         call: int = 0,
         owner: bool = True,
         started: float | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.transport = transport
         self.group = group
@@ -50,12 +52,18 @@ class Watch:
         self.grace_s = grace_s
         self.call = call
         self.owner = owner
+        self.meter = meter
         self.started = transport.now() if started is None else started
 
     def values(self, limit: float | None, policy: Policy) -> list[Any]:
         """The outputs of all ranks. Raises FetchFailed or NotReady as the transport does."""
-        with decoding(policy):
-            return self.transport.fetch(self.refs, self._until(limit))
+        with decoding(policy, meter=self.meter):
+            outputs = self.transport.fetch(self.refs, self._until(limit))
+        if self.meter is not None:
+            for output in outputs:
+                if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
+                    self.meter.add(len(output))
+        return outputs
 
     def _until(self, limit: float | None) -> float | None:
         return None if limit is None else max(0.0, limit - self.transport.now())
@@ -222,7 +230,9 @@ class Watch:
             if not done:
                 raise NotReady
             for position in (pending[index] for index in done):
-                yield self.ranks[position], self.transport.fetch([self.refs[position]])[0]
+                with decoding(meter=self.meter):
+                    output = self.transport.fetch([self.refs[position]])[0]
+                yield self.ranks[position], output
             pending = [pending[index] for index in rest]
 
 

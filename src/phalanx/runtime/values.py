@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from phalanx.errors import DeclarationError
 from phalanx.runtime import cluster
+from phalanx.runtime.counts import process
+from phalanx.runtime.room import Room
 from phalanx.transport.base import Ref, Transport
 
 T = TypeVar("T")
@@ -38,7 +41,16 @@ class StoredValue(Generic[T]):
 
     def get(self) -> T:
         """The value, in private memory of the caller."""
-        return self._transport.fetch([self._ref])[0]
+        from phalanx.wire.codec import decoding
+
+        with decoding(meter=process.arrived):
+            return self._transport.fetch([self._ref])[0]
+
+    def __reduce__(self) -> Any:
+        raise DeclarationError(
+            "a px.put value belongs to its driver; pass it as an argument of a group's method, which gets the value "
+            "itself in its place"
+        )
 
     def __repr__(self) -> str:
         return f"<px.put value of {self.nbytes} bytes>"
@@ -53,12 +65,14 @@ def put(value: Any, *, readonly: bool = False, backend: str | None = None) -> St
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
-        DispatchError: the value cannot be pickled.
+        DispatchError: the value cannot be pickled, or the object store has no room for it.
     """
     from phalanx.wire.codec import Policy, encode
 
     transport = cluster.transport(backend)
     encoded = encode(value, policy=Policy.READONLY if readonly else None)
+    Room(transport).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
+    process.stored(encoded.nbytes)
     return StoredValue(transport, transport.put(encoded), encoded.nbytes)
 
 

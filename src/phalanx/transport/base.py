@@ -142,6 +142,14 @@ class Outcome:
         return self.failure is None and self.lost is None
 
 
+@dataclass(frozen=True)
+class StoreSpace:
+    """The object store of this node in bytes, as of some tenths of a second ago."""
+
+    capacity: int
+    free: int
+
+
 class FetchFailed(Exception):
     """Raised by ``fetch`` as soon as one of its values cannot be had; ``outcome`` tells which and why."""
 
@@ -199,6 +207,10 @@ class Transport(Protocol):
 
     def put(self, value: Any) -> Ref:
         """Store a value once, to be named in any number of messages."""
+        ...
+
+    def store(self) -> StoreSpace | None:
+        """How full the store is in which ``put`` stores; None where it is not bounded."""
         ...
 
     def is_ref(self, value: Any) -> bool:

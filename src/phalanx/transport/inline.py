@@ -209,6 +209,9 @@ class InlineTransport:
     def put(self, value: Any) -> Ref:
         return InlineRef(value)
 
+    def store(self) -> None:
+        """Values lie in this process's own memory."""
+
     def is_ref(self, value: Any) -> bool:
         return isinstance(value, InlineRef)
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Arrival", "Policy", "current_arrival", "decoding"]
+__all__ = ["Arrival", "Meter", "Policy", "current_arrival", "decoding", "received"]
 
 
 class Policy(enum.Enum):
@@ -26,6 +26,24 @@ class Policy(enum.Enum):
     """As READONLY, without any promise: for code that copies at once, such as a gather."""
 
 
+class Meter:
+    """Adds up the bytes that are decoded, of heads and buffers; ``tell`` hears of each value."""
+
+    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
+        self.nbytes = 0
+        self._tell = tell
+
+    def add(self, nbytes: int) -> None:
+        """Count one value."""
+        self.nbytes += nbytes
+        if self._tell is not None:
+            self._tell(nbytes)
+
+
+received = Meter()
+"""All that this process has decoded."""
+
+
 @dataclass(frozen=True)
 class Arrival:
     """The settings of a `decoding` block."""
@@ -34,6 +52,7 @@ class Arrival:
     restore: Callable[[Any], Any] | None = None
     device: Any = None
     every_tensor: bool = False
+    meter: Meter | None = None
 
     def policy_for(self, sent: Policy | None) -> Policy:
         """The policy for what was sent with ``sent``: read-only wins over private, a view over both."""
@@ -56,14 +75,15 @@ def decoding(
     restore: Callable[[Any], Any] | None = None,
     device: Any = None,
     every_tensor: bool = False,
+    meter: Meter | None = None,
 ) -> Generator[None, None, None]:
     """Say how everything that is decoded inside arrives, in this thread or asyncio task only.
 
     ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where
     tensors go that lay on an accelerator when they were sent; with ``every_tensor``, all tensors. None leaves
-    them on the CPU. Arrays always stay on the CPU.
+    them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded.
     """
-    token = _arrival.set(Arrival(policy, restore, device, every_tensor))
+    token = _arrival.set(Arrival(policy, restore, device, every_tensor, meter))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
-from phalanx.wire.arrival import Arrival, Policy, current_arrival, decoding
+from phalanx.wire.arrival import Policy, current_arrival, decoding, received
 from phalanx.wire.lazy import is_tensor_type
 from phalanx.wire.leaves import large_leaves, nbytes_of
 
@@ -61,7 +61,7 @@ class Encoded:
     @property
     def nbytes(self) -> int:
         """Bytes of the head and of all buffers."""
-        return len(self.head) + sum(buffer.nbytes for buffer in self.buffers)
+        return memoryview(self.head).nbytes + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
     def to_bytes(self) -> bytes:
         """The whole value in one bytes object, which `decode` takes: for small values, one copy."""
@@ -212,11 +212,15 @@ def _decode_parts(head: Any, own: int, policy: str | None, tokens: Sequence[Any]
 
 
 def _load(encoded: Encoded, restore: Restore | None) -> Any:
+    arrival = current_arrival()
+    nbytes = encoded.nbytes
+    received.add(nbytes)
+    if arrival.meter is not None:
+        arrival.meter.add(nbytes)
     if not encoded.buffers and not encoded.tokens:
         return pickle.loads(encoded.head)
-    arrival = current_arrival()
     if restore is not None:
-        arrival = Arrival(arrival.policy, restore, arrival.device, arrival.every_tensor)
+        arrival = replace(arrival, restore=restore)
     frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
     before = unpack.open_frame.set(frame)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FunctionType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +29,15 @@ _NUMBERS = frozenset({NoneType, bool, int, float, complex})
 _TEXTS = frozenset({str, bytes, bytearray})
 
 
-def nbytes_of(value: Any) -> int:
+def nbytes_of(value: Any, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
     """About how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
 
     Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
-    by their ``__dict__``. An object that is met twice counts once.
+    by their ``__dict__``. An object that is met twice counts once; one whose type is in ``skip``, or whose id is in
+    ``known``, not at all.
     """
     total = 0
-    for item in _walk(value):
+    for item in _walk(value, skip, known):
         kind = type(item)
         if is_tensor(item):
             total += _tensor_bytes(item)
@@ -86,10 +87,10 @@ class _Many:
     nbytes: int
 
 
-def _walk(value: Any) -> Iterator[Any]:
+def _walk(value: Any, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
     """Every object in the value once, depth first, containers not included; long lists of atoms as one."""
     stack: list[Any] = [value]
-    seen: set[int] = set()
+    seen: set[int] = set(known)
     alive: list[Any] = []  # what was made on the way, so that no id is used twice
     while stack:
         item = stack.pop()
@@ -97,7 +98,7 @@ def _walk(value: Any) -> Iterator[Any]:
         if kind in _NUMBERS or kind in _TEXTS or kind is _Many:
             yield item
             continue
-        if id(item) in seen:
+        if id(item) in seen or kind in skip:
             continue
         seen.add(id(item))
         inside = _children(item)

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import ReserveRequest
+from phalanx.transport.base import ReserveRequest, StoreSpace
 from phalanx.transport.ray.errors import node_is_gone
 
 NODE_LABEL = "ray.io/node-id"
@@ -38,6 +38,15 @@ class RayReservation:
     @property
     def ids(self) -> Sequence[Any]:
         return self.groups
+
+
+def store_space() -> StoreSpace | None:
+    """The object store of this process's node; Ray reports it every 100 ms."""
+    state = ray._private.state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    node = ray.get_runtime_context().get_node_id()
+    capacity = state.total_resources_per_node().get(node, {}).get("object_store_memory")
+    free = state.available_resources_per_node().get(node, {}).get("object_store_memory", 0.0)
+    return None if capacity is None else StoreSpace(int(capacity), int(free))
 
 
 def nodes() -> list[NodeCapacity]:

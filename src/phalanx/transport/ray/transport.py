@@ -24,6 +24,7 @@ from phalanx.transport.base import (
     ReserveRequest,
     Sight,
     SpawnRequest,
+    StoreSpace,
     Ticket,
 )
 from phalanx.transport.facade import bare_name, facade_name
@@ -153,6 +154,9 @@ class RayTransport:
 
     def put(self, value: Any) -> Ref:
         return ray.put(value)
+
+    def store(self) -> StoreSpace | None:
+        return placement.store_space()
 
     def is_ref(self, value: Any) -> bool:
         return isinstance(value, ray.ObjectRef)
