@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.cluster import init as init
     from phalanx.runtime.cluster import shutdown as shutdown
     from phalanx.runtime.cluster import status as status
+    from phalanx.runtime.counts import statistics as statistics
     from phalanx.runtime.future import CallFuture as CallFuture
     from phalanx.runtime.future import gather as gather
     from phalanx.runtime.group import WorkerGroup as WorkerGroup
@@ -93,6 +94,7 @@ _HOME = {
     "shutdown": "phalanx.runtime.cluster",
     "split_resource_pool": "phalanx.runtime.pool",
     "split_rows": "phalanx.dispatch.split",
+    "statistics": "phalanx.runtime.counts",
     "status": "phalanx.runtime.cluster",
 }
 
