@@ -59,6 +59,11 @@ def backend_name(given: str) -> str:
     return given
 
 
+def running_cluster() -> str | None:
+    """The address of the cluster that the environment names (``RAY_ADDRESS``)."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
 def environment() -> dict[str, str]:
     """A copy of this process's environment."""
     return dict(os.environ)

@@ -262,3 +262,13 @@ def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str
 class CriticOfTwo(Critic):
     def __init__(self) -> None:
         super().__init__(2)
+
+
+def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phalanx.runtime.cluster import _with_address
+
+    assert _with_address({"num_gpus": 8})["address"] == "local"
+    assert _with_address({"address": "auto"}) == {"address": "auto"}
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(px.DeclarationError, match="RAY_ADDRESS"):
+        _with_address({"num_gpus": 8})

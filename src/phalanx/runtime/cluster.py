@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import backend_name, settings
+from phalanx.config import backend_name, running_cluster, settings
 from phalanx.errors import DeclarationError
 from phalanx.observe.tables import Table
 from phalanx.transport.base import Transport
@@ -81,8 +81,26 @@ def init(
                     "options cannot be applied; call px.init before the first pool, or px.shutdown() first"
                 )
             return
-        ray_cluster.start(given)
+        ray_cluster.start(_with_address(given))
         _state.started_ray = True
+
+
+def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts are those of a new local cluster, even where another one is running on this machine.
+
+    Raises:
+        DeclarationError: counts for a cluster that is there already.
+    """
+    counts = [name for name in ("num_cpus", "num_gpus") if name in given]
+    named = given.get("address") or running_cluster()
+    if not counts or named == "local":
+        return dict(given)
+    if named:
+        raise DeclarationError(
+            f"px.init({', '.join(counts)}): these are the counts of a new local cluster, but address= or RAY_ADDRESS "
+            f"names the cluster {named!r}; leave the counts out to join that one, or unset RAY_ADDRESS"
+        )
+    return {**given, "address": "local"}
 
 
 def transport(backend: str | None = None) -> Transport:
