@@ -6,6 +6,7 @@ Megatron itself (``pip install 'phalanx[megatron]'``) is imported in the workers
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from typing import Any
 
@@ -42,8 +43,8 @@ def parallel_state() -> Any:
 
 def coordinates() -> dict[str, int] | None:
     """This rank's place in Megatron's parallel state: pp, dp, cp, tp; None before it is initialised."""
-    state = parallel_state()
-    if not state.model_parallel_is_initialized():
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
         return None
     return {
         "pp": state.get_pipeline_model_parallel_rank(),
