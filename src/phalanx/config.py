@@ -64,11 +64,6 @@ def running_cluster() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
-def environment() -> dict[str, str]:
-    """A copy of this process's environment."""
-    return dict(os.environ)
-
-
 def _number(name: str, default: float) -> float:
     text = os.environ.get(name)
     if not text:
