@@ -1,0 +1,127 @@
+"""``install()``: makes ``import verl`` give this package, here and in the Ray processes of this driver."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from phalanx.errors import DeclarationError
+
+_NAME = "verl"
+_HOME = "phalanx.compat.verl"
+#: A folder with a package ``verl`` that installs the drop-in when it is imported: for processes not yet reached.
+ALIAS_FOLDER = str(Path(__file__).parents[1] / "_alias")
+
+
+class AlreadyImported(DeclarationError, ImportError):
+    """The real verl is in use in this process."""
+
+
+class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives the modules of this package under verl's names: the same modules, not copies."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _NAME and not fullname.startswith(_NAME + "."):
+            return None
+        try:
+            home = importlib.util.find_spec(_home_of(fullname))
+        except ModuleNotFoundError:
+            home = None
+        if home is None:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: `verl` is phalanx's drop-in here, which has its single controller, "
+                "DataProto and their helpers (docs/migrating-from-verl.md)",
+                name=fullname,
+            )
+        is_package = home.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(_home_of(spec.name))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just written the alias's spec into the module, which is a module of its own.
+        alias = module.__spec__
+        if alias is not None and alias.loader is self:
+            module.__spec__ = alias.loader_state
+
+
+def _home_of(fullname: str) -> str:
+    return _HOME + fullname[len(_NAME) :]
+
+
+def install() -> None:
+    """Make ``import verl`` give this package, in this process and in the Ray processes of this driver. Idempotent.
+
+    Call it before anything of verl is imported. Workers of a ``RayWorkerGroup`` are reached in any case; other
+    tasks and actors (a trainer that runs as a Ray actor) where ``ray.init`` comes after it.
+
+    Raises:
+        AlreadyImported: the real verl has been imported (also an ImportError).
+    """
+    install_here(strict=True)
+    _reach_children()
+    _reach_jobs()
+
+
+def install_here(*, strict: bool) -> None:
+    """Make ``import verl`` give this package in this process; ``strict``: refuse where the real one is in use."""
+    present = sys.modules.get(_NAME)
+    home = sys.modules[_HOME]
+    foreign = present is not None and present is not home and not _is_alias(present)
+    if foreign and strict:
+        raise AlreadyImported(
+            f"the real verl has been imported already, from {getattr(present, '__file__', None)}; call "
+            "phalanx.compat.verl.install() before the first import of it"
+        )
+    if foreign:
+        return
+    if not any(isinstance(finder, _Alias) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Alias())
+    sys.modules[_NAME] = home
+
+
+def _is_alias(module: ModuleType) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(ALIAS_FOLDER)
+
+
+def _reach_children() -> None:
+    """Processes started from here, those of a local Ray cluster among them."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if ALIAS_FOLDER not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([ALIAS_FOLDER, *paths])
+
+
+def _reach_jobs() -> None:
+    """Every Ray process that works for this driver, on a cluster that it joins later."""
+    import ray
+    from ray.job_config import JobConfig
+
+    if getattr(ray.init, "phalanx", False):
+        return
+    original = ray.init
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("job_config") or JobConfig()
+        paths = getattr(config, "_py_driver_sys_path", None)
+        if isinstance(paths, list) and ALIAS_FOLDER not in paths:
+            paths.append(ALIAS_FOLDER)
+            kwargs["job_config"] = config
+        return original(*args, **kwargs)
+
+    init.phalanx = True  # type: ignore[attr-defined]
+    ray.init = init

@@ -1,0 +1,1 @@
+"""Layers of models, of verl's earlier line."""

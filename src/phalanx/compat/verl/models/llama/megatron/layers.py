@@ -1,0 +1,26 @@
+"""Llama's layers cut over Megatron's tp ranks, made from a model's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.parallel import megatron as native
+
+
+class ParallelLlamaMLP(native.ParallelLlamaMLP):
+    """The gated MLP of Llama, over the tp ranks.
+
+    Args:
+        config: has ``hidden_size``, ``intermediate_size`` and ``hidden_act``, as a Hugging Face configuration does.
+        megatron_config: as ``init_model_parallel_config`` makes it.
+    """
+
+    def __init__(self, config: Any, megatron_config: Any = None) -> None:
+        if megatron_config is None:
+            from phalanx.compat.verl.utils.megatron_utils import init_model_parallel_config
+
+            megatron_config = init_model_parallel_config({})
+        super().__init__(
+            config.hidden_size, config.intermediate_size, megatron_config, hidden_act=config.hidden_act
+        )
+        self.config = config

@@ -1,0 +1,255 @@
+"""``@register`` and the dispatch modes, as ``verl.single_controller.base.decorator`` has them.
+
+What a mode does is in a table that users extend and change: ``DISPATCH_MODE_FN_REGISTRY``. The functions of the
+table are in ``dispatch_functions`` and ``megatron_functions`` and have their names here, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    _concat_data_proto_or_future as _concat_data_proto_or_future,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    _padding_size_key as _padding_size_key,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    _split_args_kwargs_data_proto as _split_args_kwargs_data_proto,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    _split_args_kwargs_data_proto_with_auto_padding as _split_args_kwargs_data_proto_with_auto_padding,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    collect_all_to_all,
+    collect_dp_compute,
+    collect_dp_compute_data_proto,
+    collect_lazy_compute_data_proto,
+    dispatch_all_to_all,
+    dispatch_dp_compute,
+    dispatch_dp_compute_data_proto,
+    dispatch_dp_compute_data_proto_with_func,
+    dispatch_lazy_compute_data_proto,
+    dispatch_one_to_all,
+    dummy_direct_rollout_call,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    collect_nd_compute as collect_nd_compute,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    collect_nd_compute_dataproto as collect_nd_compute_dataproto,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    dispatch_nd_compute as dispatch_nd_compute,
+)
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    dispatch_nd_compute_dataproto as dispatch_nd_compute_dataproto,
+)
+from phalanx.compat.verl.single_controller.base.megatron_functions import (
+    collect_megatron_compute,
+    collect_megatron_compute_data_proto,
+    collect_megatron_pp_as_dp,
+    collect_megatron_pp_as_dp_data_proto,
+    collect_megatron_pp_only,
+    dispatch_megatron_compute,
+    dispatch_megatron_compute_data_proto,
+    dispatch_megatron_pp_as_dp,
+    dispatch_megatron_pp_as_dp_data_proto,
+)
+from phalanx.compat.verl.utils.py_functional import DynamicEnum
+
+#: Name of the attribute in which a registered function keeps how it was registered.
+MAGIC_ATTR = "attrs_3141562937"
+
+
+class Dispatch(DynamicEnum):
+    """How arguments reach ranks and results return."""
+
+    _registry: dict[str, Any] = {}
+    _next_value: int = 0
+
+
+class Execute(DynamicEnum):
+    """Which ranks run a method."""
+
+    _registry: dict[str, Any] = {}
+    _next_value: int = 0
+
+
+def init_predefined_execute_mode() -> None:
+    """Register ``Execute.ALL`` and ``Execute.RANK_ZERO``."""
+    for name in ("ALL", "RANK_ZERO"):
+        Execute.register(name)
+
+
+def init_predefined_dispatch_mode() -> None:
+    """Register the built-in modes; the Megatron ones, of verl's earlier line, come last."""
+    for name in (
+        "RANK_ZERO",
+        "ONE_TO_ALL",
+        "ALL_TO_ALL",
+        "DP_COMPUTE",
+        "DP_COMPUTE_PROTO",
+        "DP_COMPUTE_PROTO_WITH_FUNC",
+        "DP_COMPUTE_METRIC",
+        "DIRECT_ROLLOUT_METHOD",
+        "MEGATRON_COMPUTE",
+        "MEGATRON_PP_AS_DP",
+        "MEGATRON_PP_ONLY",
+        "MEGATRON_COMPUTE_PROTO",
+        "MEGATRON_PP_AS_DP_PROTO",
+    ):
+        Dispatch.register(name)
+
+
+init_predefined_execute_mode()
+init_predefined_dispatch_mode()
+
+
+def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
+
+
+#: What each mode does. Replacing an entry changes the groups that are made afterwards.
+DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
+    Dispatch.RANK_ZERO: _pair(dispatch_all_to_all, collect_all_to_all),
+    Dispatch.ONE_TO_ALL: _pair(dispatch_one_to_all, collect_all_to_all),
+    Dispatch.ALL_TO_ALL: _pair(dispatch_all_to_all, collect_all_to_all),
+    Dispatch.DP_COMPUTE: _pair(dispatch_dp_compute, collect_dp_compute),
+    Dispatch.DP_COMPUTE_PROTO: _pair(dispatch_dp_compute_data_proto, collect_dp_compute_data_proto),
+    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: _pair(
+        dispatch_dp_compute_data_proto_with_func, collect_dp_compute_data_proto
+    ),
+    Dispatch.DP_COMPUTE_METRIC: _pair(dispatch_dp_compute_data_proto, collect_dp_compute),
+    Dispatch.DIRECT_ROLLOUT_METHOD: _pair(dummy_direct_rollout_call, dummy_direct_rollout_call),
+    Dispatch.MEGATRON_COMPUTE: _pair(dispatch_megatron_compute, collect_megatron_compute),
+    Dispatch.MEGATRON_PP_AS_DP: _pair(dispatch_megatron_pp_as_dp, collect_megatron_pp_as_dp),
+    Dispatch.MEGATRON_PP_ONLY: _pair(dispatch_one_to_all, collect_megatron_pp_only),
+    Dispatch.MEGATRON_COMPUTE_PROTO: _pair(
+        dispatch_megatron_compute_data_proto, collect_megatron_compute_data_proto
+    ),
+    Dispatch.MEGATRON_PP_AS_DP_PROTO: _pair(
+        dispatch_megatron_pp_as_dp_data_proto, collect_megatron_pp_as_dp_data_proto
+    ),
+}
+
+_EXECUTE_FN = {
+    Execute.ALL: {"execute_fn_name": "execute_all"},
+    Execute.RANK_ZERO: {"execute_fn_name": "execute_rank_zero"},
+}
+
+
+def get_predefined_dispatch_fn(dispatch_mode: Any) -> dict[str, Callable[..., Any]]:
+    """The ``{"dispatch_fn", "collect_fn"}`` pair of a mode. Raises KeyError for one that is not in the table."""
+    return DISPATCH_MODE_FN_REGISTRY[dispatch_mode]
+
+
+def get_predefined_execute_fn(execute_mode: Any) -> dict[str, str]:
+    """``{"execute_fn_name": ...}``, the name of the group's method that calls the ranks of an execute mode."""
+    return _EXECUTE_FN[execute_mode]
+
+
+def register_dispatch_mode(
+    dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> None:
+    """Add a mode that is then known as ``Dispatch.<dispatch_mode_name>``.
+
+    Raises:
+        ValueError: there is one of that name.
+    """
+    mode = Dispatch.register(dispatch_mode_name)
+    _check_dispatch_mode(mode)
+    DISPATCH_MODE_FN_REGISTRY[mode] = _pair(dispatch_fn, collect_fn)
+
+
+def update_dispatch_mode(
+    dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> None:
+    """Give a mode other functions; groups that exist keep the ones they were made with."""
+    _check_dispatch_mode(dispatch_mode)
+    DISPATCH_MODE_FN_REGISTRY[dispatch_mode] = _pair(dispatch_fn, collect_fn)
+
+
+def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:
+    """A mode that splits rows over the dp ranks which the workers registered for ``mesh_name``."""
+    return _pair(
+        partial(dispatch_lazy_compute_data_proto, mesh_name),
+        partial(collect_lazy_compute_data_proto, mesh_name),
+    )
+
+
+def _check_dispatch_mode(dispatch_mode: Any) -> None:
+    if isinstance(dispatch_mode, dict):
+        for key in ("dispatch_fn", "collect_fn"):
+            if key not in dispatch_mode:
+                raise CheckFailed(
+                    f"dispatch_mode={dispatch_mode!r}: {key!r} is missing; a mode of your own is a dict with the two "
+                    "functions dispatch_fn(group, *args, **kwargs) and collect_fn(group, output)"
+                )
+    elif not isinstance(dispatch_mode, Dispatch):
+        raise CheckFailed(
+            f"dispatch_mode={dispatch_mode!r}: expected one of Dispatch ({', '.join(Dispatch.names())}), or a dict "
+            "with dispatch_fn and collect_fn"
+        )
+
+
+def _check_execute_mode(execute_mode: Any) -> None:
+    if not isinstance(execute_mode, Execute):
+        raise CheckFailed(f"execute_mode={execute_mode!r}: expected Execute.ALL or Execute.RANK_ZERO")
+
+
+def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the value in place of each ``DataProtoFuture``."""
+    from phalanx.compat.verl.protocol import DataProtoFuture
+
+    def value(given: Any) -> Any:
+        return given.get() if isinstance(given, DataProtoFuture) else given
+
+    return tuple(map(value, args)), {key: value(given) for key, given in kwargs.items()}
+
+
+def register(
+    dispatch_mode: Any = Dispatch.ALL_TO_ALL,
+    execute_mode: Any = Execute.ALL,
+    blocking: bool = True,
+    materialize_futures: bool = True,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a worker method callable through its group.
+
+    Args:
+        dispatch_mode: one of ``Dispatch``, or a dict of ``dispatch_fn`` and ``collect_fn``.
+        execute_mode: ``Execute.ALL`` or ``Execute.RANK_ZERO``.
+        blocking: ``False`` makes the call return Ray's references, or a ``DataProtoFuture``.
+        materialize_futures: wait in the worker for arguments that are a ``DataProtoFuture``.
+
+    Raises:
+        CheckFailed: neither of these (an AssertionError, too).
+    """
+    _check_dispatch_mode(dispatch_mode)
+    _check_execute_mode(execute_mode)
+    attributes = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
+
+    def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def inner(*args: Any, **kwargs: Any) -> Any:
+                if materialize_futures:
+                    args, kwargs = _materialize_futures(*args, **kwargs)
+                return await function(*args, **kwargs)
+        else:
+
+            @wraps(function)
+            def inner(*args: Any, **kwargs: Any) -> Any:
+                if materialize_futures:
+                    args, kwargs = _materialize_futures(*args, **kwargs)
+                return function(*args, **kwargs)
+
+        setattr(inner, MAGIC_ATTR, attributes)
+        return inner
+
+    return decorator

@@ -1,0 +1,226 @@
+"""The functions behind the dispatch modes: from the caller's arguments to one list per argument, and back.
+
+A dispatch function gives every argument as a list with one element per rank; a collect function gets the
+outputs (or Ray's references to them) by rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+from phalanx.compat.verl.errors import CallCheckFailed, DirectCallOnly
+
+#: Keyword under which a dispatch function tells how many rows it added.
+_padding_size_key = "_padding_size_key_x123d"
+
+Arguments = tuple[Any, dict[str, Any]]
+
+
+def _each(function: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    return tuple(function(arg) for arg in args), {key: function(value) for key, value in kwargs.items()}
+
+
+def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
+    """The same to every rank."""
+    return _each(lambda value: [value] * worker_group.world_size, args, kwargs)
+
+
+def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
+    """The arguments as they are; ``execute_all`` deals them out where all are lists of world_size elements."""
+    return args, kwargs
+
+
+def collect_all_to_all(worker_group: Any, output: Any) -> Any:
+    """The outputs as they are."""
+    return output
+
+
+def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
+    """Each argument a list or tuple with one element per rank."""
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
+            given = (
+                f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+            )
+            raise CallCheckFailed(
+                f"Dispatch.DP_COMPUTE: argument {name!r} is {given}; expected a list of world_size = "
+                f"{worker_group.world_size} elements, one for each rank"
+            )
+    return args, kwargs
+
+
+def collect_dp_compute(worker_group: Any, output: Any) -> Any:
+    """One output per rank."""
+    if len(output) != worker_group.world_size:
+        raise CallCheckFailed(
+            f"{len(output)} outputs of a group of {worker_group.world_size}: expected one of each rank"
+        )
+    return output
+
+
+def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
+    """Each argument cut into ``chunks`` equal pieces; futures are cut when they are there."""
+    from phalanx.compat.verl.protocol import BatchData
+
+    def cut(value: Any) -> list[Any]:
+        data = BatchData(value)
+        if not data.is_chunkable():
+            raise CallCheckFailed(
+                f"a {type(value).__name__} was passed where rows are split over {chunks} ranks; expected a DataProto, "
+                "a DataProtoFuture or a TensorDict. For what all ranks shall get whole use Dispatch.ONE_TO_ALL, or "
+                "put it into the DataProto's meta_info"
+            )
+        return data.chunk(chunks=chunks)
+
+    args, kwargs = _each(cut, args, kwargs)
+    return list(args), kwargs
+
+
+def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
+    """As :func:`_split_args_kwargs_data_proto`; a ``DataProto`` with auto padding is first padded (a copy of it).
+
+    The number of rows added is in the keyword arguments, under ``_padding_size_key``.
+    """
+    padded: dict[int, int] = {}
+
+    def pad(value: Any) -> Any:
+        from phalanx.compat.verl.protocol import DataProto
+
+        if not isinstance(value, DataProto) or not value.is_padding_enabled():
+            return value
+        added = -len(value) % chunks
+        padded[len(value)] = added
+        if not added:
+            return value
+        value = copy.copy(value)  # padding() replaces the parts; the caller's batch keeps its own
+        value.padding(padding_size=added)
+        return value
+
+    args, kwargs = _each(pad, args, kwargs)
+    if len(padded) > 1:
+        raise CallCheckFailed(
+            f"arguments of one call with auto padding have {sorted(padded)} rows; expected the same number in each"
+        )
+    args, kwargs = _split_args_kwargs_data_proto(chunks, *args, **kwargs)
+    if padded:
+        kwargs[_padding_size_key] = next(iter(padded.values()))
+    return args, kwargs
+
+
+def dispatch_dp_compute_data_proto(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
+    """Rows split over the ranks."""
+    return _split_args_kwargs_data_proto_with_auto_padding(worker_group.world_size, *args, **kwargs)
+
+
+def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
+    """First a function, which goes to every rank; the rest as rows."""
+    if not args or not isinstance(args[0], FunctionType):
+        given = type(args[0]).__name__ if args else "nothing"
+        raise CallCheckFailed(
+            f"the first argument is {given}; expected a function (def or lambda), which goes to every rank"
+        )
+    rows, kwargs = _split_args_kwargs_data_proto_with_auto_padding(
+        worker_group.world_size, *args[1:], **kwargs
+    )
+    return [[args[0]] * worker_group.world_size, *rows], kwargs
+
+
+def _concat_data_proto_or_future(output: list[Any]) -> Any:
+    """The rows of all outputs as one; of references, a future of that."""
+    from phalanx.compat.verl.protocol import BatchData
+
+    return BatchData(output).concat()
+
+
+def _concatable(output: list[Any]) -> list[Any]:
+    from phalanx.compat.verl.protocol import BatchData
+
+    if not BatchData(output).is_concatable():
+        types = sorted({type(one).__name__ for one in output})
+        raise CallCheckFailed(
+            f"the method returned {', '.join(types)} where rows are joined: expected a DataProto or a TensorDict of "
+            "every rank; for other outputs register it with Dispatch.DP_COMPUTE_METRIC (a list by rank)"
+        )
+    return output
+
+
+def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:
+    """The rows of all ranks as one."""
+    return _concat_data_proto_or_future(collect_dp_compute(worker_group, _concatable(output)))
+
+
+def dispatch_nd_compute(
+    dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any
+) -> Arguments:
+    """Each argument a list of dp_size elements; rank ``r`` gets element ``dp_rank_mapping[r]``."""
+
+    def deal(value: Any) -> list[Any]:
+        if not isinstance(value, list | tuple) or len(value) != dp_size:
+            given = (
+                f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+            )
+            raise CallCheckFailed(
+                f"an argument is {given}; expected a list of dp_size = {dp_size} elements, one for each dp rank"
+            )
+        return [value[dp_rank] for dp_rank in dp_rank_mapping]
+
+    padding = {key: kwargs.pop(key) for key in list(kwargs) if key == _padding_size_key}
+    args, kwargs = _each(deal, args, kwargs)
+    return args, {**kwargs, **padding}
+
+
+def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> list[Any]:
+    """The outputs of the ranks whose mask is set, in rank order."""
+    if len(output) != worker_group.world_size:
+        raise CallCheckFailed(
+            f"{len(output)} outputs of a group of {worker_group.world_size}: expected one of each rank"
+        )
+    return [output[rank] for rank in range(worker_group.world_size) if collect_mask[rank]]
+
+
+def dispatch_nd_compute_dataproto(
+    dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any
+) -> Arguments:
+    """Rows split over dp; ranks of one dp rank get the same piece."""
+    args, kwargs = _split_args_kwargs_data_proto_with_auto_padding(dp_size, *args, **kwargs)
+    return dispatch_nd_compute(dp_rank_mapping, dp_size, worker_group, *args, **kwargs)
+
+
+def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, output: Any) -> Any:
+    """The rows of the ranks whose mask is set, as one."""
+    return _concat_data_proto_or_future(_concatable(collect_nd_compute(collect_mask, worker_group, output)))
+
+
+def _asked_once(known: dict[str, Any], mesh_name: str, query: str, worker_group: Any) -> list[Any]:
+    if mesh_name not in known:
+        known[mesh_name] = getattr(worker_group, query)(mesh_name)
+    if len(known[mesh_name]) != worker_group.world_size:
+        raise CallCheckFailed(
+            f"mesh {mesh_name!r}: {len(known[mesh_name])} ranks answered of a group of {worker_group.world_size}"
+        )
+    return known[mesh_name]
+
+
+def dispatch_lazy_compute_data_proto(
+    mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any
+) -> Arguments:
+    """Rows split over the dp ranks of a mesh that the workers registered; they are asked at the first call."""
+    mapping = _asked_once(worker_group._dispatch_info, mesh_name, "_query_dispatch_info", worker_group)
+    return dispatch_nd_compute_dataproto(mapping, max(mapping) + 1, worker_group, *args, **kwargs)
+
+
+def collect_lazy_compute_data_proto(mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
+    """The rows of the ranks that the mesh collects from, as one."""
+    mask = _asked_once(worker_group._collect_info, mesh_name, "_query_collect_info", worker_group)
+    return collect_nd_compute_dataproto(mask, worker_group, *args, **kwargs)
+
+
+def dummy_direct_rollout_call(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuses: the method is for clients that hold a rank's handle."""
+    raise DirectCallOnly(
+        "a method registered with Dispatch.DIRECT_ROLLOUT_METHOD cannot be called through the group; call it on a "
+        "rank's handle: ray.get(group.workers[0].<method>.remote(...))"
+    )

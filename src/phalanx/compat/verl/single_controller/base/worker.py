@@ -1,0 +1,209 @@
+"""The base class of workers, as ``verl.single_controller.base.worker`` has it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
+
+
+@dataclass
+class DistRankInfo:
+    """Place of one rank in Megatron's parallel state."""
+
+    tp_rank: int
+    dp_rank: int
+    pp_rank: int
+    cp_rank: int
+
+
+@dataclass
+class DistGlobalInfo:
+    """Sizes of Megatron's parallel state."""
+
+    tp_size: int
+    dp_size: int
+    pp_size: int
+    cp_size: int
+
+
+class WorkerHelper:
+    """Addresses of this process's node."""
+
+    @staticmethod
+    def _get_node_ip() -> str:
+        import ray
+
+        return ray.util.get_node_ip_address().strip("[]")
+
+    @staticmethod
+    def _get_free_port() -> int:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return probe.getsockname()[1]
+
+    def get_available_master_addr_port(self) -> tuple[str, str]:
+        """This node's address, and a port that nobody listens on now (somebody may before it is used)."""
+        return self._get_node_ip(), str(self._get_free_port())
+
+    def get_availale_master_addr_port(self) -> tuple[str, str]:
+        """The same, under verl's misspelt name."""
+        return self.get_available_master_addr_port()
+
+
+class Worker(WorkerHelper):
+    """Base class of workers: who they are, from the environment of their process."""
+
+    fused_worker_attr_name = "fused_worker_dict"
+
+    @classmethod
+    def env_keys(cls) -> list[str]:
+        """The variables that describe a rank."""
+        from phalanx.compat.verl.utils.device import get_visible_devices_keyword
+
+        return [
+            "WORLD_SIZE",
+            "RANK",
+            "LOCAL_WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            get_visible_devices_keyword().upper(),
+        ]
+
+    def __init__(self, cuda_visible_devices: str | None = None) -> None:
+        missing = [name for name in ("WORLD_SIZE", "RANK") if name not in os.environ]
+        if missing:
+            raise KeyError(
+                f"{', '.join(missing)} not set: {type(self).__name__} is made by a RayWorkerGroup, which sets them; "
+                "to make one by itself, in a test, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            )
+        store = {
+            "_world_size": int(os.environ["WORLD_SIZE"]),
+            "_rank": int(os.environ["RANK"]),
+            "_local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            "_local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+            "_master_addr": os.environ.get("MASTER_ADDR"),
+            "_master_port": os.environ.get("MASTER_PORT"),
+        }
+        if cuda_visible_devices is not None:
+            store[f"_{self.env_keys()[-1].lower()}"] = cuda_visible_devices
+        self._configure_with_store(store)
+        self.fused_worker_dict: dict[str, Any] = {}
+        self.__dispatch_dp_rank: dict[str, int] = {}
+        self.__collect_dp_rank: dict[str, bool] = {}
+
+    def _configure_with_store(self, store: dict[str, Any]) -> None:
+        """Take over what ``store`` says of the rank, as ``_<variable in lower case>``, here and in the environment."""
+        for key in self.env_keys():
+            attribute = f"_{key.lower()}"
+            value = store.get(attribute)
+            setattr(self, attribute, value)
+            if value is not None:
+                os.environ[key] = str(value)
+        address = store.get("_master_addr")
+        os.environ["REDIS_STORE_SERVER_HOST"] = str(address or "").strip("[]")
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in its group, from 0."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the group."""
+        return self._world_size
+
+    def get_master_addr_port(self) -> tuple[str | None, str | None]:
+        """Where the ranks of the group meet."""
+        return self._master_addr, self._master_port
+
+    def get_cuda_visible_devices(self) -> str:
+        """The device mask of this process, or ``"not set"``."""
+        return os.environ.get(self.env_keys()[-1], "not set")
+
+    def get_node_id(self) -> str:
+        """Ray's id of this process's node."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Any:
+        """The role of that name in this process, or None."""
+        return self.fused_worker_dict.get(worker_name)
+
+    def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
+        """Declare this rank's dp rank in a mesh, and whether its outputs are collected.
+
+        Raises:
+            ValueError: the mesh was declared before.
+        """
+        if mesh_name in self.__dispatch_dp_rank or mesh_name in self.__collect_dp_rank:
+            raise ValueError(
+                f"mesh {mesh_name!r} is registered already, with dp rank {self.__dispatch_dp_rank.get(mesh_name)}; "
+                "choose another name"
+            )
+        self.__dispatch_dp_rank[mesh_name] = dp_rank
+        self.__collect_dp_rank[mesh_name] = is_collect
+
+    def __known(self, table: dict[str, Any], mesh_name: str) -> Any:
+        if mesh_name not in table:
+            raise CheckFailed(
+                f"mesh {mesh_name!r} is not registered in {type(self).__name__} (known: {sorted(table)}); call "
+                "self._register_dispatch_collect_info(mesh_name, dp_rank, is_collect) in the worker first"
+            )
+        return table[mesh_name]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        """This rank's dp rank in a mesh."""
+        return self.__known(self.__dispatch_dp_rank, mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this rank's outputs are collected in a mesh."""
+        return self.query_collect_info(mesh_name)
+
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this rank's outputs are collected in a mesh."""
+        return self.__known(self.__collect_dp_rank, mesh_name)
+
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """All registered meshes: ``{"dispatch_dp_rank": {name: dp rank}, "collect_dp_rank": {name: bool}}``."""
+        return {"dispatch_dp_rank": self.__dispatch_dp_rank, "collect_dp_rank": self.__collect_dp_rank}
+
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
+    ) -> None:
+        """Register under ``mesh_name`` what another role of this process registered.
+
+        Args:
+            dispatch_dp_rank, collect_dp_rank: as ``get_dispatch_collect`` of the other role gives them. Of several
+                meshes the one named ``mesh_name`` is taken, else the last.
+
+        Raises:
+            CheckFailed: the mesh was registered before.
+        """
+        for table, given in (
+            (self.__dispatch_dp_rank, dispatch_dp_rank),
+            (self.__collect_dp_rank, collect_dp_rank),
+        ):
+            if mesh_name in table:
+                raise CheckFailed(f"mesh {mesh_name!r} is registered already (known: {sorted(table)})")
+            if given:
+                table[mesh_name] = given.get(mesh_name, list(given.values())[-1])
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``func(worker, *args, **kwargs)`` on every rank, rows split."""
+        return func(self, *args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``func(*args, **kwargs)`` on rank 0."""
+        return func(*args, **kwargs)

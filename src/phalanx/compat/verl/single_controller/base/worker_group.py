@@ -1,0 +1,160 @@
+"""Pools, bound classes and groups without a backend, as ``verl.single_controller.base.worker_group`` has them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.decorator import (
+    MAGIC_ATTR,
+    Dispatch,
+    Execute,
+    get_predefined_dispatch_fn,
+    get_predefined_execute_fn,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class ResourcePool:
+    """How many processes each node gets: ``ResourcePool([8, 8])`` is two nodes of 8."""
+
+    def __init__(
+        self,
+        process_on_nodes: list[int] | None = None,
+        max_colocate_count: int = 10,
+        n_gpus_per_node: int = 8,
+    ) -> None:
+        self._store = [] if process_on_nodes is None else process_on_nodes
+        self.max_colocate_count = max_colocate_count
+        self.n_gpus_per_node = n_gpus_per_node
+
+    def add_node(self, process_count: int) -> None:
+        """One more node of ``process_count`` processes."""
+        self._store.append(process_count)
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return sum(self._store)
+
+    @property
+    def store(self) -> list[int]:
+        """Processes by node."""
+        return self._store
+
+    def __call__(self) -> list[int]:
+        return self._store
+
+    def local_world_size_list(self) -> list[int]:
+        """By rank: processes on its node."""
+        return [count for count in self._store for _ in range(count)]
+
+    def local_rank_list(self) -> list[int]:
+        """By rank: its place on its node."""
+        return [index for count in self._store for index in range(count)]
+
+
+class ClassWithInitArgs:
+    """A class and the arguments that it is made with, when called."""
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+        self.cls = cls
+        self.args = args
+        self.kwargs = kwargs
+        self.fused_worker_used = False
+
+    def __call__(self) -> Any:
+        return self.cls(*self.args, **self.kwargs)
+
+
+def check_workers_alive(workers: list[Any], is_alive: Callable[[Any], bool], gap_time: float = 1) -> None:
+    """Look every ``gap_time`` seconds; raise SIGABRT in this process as soon as a worker is gone. Never returns."""
+    while True:
+        for worker in workers:
+            if not is_alive(worker):
+                _log.warning("worker %s is not alive: aborting this process", worker)
+                signal.raise_signal(signal.SIGABRT)
+        time.sleep(gap_time)
+
+
+class WorkerGroup:
+    """What groups of any backend share: the workers, and registered methods as attributes."""
+
+    fused_worker_execute_fn_name = "_fuw_execute"
+
+    def __init__(self, resource_pool: ResourcePool | None, **kwargs: Any) -> None:
+        self._is_init_with_detached_workers = resource_pool is None
+        self.fused_worker_used = False
+        self._process_dispatch_config = None if resource_pool is None else resource_pool()
+        self._workers: list[Any] = []
+        self._worker_names: list[str] = []
+        self._dispatch_info: dict[str, list[int]] = {}
+        self._collect_info: dict[str, list[bool]] = {}
+        self._master_addr: str | None = None
+        self._master_port: str | None = None
+        self._checker_thread: threading.Thread | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self._workers)
+
+    def _is_worker_alive(self, worker: Any) -> bool:
+        raise NotImplementedError("WorkerGroup has no backend; use RayWorkerGroup")
+
+    def _block_until_all_workers_alive(self) -> None:
+        while not all(map(self._is_worker_alive, self._workers)):
+            time.sleep(1)
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
+        """Watch the workers from a thread that aborts this process (SIGABRT) when one is gone."""
+        self._block_until_all_workers_alive()
+        self._checker_thread = threading.Thread(
+            target=check_workers_alive,
+            args=(self._workers, self._is_worker_alive, every_n_seconds),
+            name="worker-aliveness-check",
+            daemon=True,
+        )
+        self._checker_thread.start()
+
+    def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Any]) -> list[str]:
+        """Make every registered method of a class an attribute of this group.
+
+        Args:
+            func_generator: ``f(group, method_name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)``.
+
+        Returns:
+            The names of the methods.
+        """
+        names: list[str] = []
+        for name in dir(user_defined_cls):
+            attribute = getattr(user_defined_cls, name, None)
+            registered = getattr(attribute, MAGIC_ATTR, None)
+            if not callable(attribute) or not isinstance(registered, dict):
+                continue
+            setattr(self, name, self._bound(name, registered, func_generator))
+            names.append(name)
+        return names
+
+    def _bound(self, name: str, registered: dict[str, Any], func_generator: Callable[..., Any]) -> Any:
+        mode = registered["dispatch_mode"]
+        functions = mode if isinstance(mode, dict) else get_predefined_dispatch_fn(mode)
+        for key in ("dispatch_fn", "collect_fn"):
+            if key not in functions:
+                raise CheckFailed(f"{name}: its dispatch mode {mode!r} has no {key}")
+        only_zero = not isinstance(mode, dict) and mode == Dispatch.RANK_ZERO
+        execute = get_predefined_execute_fn(Execute.RANK_ZERO if only_zero else registered["execute_mode"])
+        return func_generator(
+            self,
+            name,
+            dispatch_fn=functions["dispatch_fn"],
+            collect_fn=functions["collect_fn"],
+            execute_fn=getattr(self, execute["execute_fn_name"]),
+            blocking=registered["blocking"],
+        )

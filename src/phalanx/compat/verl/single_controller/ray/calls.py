@@ -1,0 +1,111 @@
+"""How a group's methods are called, and what Ray is given to carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
+from phalanx.config import settings
+from phalanx.transport.ray.plain import portable
+from phalanx.wire.codec import Encoded
+
+
+class GroupMethod:
+    """One registered method of a group: dispatch, call, collect."""
+
+    def __init__(
+        self,
+        group: Any,
+        method_name: str,
+        dispatch_fn: Callable[..., Any],
+        collect_fn: Callable[..., Any],
+        execute_fn: Callable[..., Any],
+        blocking: bool,
+    ) -> None:
+        self._group = group
+        self._dispatch_fn = dispatch_fn
+        self._collect_fn = collect_fn
+        self._execute_fn = execute_fn
+        self._blocking = blocking
+        self.__name__ = method_name
+        self.__qualname__ = f"{type(group).__name__}.{method_name}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(_own(arg) for arg in args)
+        kwargs = {key: _own(value) for key, value in kwargs.items()}
+        args, kwargs = self._dispatch_fn(self._group, *args, **kwargs)
+        padding = int(kwargs.pop(_padding_size_key, 0))
+        output = self._execute_fn(self.__name__, *args, **kwargs)
+        if self._blocking:
+            output = self._group._wait(output, self.__name__)
+        output = self._collect_fn(self._group, output)
+        return _without_padding(output, padding, args, kwargs) if padding else output
+
+    def __repr__(self) -> str:
+        return f"<{self.__qualname__} of {self._group.world_size} ranks>"
+
+
+def func_generator(
+    self: Any,
+    method_name: str,
+    dispatch_fn: Callable[..., Any],
+    collect_fn: Callable[..., Any],
+    execute_fn: Callable[..., Any],
+    blocking: bool,
+) -> GroupMethod:
+    """The callable that a group gets for a registered method."""
+    return GroupMethod(self, method_name, dispatch_fn, collect_fn, execute_fn, blocking)
+
+
+def _own(value: Any) -> Any:
+    """A dispatch function may change the lists that it is given: not the caller's."""
+    return value.copy() if type(value) in (list, dict) else value
+
+
+def _without_padding(output: Any, padding: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What was joined without the rows that were added; a future trims itself. Lists by rank stay as they are."""
+    from phalanx.compat.verl.protocol import DataProtoFuture
+
+    pieces = next((value for value in [*args, *kwargs.values()] if _is_rows(value)), [])
+    total = sum(map(len, {id(piece): piece for piece in pieces}.values()))
+    if isinstance(output, DataProtoFuture):
+        joined = output.collect_fn
+        return DataProtoFuture(
+            collect_fn=lambda parts: _trimmed(joined(parts), padding, total),
+            futures=output.futures,
+            dispatch_fn=output.dispatch_fn,
+        )
+    return _trimmed(output, padding, total)
+
+
+def _is_rows(value: Any) -> bool:
+    from phalanx.compat.verl.protocol import DataProto
+
+    return isinstance(value, list) and bool(value) and all(isinstance(piece, DataProto) for piece in value)
+
+
+def _trimmed(output: Any, padding: int, total: int) -> Any:
+    if isinstance(output, list | tuple) or not hasattr(output, "__len__") or len(output) != total:
+        return output
+    return output[: total - padding]
+
+
+class Parcels:
+    """The arguments of one call as Ray is to carry them; what several ranks get is encoded and stored once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._limit = settings().inline_bytes
+
+    def of(self, value: Any, shared: bool) -> Any:
+        """``value``, to be sent to one rank, or to several where it is ``shared``."""
+        known = self._made.get(id(value))
+        if known is None:
+            made = portable(value)
+            if shared and isinstance(made, Encoded) and made.nbytes > self._limit:
+                made = ray.put(made)
+            known = self._made[id(value)] = (value, made)  # the value is kept, so that its id stays its own
+        return known[1]

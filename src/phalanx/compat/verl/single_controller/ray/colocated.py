@@ -1,0 +1,143 @@
+"""Several workers in one process per rank: classes made of others."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import ray
+
+from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
+from phalanx.compat.verl.single_controller.base.worker import Worker
+from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
+from phalanx.compat.verl.utils.py_functional import temp_env_var
+
+FusedWorkerCLSName = "FusedWorker"
+_SEPARATOR = "_fwmn_"
+
+
+def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
+    """The base class that all roles share: ``MegatronWorker`` where all derive from it, else ``Worker``.
+
+    Raises:
+        CheckFailed: a role is no ``Worker``.
+    """
+    from phalanx.compat.verl.single_controller.base.megatron.worker import MegatronWorker
+
+    for base in (MegatronWorker, Worker):
+        if all(base in mro for mro in mros):
+            return base
+    names = [mro[0].__name__ for mro in mros if Worker not in mro]
+    raise CheckFailed(
+        f"{', '.join(names)}: expected classes that derive from Worker; only those share a process in this way"
+    )
+
+
+def _classes(class_dict: dict[str, RayClassWithInitArgs]) -> tuple[dict[str, type], type]:
+    if not class_dict:
+        raise CheckFailed("no roles: expected a dict of role name to RayClassWithInitArgs")
+    classes = {role: _unwrap_ray_remote(given.cls) for role, given in class_dict.items()}
+    return classes, _determine_fsdp_megatron_base_class([cls.__mro__ for cls in classes.values()])
+
+
+def _made(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with temp_env_var("DISABLE_WORKER_INIT", "1"):
+        return cls(*args, **kwargs)
+
+
+def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
+    """A class whose instances hold one worker of each role; its methods are named ``{role}_{method}``.
+
+    ``RayWorkerGroup(pool, cls).spawn(roles)`` gives a group for each role.
+    """
+    classes, base = _classes(class_dict)
+    arguments = {role: (given.args, given.kwargs) for role, given in class_dict.items()}
+
+    class WorkerDict(base):
+        role_methods: dict[str, dict[str, str]] = {}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.worker_dict = {role: _made(cls, *arguments[role]) for role, cls in classes.items()}
+
+    for role, cls in classes.items():
+        _bind_workers_method_to_parent(WorkerDict, role, cls)
+    WorkerDict.__qualname__ = "WorkerDict"
+    return RayClassWithInitArgs(cls=ray.remote(WorkerDict))
+
+
+def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) -> None:
+    """Give ``cls`` the registered methods of a role, under the role's name."""
+    bound: dict[str, str] = {}
+    for name in dir(user_defined_cls):
+        method = getattr(user_defined_cls, name, None)
+        registered = getattr(method, MAGIC_ATTR, None)
+        if not callable(method) or registered is None:
+            continue
+        alias = f"{key}_{name}"
+        setattr(cls, alias, _forward(key, name, alias, registered, inspect.iscoroutinefunction(method)))
+        bound[name] = alias
+        if registered["dispatch_mode"] is Dispatch.DIRECT_ROLLOUT_METHOD and "rollout" in key:
+            setattr(cls, name, getattr(cls, alias))  # rollout clients call it by its own name
+    table = {**getattr(cls, "role_methods", {}), key: bound}
+    cls.role_methods = table  # type: ignore[attr-defined]
+
+
+def _forward(role: str, name: str, alias: str, registered: dict[str, Any], is_async: bool) -> Any:
+    if is_async:
+
+        async def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await getattr(self.worker_dict[role], name)(*args, **kwargs)
+    else:
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(self.worker_dict[role], name)(*args, **kwargs)
+
+    forward.__name__ = alias
+    forward.__qualname__ = f"WorkerDict.{alias}"
+    setattr(forward, MAGIC_ATTR, registered)
+    return forward
+
+
+def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
+    """A plain class whose instances hold one worker of each role, as attributes named by role; to derive from."""
+    classes, base = _classes(class_dict)
+    arguments = {role: given.args for role, given in class_dict.items()}
+    keywords = {role: given.kwargs for role, given in class_dict.items()}
+
+    class FusedWorker(base):
+        is_fused_worker = True
+        raw_cls_dict = classes
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cls_names = list(classes)
+            self.raw_cls_dict = classes
+            self.init_args_dict = arguments
+            self.init_kwargs_dict = keywords
+            for role, cls in classes.items():
+                worker = _made(cls, arguments[role], keywords[role])
+                setattr(self, role, worker)
+                self.fused_worker_dict[role] = worker
+            for worker in self.fused_worker_dict.values():
+                setattr(worker, Worker.fused_worker_attr_name, self.fused_worker_dict)
+
+        def _fuw_execute(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+            role, found, name = method_name.partition(_SEPARATOR)
+            if not found or role not in self.fused_worker_dict:
+                raise CheckFailed(
+                    f"{method_name!r}: expected '<role>{_SEPARATOR}<method>' with a role of "
+                    f"{sorted(self.fused_worker_dict)}"
+                )
+            return getattr(self.fused_worker_dict[role], name)(*args, **kwargs)
+
+    FusedWorker.__name__ = FusedWorker.__qualname__ = f"{FusedWorkerCLSName}_{'_'.join(classes)}"
+    return FusedWorker
+
+
+def create_colocated_worker_cls_fused(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
+    """As :func:`create_colocated_worker_raw_cls`, ready for a group; roles see each other in ``fused_worker_dict``."""
+    bound = RayClassWithInitArgs(cls=ray.remote(create_colocated_worker_raw_cls(class_dict)))
+    bound.fused_worker_used = True
+    return bound

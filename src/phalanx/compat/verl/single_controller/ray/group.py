@@ -1,0 +1,350 @@
+"""``RayWorkerGroup``: workers as Ray actors, called as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import ray
+
+from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
+from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, Parcels, func_generator
+from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
+from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
+from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
+from phalanx.compat.verl.single_controller.ray.start import Order, check_order, handle_of, own, start
+
+_log = logging.getLogger(__name__)
+_DEAD = 4  # ActorTableData.DEAD, as ActorHandle._get_local_state gives it
+
+
+class RayWorkerGroup(WorkerGroup):
+    """One worker per slot of a pool, as Ray actors named ``{name_prefix}{Class}_{node}:{slot}``.
+
+    Registered methods of the class are attributes of the group; any method can be called by name with
+    ``execute_all*`` and ``execute_rank_zero*``.
+
+    Args:
+        resource_pool: where the ranks run; None attaches to workers that exist.
+        ray_cls_with_init: the class and what it is made with.
+        bin_pack: whether the slots of each node must be on one node ("STRICT_PACK"; else "PACK").
+        name_prefix: beginning of the actors' names; random by default.
+        detached: the workers outlive this driver.
+        worker_names, worker_handles: the workers to attach to.
+        ray_wait_register_center_timeout: seconds within which all constructors must have returned.
+        **kwargs: ``master_addr``, ``master_port``, ``master_port_range``: where the ranks meet; ``device_name``
+            ("cuda", "npu", "cpu"); ``worker_env``: variables for every rank; ``profile_steps`` and
+            ``worker_nsight_options``: profile the ranks with nsight; ``use_gpu``.
+
+    Raises:
+        PlacementError: the slots cannot be had.
+        WorkerInitError: a constructor raised; also an instance of what it raised.
+        ValueError: no actor of a given name.
+    """
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: list[str] | None = None,
+        worker_handles: list[Any] | None = None,
+        ray_wait_register_center_timeout: int = 300,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(resource_pool, **kwargs)
+        self.ray_cls_with_init = ray_cls_with_init
+        self.name_prefix = get_random_string(6) if name_prefix is None else name_prefix
+        self._ray_wait_register_center_timeout = ray_wait_register_center_timeout
+        self.fused_worker_used = ray_cls_with_init is not None and ray_cls_with_init.fused_worker_used
+        self.sub_cls_name = ""
+        self.wg_dict: dict[str, RayWorkerGroup] | None = None
+        self.method_names: list[str] = []
+        self.device_name: str = kwargs.get("device_name", "cuda")
+        self.profile_steps = kwargs.get("profile_steps")
+        self.worker_nsight_options = kwargs.get("worker_nsight_options")
+        self.customized_worker_env: dict[str, str] = kwargs.get("worker_env") or {}
+        self._ray_master_port_range = kwargs.get("master_port_range")
+        self._role = ""
+        if resource_pool is None:
+            self.use_gpu = kwargs.get("use_gpu", True)
+            self._attach(worker_names, worker_handles)
+        else:
+            check_order(resource_pool, ray_cls_with_init)
+            self.resource_pool = resource_pool
+            self.use_gpu = resource_pool.use_gpu
+            self._start(detached, bin_pack, kwargs)
+        if ray_cls_with_init is not None:
+            self.method_names = self._bind_worker_method(self._user_class, func_generator)
+
+    def _attach(self, names: list[str] | None, handles: list[Any] | None) -> None:
+        if not names and not handles:
+            raise CheckFailed(
+                "RayWorkerGroup without a resource_pool attaches to workers that exist: give worker_names=[...] or "
+                "worker_handles=[...]"
+            )
+        self._worker_names = list(names or [])
+        self._workers = list(handles) if handles else [handle_of(name) for name in self._worker_names]
+
+    def _start(self, detached: bool, bin_pack: bool, kwargs: dict[str, Any]) -> None:
+        started = start(
+            Order(
+                pool=self.resource_pool,
+                cls=self.ray_cls_with_init,
+                prefix=self.name_prefix,
+                detached=detached,
+                device_name=self.device_name,
+                worker_env=self.customized_worker_env,
+                nsight=self.worker_nsight_options if self.profile_steps else None,
+                strategy="STRICT_PACK" if bin_pack else "PACK",
+                timeout=float(self._ray_wait_register_center_timeout),
+                master=(kwargs.get("master_addr"), kwargs.get("master_port")),
+                port_range=self._ray_master_port_range,
+            )
+        )
+        self._workers, self._worker_names = started.handles, started.names
+        self._master_addr, self._master_port = started.master
+        own(self, started.release)
+
+    @property
+    def _user_class(self) -> type:
+        return _unwrap_ray_remote(self.ray_cls_with_init.cls)
+
+    @classmethod
+    def from_detached(
+        cls,
+        name_prefix: str | None = None,
+        worker_names: list[str] | None = None,
+        worker_handles: list[Any] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        **kwargs: Any,
+    ) -> RayWorkerGroup:
+        """A group of workers that exist, by their names or handles; it does not own them."""
+        return cls(
+            resource_pool=None,
+            ray_cls_with_init=ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+            **kwargs,
+        )
+
+    def _role_group(self, role: str) -> RayWorkerGroup:
+        group = self.from_detached(
+            name_prefix=self.name_prefix,
+            worker_names=self._worker_names,
+            worker_handles=self._workers,
+            ray_cls_with_init=self.ray_cls_with_init,
+            profile_steps=self.profile_steps,
+            worker_nsight_options=self.worker_nsight_options,
+            device_name=self.device_name,
+            use_gpu=self.use_gpu,
+        )
+        group._master_addr, group._master_port = self._master_addr, self._master_port
+        return group
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
+        """The roles of a colocated group by name, each to be used as a group of its own."""
+        if self.fused_worker_used or getattr(self._user_class, "is_fused_worker", False):
+            return self.spawn_fused(prefix_set)
+        groups: dict[str, RayWorkerGroup] = {}
+        for role in prefix_set:
+            group = groups[role] = self._role_group(role)
+            group._role = role
+            methods = getattr(self._user_class, "role_methods", {}).get(role)
+            if methods is None:
+                raise CheckFailed(
+                    f"{self._user_class.__name__} has no role {role!r}; its roles: {self._roles()}"
+                )
+            for name, alias in methods.items():
+                setattr(group, name, getattr(group, alias))
+        return groups
+
+    def spawn_fused(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
+        """As :meth:`spawn`, for a class of ``create_colocated_worker_cls_fused`` or one derived from a raw one."""
+        classes = getattr(self._user_class, "raw_cls_dict", {})
+        groups: dict[str, RayWorkerGroup] = {}
+        for role in prefix_set:
+            if role not in classes:
+                raise CheckFailed(
+                    f"{self._user_class.__name__} has no role {role!r}; its roles: {self._roles()}"
+                )
+            group = groups[role] = self._role_group(role)
+            group.fused_worker_used = True
+            group.sub_cls_name = role
+            for name in self.method_names:  # those of the fused class itself belong to it alone
+                group.__dict__.pop(name, None)
+            group.method_names = group._bind_worker_method(classes[role], func_generator)
+        return groups
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Make the roles attributes of this group: ``group.actor.update(...)``."""
+        if self.wg_dict is None:
+            self.wg_dict = self.spawn(prefix_set)
+        for role, group in self.wg_dict.items():
+            setattr(self, role, group)
+
+    def _roles(self) -> list[str]:
+        cls = self._user_class
+        return sorted(getattr(cls, "role_methods", None) or getattr(cls, "raw_cls_dict", {}))
+
+    def _execute_remote_single_worker(self, worker: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Ray's reference to the result of one call on one worker."""
+        if self.sub_cls_name:
+            remote = getattr(worker, self.fused_worker_execute_fn_name)
+            return remote.remote(f"{self.sub_cls_name}_fwmn_{method_name}", *args, **kwargs)
+        return getattr(worker, self._on_handle(method_name)).remote(*args, **kwargs)
+
+    def _on_handle(self, method_name: str) -> str:
+        if not self._role:
+            return method_name
+        return getattr(self._user_class, "role_methods")[self._role].get(method_name, method_name)  # noqa: B009
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call rank 0 with the arguments as they are, and wait."""
+        return self._wait(self.execute_rank_zero_async(method_name, *args, **kwargs), method_name)
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call rank 0 with the arguments as they are: Ray's reference to its result."""
+        return self._send(self._workers[:1], method_name, args, kwargs)[0]
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The same as :meth:`execute_rank_zero_async`."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The same as :meth:`execute_all_async`."""
+        return self.execute_all_async(method_name, *args, **kwargs)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call every rank, and wait."""
+        return self._wait(self.execute_all_async(method_name, *args, **kwargs), method_name)
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call every rank: Ray's references to the results, by rank.
+
+        Where all arguments are lists of world_size elements they are dealt out, one element to each rank;
+        otherwise all ranks get the same.
+        """
+        values = [*args, *kwargs.values()]
+        if all(isinstance(value, list) and len(value) == len(self._workers) for value in values):
+            return self._deal(method_name, args, kwargs)
+        return self._send(self._workers, method_name, args, kwargs)
+
+    def _send(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
+        parcels, shared = Parcels(), len(workers) > 1
+        args = [parcels.of(arg, shared) for arg in args]
+        kwargs = {key: parcels.of(value, shared) for key, value in kwargs.items()}
+        return [
+            self._execute_remote_single_worker(worker, method_name, *args, **kwargs) for worker in workers
+        ]
+
+    def _deal(self, method_name: str, args: Any, kwargs: Any) -> list[Any]:
+        parcels = Parcels()
+        columns: list[list[Any]] = [*args, *kwargs.values()]
+        times: dict[int, int] = {}
+        for element in (element for column in columns for element in column):
+            times[id(element)] = times.get(id(element), 0) + 1
+
+        def piece(element: Any) -> Any:
+            return parcels.of(element, times[id(element)] > 1)
+
+        return [
+            self._execute_remote_single_worker(
+                worker,
+                method_name,
+                *(piece(arg[rank]) for arg in args),
+                **{key: piece(value[rank]) for key, value in kwargs.items()},
+            )
+            for rank, worker in enumerate(self._workers)
+        ]
+
+    def _wait(self, output: Any, method_name: str) -> Any:
+        """The values of references; an error tells the ranks that raised it."""
+        try:
+            return ray.get(output)
+        except Exception as error:
+            if isinstance(output, list) and hasattr(error, "__dict__"):
+                where = f"rank {_failed(output)} of {len(output)}"
+                note = f"{type(self).__name__} {self.name_prefix!r}, {method_name}: raised on {where}"
+                error.__notes__ = [*getattr(error, "__notes__", []), note]
+            raise
+
+    def _is_worker_alive(self, worker: Any) -> bool:
+        return worker._get_local_state() != _DEAD
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The actors' names, by rank."""
+        return self._worker_names
+
+    @property
+    def workers(self) -> list[Any]:
+        """The actors' handles, by rank."""
+        return self._workers
+
+    @property
+    def master_address(self) -> str | None:
+        """Where the ranks meet."""
+        return self._master_addr
+
+    @property
+    def master_port(self) -> str | None:
+        """Where the ranks meet."""
+        return self._master_port
+
+    def __getattr__(self, name: str) -> Any:
+        cls = self.__dict__.get("ray_cls_with_init")
+        known = cls is not None and hasattr(_unwrap_ray_remote(cls.cls), name)
+        advice = (
+            f'; the class has it without @register: use execute_all_sync("{name}", ...), or register it'
+            if known
+            else ""
+        )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
+
+    def __reduce__(self) -> Any:
+        state = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in ("_checker_thread", "wg_dict")
+            and not isinstance(value, WorkerGroup | GroupMethod)
+        }
+        return _rebuild, (type(self), state, list(self.wg_dict or ()))
+
+
+def _failed(refs: list[Any]) -> str:
+    done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+    failed: list[int] = []
+    for rank, ref in enumerate(refs):
+        if ref in done:
+            try:
+                ray.get(ref)
+            except Exception:
+                failed.append(rank)
+    return ", ".join(map(str, failed)) or "unknown"
+
+
+def _rebuild(cls: type[RayWorkerGroup], state: dict[str, Any], roles: list[str]) -> RayWorkerGroup:
+    """A group that came from another process: it calls the same workers, and does not own them."""
+    group = cls.__new__(cls)
+    group.__dict__.update(state, _checker_thread=None, wg_dict=None)
+    _bind_again(group)
+    if roles:
+        group.fuse(roles)
+    return group
+
+
+def _bind_again(group: RayWorkerGroup) -> None:
+    bind: Callable[..., Any] = group._bind_worker_method
+    cls = group._user_class
+    if group.sub_cls_name:
+        group.method_names = bind(getattr(cls, "raw_cls_dict")[group.sub_cls_name], func_generator)  # noqa: B009
+        return
+    group.method_names = bind(cls, func_generator)
+    for name, alias in getattr(cls, "role_methods", {}).get(group._role, {}).items():
+        setattr(group, name, getattr(group, alias))

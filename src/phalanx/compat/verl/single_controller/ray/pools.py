@@ -1,0 +1,332 @@
+"""Pools of slots on Ray placement groups, as ``verl.single_controller.ray.base`` has them.
+
+A pool reserves nothing before its placement groups are asked for; then all of them are reserved, or none, through
+the library's own reservation, which tells at once what can never be placed.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import string
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from phalanx.compat.verl.errors import CheckFailed, NotEnoughGpus
+from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
+from phalanx.runtime import cluster
+from phalanx.runtime.pool import Holding
+from phalanx.runtime.pool import ResourcePool as NativePool
+from phalanx.topology.placement import bundle_resources
+from phalanx.topology.slots import Slot, SlotView
+from phalanx.transport.base import ReserveRequest
+from phalanx.transport.ray.placement import RayReservation
+
+_RESOURCES = {"cuda": "GPU", "npu": "NPU", "xpu": "GPU", "cpu": "GPU"}
+
+
+def get_random_string(length: int) -> str:
+    """Letters and digits, different in every process, whatever seed the user set."""
+    return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
+
+
+class RayResourcePool(ResourcePool):
+    """Slots on Ray: one placement group per entry of ``process_on_nodes``.
+
+    Args:
+        process_on_nodes: slots on each node.
+        use_gpu: whether a slot has an accelerator.
+        name_prefix: beginning of the placement groups' names; random by default.
+        max_colocate_count: how many groups share the slots; each gets that part of the accelerators.
+        detached: the slots outlive the driver.
+        accelerator_type: only nodes with this type.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: list[int] | None = None,
+        use_gpu: bool = True,
+        name_prefix: str | None = None,
+        max_colocate_count: int = 10,
+        detached: bool = False,
+        accelerator_type: str | None = None,
+    ) -> None:
+        super().__init__(process_on_nodes, max_colocate_count)
+        self.use_gpu = use_gpu
+        self.name_prefix = get_random_string(6) if name_prefix is None else name_prefix
+        self.pgs: list[PlacementGroup] | None = None
+        self.detached = detached
+        self.accelerator_type = accelerator_type
+
+    def get_placement_groups(
+        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
+    ) -> list[PlacementGroup]:
+        """The placement groups, by node address; reserved at the first call.
+
+        Raises:
+            PlacementError: the cluster cannot hold them, with a table of what it has.
+        """
+        if self.pgs is None:
+            transport = cluster.transport("ray")
+            resource = _RESOURCES.get(device_name, "GPU") if self.use_gpu else None
+            prefix = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self._store))}"
+            request = ReserveRequest(
+                name=prefix,
+                blocks=tuple(self._store),
+                bundle=bundle_resources(resource, 1, self.accelerator_type),
+                detached=self.detached,
+                strategy=strategy,
+                names=tuple(f"{prefix}:{index}" for index in range(len(self._store))),
+            )
+            self.pgs = sort_placement_group_by_node_ip(list(transport.reserve(request).ids))
+        return self.pgs
+
+    def _places(self) -> list[tuple[int, int]]:
+        """By rank: index of the placement group, and of the bundle in it."""
+        groups = self.get_placement_groups()
+        sizes = _fitted(self._store, groups)
+        return [(index, bundle) for index, size in enumerate(sizes) for bundle in range(size)]
+
+
+class SubRayResourcePool(RayResourcePool):
+    """Some consecutive slots of placement groups that exist."""
+
+    def __init__(
+        self,
+        placement_groups: list[PlacementGroup],
+        start_bundle_index: int,
+        subgroup_world_size: int,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pgs = placement_groups
+        self.start_bundle_index = start_bundle_index
+        self.subgroup_world_size = subgroup_world_size
+
+    @property
+    def world_size(self) -> int:
+        """Number of its slots."""
+        return self.subgroup_world_size
+
+    def _places(self) -> list[tuple[int, int]]:
+        flat = [(index, bundle) for index, pg in enumerate(self.pgs) for bundle in range(pg.bundle_count)]
+        stop = self.start_bundle_index + self.subgroup_world_size
+        if stop > len(flat):
+            raise CheckFailed(
+                f"slots {self.start_bundle_index} to {stop - 1} of placement groups with {len(flat)} bundles: there "
+                "are not so many"
+            )
+        return flat[self.start_bundle_index : stop]
+
+
+def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
+    """``sizes`` in the order of the groups: sorting by node address may have exchanged groups of unlike size."""
+    counts = [pg.bundle_count for pg in groups]
+    if sorted(sizes) == sorted(counts):
+        return counts
+    if len(sizes) != len(groups) or any(size > count for size, count in zip(sizes, counts, strict=True)):
+        raise CheckFailed(
+            f"a pool of {sizes} on placement groups of {counts} bundles: expected a group for each node, large enough"
+        )
+    return sizes
+
+
+def native_pool(pool: RayResourcePool, device_name: str) -> NativePool:
+    """The library's own view of a pool's slots, in rank order; it owns nothing."""
+    groups = pool.get_placement_groups(device_name=device_name)
+    places = pool._places()
+    if not places:
+        raise CheckFailed(
+            f"the pool {pool.name_prefix!r} has no slots; give it process_on_nodes, such as [8]"
+        )
+    bundle = {key: float(value) for key, value in groups[0].bundle_specs[0].items()}
+    resource = _RESOURCES.get(device_name, "GPU") if pool.use_gpu else None
+    name = pool.name_prefix
+    holding = Holding(
+        pool=name,
+        transport=cluster.transport("ray"),
+        reservation=RayReservation(name, list(groups)),
+        bundle=bundle,
+        resource=resource,
+        max_colocate_count=pool.max_colocate_count,
+        accelerators_per_slot=1 if resource else 0,
+        detached=pool.detached,
+        reservation_name=name,
+    )
+    view = SlotView(tuple(Slot(index, bundle, name) for index, bundle in places))
+    return NativePool.of(name, view, {name: holding})
+
+
+def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
+    """By address of the node (as numbers), then by where the group was created."""
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+
+    def key(pg: PlacementGroup) -> tuple[Any, ...]:
+        node_id = placement_group_table(pg)["bundles_to_node_id"].get(0, "")
+        return _address_key(addresses.get(node_id, ""))
+
+    return sorted(pgs, key=key)
+
+
+def _address_key(address: str) -> tuple[Any, ...]:
+    try:
+        return (0, tuple(socket.inet_pton(socket.AF_INET, address)))
+    except OSError:
+        return (1, address)
+
+
+def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
+    """The slots of both pools; groups on it share the accelerators with theirs.
+
+    Raises:
+        CheckFailed: the pools differ in use_gpu, max_colocate_count, detached or accelerator_type.
+    """
+    for option in ("use_gpu", "max_colocate_count", "n_gpus_per_node", "detached"):
+        if getattr(rp1, option) != getattr(rp2, option):
+            raise CheckFailed(
+                f"merge_resource_pool: {option} is {getattr(rp1, option)} in one pool and {getattr(rp2, option)} in "
+                "the other; both must be made with the same"
+            )
+    merged = RayResourcePool(
+        rp1.store + rp2.store,
+        rp1.use_gpu,
+        f"{rp1.name_prefix}_{rp2.name_prefix}",
+        rp1.max_colocate_count,
+        rp1.detached,
+        rp1.accelerator_type if rp1.accelerator_type == rp2.accelerator_type else None,
+    )
+    merged.pgs = rp1.get_placement_groups() + rp2.get_placement_groups()
+    return merged
+
+
+def split_resource_pool(
+    resource_pool: RayResourcePool, split_size: int | list[int]
+) -> list[SubRayResourcePool]:
+    """Pools of consecutive slots: of ``split_size`` each, or of these sizes where it is a list.
+
+    Raises:
+        CheckFailed: the sizes do not add up to the pool's.
+    """
+    world_size = resource_pool.world_size
+    if isinstance(split_size, int):
+        if split_size < 1 or world_size % split_size:
+            raise CheckFailed(
+                f"split_size={split_size} does not divide the pool's world size {world_size}; give a divisor, or a "
+                "list of sizes"
+            )
+        sizes = [split_size] * (world_size // split_size)
+    else:
+        sizes = [int(size) for size in split_size]
+        if sum(sizes) != world_size or min(sizes, default=0) < 1:
+            raise CheckFailed(f"split_size={sizes}: the sizes must be positive and add up to {world_size}")
+    start = int(getattr(resource_pool, "start_bundle_index", 0))
+    starts = [start + sum(sizes[:index]) for index in range(len(sizes))]
+    groups = resource_pool.get_placement_groups()
+    return [
+        SubRayResourcePool(
+            placement_groups=groups,
+            start_bundle_index=begin,
+            subgroup_world_size=size,
+            process_on_nodes=resource_pool.store,
+            use_gpu=resource_pool.use_gpu,
+            name_prefix=f"{resource_pool.name_prefix}_split_{index}",
+            max_colocate_count=resource_pool.max_colocate_count,
+            detached=resource_pool.detached,
+            accelerator_type=resource_pool.accelerator_type,
+        )
+        for index, (begin, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+
+
+def extract_pg_from_exist(
+    resource_pools: dict[str, RayResourcePool], src_role_names: list[str], resource_pool: RayResourcePool
+) -> list[PlacementGroup]:
+    """A placement group of the named pools for each node of ``resource_pool``, large ones for large nodes.
+
+    Raises:
+        CheckFailed: there are too few, or too small ones.
+    """
+    offered = [
+        pg
+        for name, pool in resource_pools.items()
+        if name in src_role_names
+        for pg in pool.get_placement_groups()
+    ]
+    offered.sort(key=lambda pg: pg.bundle_count, reverse=True)
+    wanted = sorted(enumerate(resource_pool.store), key=lambda entry: entry[1], reverse=True)
+    taken: list[tuple[int, PlacementGroup]] = []
+    for (index, size), pg in zip(wanted, offered, strict=False):
+        if size > pg.bundle_count:
+            break
+        taken.append((index, pg))
+    if len(taken) < len(wanted):
+        raise CheckFailed(
+            f"a pool of {resource_pool.store} cannot be taken from placement groups of "
+            f"{[pg.bundle_count for pg in offered]} bundles: one group, large enough, is needed for each node"
+        )
+    return [pg for _, pg in sorted(taken, key=lambda entry: entry[0])]
+
+
+@dataclass
+class ResourcePoolManager:
+    """Pools by name, and which pool each role is on.
+
+    Attributes:
+        resource_pool_spec: pool name to slots by node.
+        mapping: role to pool name.
+        max_colocate_count: of every pool.
+    """
+
+    resource_pool_spec: dict[str, list[int]]
+    mapping: dict[Any, str]
+    max_colocate_count: int = 3
+    resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
+
+    def create_resource_pool(self) -> None:
+        """Make all pools, and check that the cluster has the accelerators for them."""
+        for name, process_on_nodes in self.resource_pool_spec.items():
+            self.resource_pool_dict[name] = RayResourcePool(
+                process_on_nodes,
+                use_gpu=True,
+                name_prefix=name,
+                max_colocate_count=self.max_colocate_count,
+            )
+        self._check_resource_available()
+
+    def get_resource_pool(self, role: Any) -> RayResourcePool:
+        """The pool of a role."""
+        return self.resource_pool_dict[self.mapping[role]]
+
+    def get_n_gpus(self) -> int:
+        """Number of accelerators of all pools together."""
+        return sum(count for counts in self.resource_pool_spec.values() for count in counts)
+
+    def _check_resource_available(self) -> None:
+        nodes = cluster.transport("ray").nodes()
+        total = sum(node.total.get("GPU", node.total.get("NPU", 0.0)) for node in nodes)
+        if total < self.get_n_gpus():
+            raise NotEnoughGpus(
+                f"Total available GPUs {total} is less than total desired GPUs {self.get_n_gpus()}: the pools ask for "
+                f"{self.resource_pool_spec}; make them smaller, or start Ray on more accelerators"
+            )
+
+
+def _free_port(port_range: list[int] | None) -> int:
+    first, last = (0, 1) if port_range is None else (int(port_range[0]), int(port_range[1]))
+    for port in range(first, max(last, first + 1)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise CheckFailed(f"no free port in master_port_range={port_range}; give a larger range [first, last)")
+
+
+@ray.remote(num_cpus=0)
+def get_master_addr_port(master_port_range: list[int] | None = None) -> tuple[str, str]:
+    """The address of the node where it runs, and a free port there, the first of a range if one is given."""
+    return ray.util.get_node_ip_address().strip("[]"), str(_free_port(master_port_range))

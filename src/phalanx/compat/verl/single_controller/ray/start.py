@@ -1,0 +1,220 @@
+"""Starting the ranks of a drop-in group: the library's own launch, under the names that verl's code relies on."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.remote import make_host
+from phalanx.compat.verl.single_controller.ray.classes import (
+    RayClassWithInitArgs,
+    _unwrap_ray_remote,
+    merge_runtime_env,
+)
+from phalanx.compat.verl.single_controller.ray.pools import (
+    RayResourcePool,
+    get_master_addr_port,
+    native_pool,
+)
+from phalanx.declare.bind import ClassWithInitArgs as NativeClass
+from phalanx.runtime.core import GroupCore, GroupRecord
+from phalanx.runtime.launch import Launched, Processes, launch
+from phalanx.runtime.options import GroupOptions
+from phalanx.runtime.pool import ResourcePool as NativePool
+from phalanx.transport.base import Facade, Reservation, Transport
+from phalanx.wire.messages import RankSetup
+
+_log = logging.getLogger(__name__)
+_HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
+_WITHOUT_EFFECT = ("enable_task_events", "num_returns", "_metadata", "num_gpus", "concurrency_groups")
+_BEFORE_START = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
+_ASYNC_CONCURRENCY = 1000  # what Ray gives an actor with async methods
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a group asks for when its ranks are started."""
+
+    pool: RayResourcePool
+    cls: RayClassWithInitArgs
+    prefix: str
+    detached: bool
+    device_name: str
+    worker_env: Mapping[str, str]
+    nsight: Any
+    strategy: str
+    timeout: float
+    master: tuple[str | None, str | None]
+    port_range: list[int] | None
+
+
+@dataclass
+class Started:
+    """Ranks whose constructors have returned."""
+
+    handles: list[Any]
+    names: list[str]
+    master: tuple[str, str]
+    release: Callable[[], None]
+
+
+def start(order: Order) -> Started:
+    """Start one actor per slot, in the order of the pool's bundles, and wait for their constructors.
+
+    Raises:
+        PlacementError: no room for them.
+        WorkerInitError: a constructor raised; also an instance of what it raised.
+    """
+    order.pool.get_placement_groups(strategy=order.strategy, device_name=order.device_name)
+    pool = native_pool(order.pool, order.device_name)
+    user_class = _unwrap_ray_remote(order.cls.cls)
+    names = tuple(f"{order.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots)
+    processes = Processes(
+        class_name=user_class.__name__,
+        methods=tuple(Facade(name, "", name) for name in callables(user_class)),
+        names=names,
+        namespace=ray.get_runtime_context().namespace,
+        factory=make_host,
+    )
+    bound = NativeClass(user_class, *order.cls.args, **order.cls.kwargs)
+    master = _master(order, pool)
+    core = _core(user_class.__name__, pool)
+    launched = launch(
+        pool,
+        {"": bound},
+        f"{order.prefix}{user_class.__name__}",
+        0,
+        _options(order, user_class),
+        core.outlet,
+        processes=processes,
+        amend=lambda setup: _amended(setup, order, master),
+    )
+    _settle(launched, core, order.timeout)
+    environment = launched.setups[0].environment
+    return Started(
+        handles=[endpoint.handle for endpoint in launched.endpoints],
+        names=list(names),
+        master=(environment["MASTER_ADDR"], environment["MASTER_PORT"]),
+        release=_releaser(pool.transport, launched.extras),
+    )
+
+
+def _core(class_name: str, pool: NativePool) -> GroupCore:
+    """The library's own view of the ranks, for as long as they are being started."""
+    record = GroupRecord(
+        class_name, 0, methods={"": {}}, callables={"": frozenset()}, classes={"": class_name}
+    )
+    return GroupCore(record, pool.transport, [], owner=True)
+
+
+def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
+    core.endpoints[:] = launched.endpoints
+    try:
+        core.settle_setup(core.watch_setup(launched.tickets), timeout)
+    except BaseException:
+        core.transport.kill(launched.endpoints)
+        _releaser(core.transport, launched.extras)()
+        raise
+
+
+def _releaser(transport: Transport, extras: Reservation | None) -> Callable[[], None]:
+    return lambda: transport.release(extras) if extras is not None and ray.is_initialized() else None
+
+
+def callables(cls: type) -> list[str]:
+    """Names of the methods by which a handle may call a worker of this class."""
+    return [
+        name
+        for name in dir(cls)
+        if not (name.startswith("__") and name.endswith("__")) and callable(getattr(cls, name, None))
+    ]
+
+
+def _has_async(cls: type) -> bool:
+    classes = [cls, *getattr(cls, "raw_cls_dict", {}).values()]
+    return any(
+        inspect.iscoroutinefunction(getattr(one, name, None)) for one in classes for name in callables(one)
+    )
+
+
+def _options(order: Order, cls: type) -> GroupOptions:
+    given = order.cls.ray_options()
+    for name in sorted(set(given) - {*_HONOURED, *_WITHOUT_EFFECT}):
+        if not name.startswith("_"):
+            _log.warning("Ray option %s=%r of %s has no effect in a group", name, given[name], cls.__name__)
+    early = {name: value for name, value in order.worker_env.items() if name in _BEFORE_START}
+    runtime_env = merge_runtime_env(given.get("runtime_env"), {"env_vars": early} if early else None)
+    if order.nsight is not None:
+        runtime_env["nsight"] = order.nsight
+    concurrency = given.get("max_concurrency") or None
+    if _has_async(cls) and (concurrency is None or concurrency == 1):
+        concurrency = _ASYNC_CONCURRENCY
+    return GroupOptions(
+        env={name: str(value) for name, value in order.worker_env.items()},
+        runtime_env=runtime_env or None,
+        num_cpus=given.get("num_cpus"),
+        memory=given.get("memory"),
+        resources=given.get("resources") or {},
+        start_timeout=order.timeout,
+        max_concurrency=concurrency,
+        detached=order.detached,
+    )
+
+
+def _master(order: Order, pool: NativePool) -> tuple[str, str] | None:
+    """Where the user wants the ranks to meet; None leaves it to the library, whose rank 0 holds the port already."""
+    address, port = order.master
+    if order.port_range is None and address is None and port is None:
+        return None
+    slot = pool.slots[0]
+    where = PlacementGroupSchedulingStrategy(
+        pool.holdings[slot.pool].reservation.ids[slot.block], placement_group_bundle_index=slot.bundle
+    )
+    found = ray.get(get_master_addr_port.options(scheduling_strategy=where).remote(order.port_range))
+    return str(address or found[0]), str(port or found[1])
+
+
+def _amended(setup: RankSetup, order: Order, master: tuple[str, str] | None) -> RankSetup:
+    """The variables that verl's workers find beside torch's own."""
+    environment = {
+        **setup.environment,
+        "WG_PREFIX": order.prefix,
+        "WG_BACKEND": "ray",
+        "RAY_LOCAL_WORLD_SIZE": str(setup.local_world_size),
+        "RAY_LOCAL_RANK": str(setup.local_rank),
+        "LOCAL_WORLD_SIZE": "1",  # each process sees its own device only
+        "LOCAL_RANK": "0",
+    }
+    if master is not None:
+        environment["MASTER_ADDR"], environment["MASTER_PORT"] = master
+    return replace(setup, environment=environment, local_device=0)
+
+
+def own(group: Any, release: Callable[[], None]) -> None:
+    """Give back what was reserved beside the slots once the group is gone."""
+    weakref.finalize(group, release)
+
+
+def handle_of(name: str) -> Any:
+    """The actor of that name in this driver's namespace. Raises ValueError where there is none."""
+    return ray.get_actor(name)
+
+
+def check_order(pool: Any, cls: Any) -> None:
+    """The two things that a new group needs."""
+    if not isinstance(pool, RayResourcePool):
+        raise CheckFailed(
+            f"RayWorkerGroup(resource_pool={pool!r}): expected a RayResourcePool, such as RayResourcePool([4])"
+        )
+    if not isinstance(cls, RayClassWithInitArgs):
+        raise CheckFailed(
+            f"RayWorkerGroup(ray_cls_with_init={cls!r}): expected RayClassWithInitArgs(cls=ray.remote(MyWorker), ...)"
+        )
