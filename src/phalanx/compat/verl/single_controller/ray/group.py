@@ -311,8 +311,7 @@ class RayWorkerGroup(WorkerGroup):
         state = {
             key: value
             for key, value in self.__dict__.items()
-            if key not in ("_checker_thread", "wg_dict")
-            and not isinstance(value, WorkerGroup | GroupMethod)
+            if key not in ("_checker_thread", "wg_dict") and not isinstance(value, WorkerGroup | GroupMethod)
         }
         return _rebuild, (type(self), state, list(self.wg_dict or ()))
 

@@ -1,0 +1,239 @@
+"""Several roles in one process per rank: colocated, fused, derived from a raw fused class, nested."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from phalanx.compat.verl import DataProto
+from phalanx.compat.verl.single_controller.base import Worker
+from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
+from phalanx.compat.verl.single_controller.ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+    create_colocated_worker_cls_fused,
+)
+from phalanx.compat.verl.single_controller.ray.base import (
+    FusedWorkerCLSName,
+    _unwrap_ray_remote,
+    create_colocated_worker_raw_cls,
+)
+
+
+@ray.remote
+class Actor(Worker):
+    def __init__(self, x: int = 0) -> None:
+        super().__init__()
+        self.x = x
+
+    @register(Dispatch.ONE_TO_ALL)
+    def add(self, y: int) -> int:
+        return self.x + y + self.rank
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def add_soon(self, y: int) -> int:
+        return self.x + y
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def add_rank(self, data: DataProto) -> DataProto:
+        data.batch["a"] += self.rank
+        return data
+
+    @register(Dispatch.DIRECT_ROLLOUT_METHOD)
+    def generate(self, x: int) -> int:
+        return x + 1
+
+    @register(Dispatch.ONE_TO_ALL)
+    def process(self) -> int:
+        return os.getpid()
+
+
+@ray.remote
+class Critic(Worker):
+    def __init__(self, config: dict[str, int]) -> None:
+        super().__init__()
+        self.config = config
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sub(self, y: int) -> int:
+        return self.config["b"] - y
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    async def sub_b(self, data: DataProto) -> DataProto:
+        data.batch["a"] -= self.config["b"]
+        return data
+
+    @register(Dispatch.ONE_TO_ALL)
+    def peers(self) -> dict[str, str]:
+        return {name: type(peer).__name__ for name, peer in self.fused_worker_dict.items()}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def ask_actor(self, y: int) -> int:
+        return self.get_fused_worker_by_name("actor_rollout").add(y)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def process(self) -> int:
+        return os.getpid()
+
+
+def roles() -> dict[str, RayClassWithInitArgs]:
+    return {
+        "actor_rollout": RayClassWithInitArgs(Actor, x=1),
+        "critic": RayClassWithInitArgs(Critic, config={"b": 10}),
+    }
+
+
+def started(cls: RayClassWithInitArgs, prefix: str) -> Iterator[RayWorkerGroup]:
+    group = RayWorkerGroup(RayResourcePool([2], use_gpu=False), cls, name_prefix=prefix)
+    yield group
+    for worker in group.workers:
+        ray.kill(worker)
+
+
+@pytest.fixture(scope="module")
+def colocated(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+    yield from started(create_colocated_worker_cls(roles()), "colocated")
+
+
+@pytest.fixture(scope="module")
+def fused(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+    yield from started(create_colocated_worker_cls_fused(roles()), "fused")
+
+
+@pytest.fixture(scope="module")
+def hybrid(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+    class Hybrid(create_colocated_worker_raw_cls(roles())):
+        @register(Dispatch.ONE_TO_ALL)
+        def both(self, y: int) -> int:
+            return self.critic.sub(self.actor_rollout.add(y))
+
+    cls = RayClassWithInitArgs(cls=ray.remote(Hybrid))
+    cls.fused_worker_used = True
+    yield from started(cls, "hybrid")
+
+
+@pytest.fixture(params=["colocated", "fused"])
+def spawned(request: pytest.FixtureRequest) -> dict[str, RayWorkerGroup]:
+    return request.getfixturevalue(request.param).spawn({"actor_rollout", "critic"})
+
+
+def test_actors_bear_the_name_of_the_made_class(colocated: RayWorkerGroup, fused: RayWorkerGroup) -> None:
+    assert colocated.worker_names[0] == "colocatedWorkerDict_0:0"
+    assert fused.worker_names[0] == f"fused{FusedWorkerCLSName}_actor_rollout_critic_0:0"
+
+
+def test_each_role_is_a_group_of_its_own(spawned: dict[str, RayWorkerGroup]) -> None:
+    assert spawned["actor_rollout"].add(1) == [2, 3]
+    assert spawned["critic"].sub(3) == [7, 7]
+
+
+def test_roles_share_their_processes(spawned: dict[str, RayWorkerGroup]) -> None:
+    assert spawned["actor_rollout"].process() == spawned["critic"].process()
+
+
+def test_rows_are_split_over_the_ranks_of_a_role(spawned: dict[str, RayWorkerGroup]) -> None:
+    output = spawned["actor_rollout"].add_rank(DataProto.from_dict({"a": torch.zeros(4)}))
+
+    assert output.batch["a"].tolist() == [0, 0, 1, 1]
+
+
+def test_async_methods_of_roles_give_their_values(spawned: dict[str, RayWorkerGroup]) -> None:
+    output = spawned["critic"].sub_b(DataProto.from_dict({"a": torch.zeros(4)}))
+
+    assert output.batch["a"].tolist() == [-10] * 4
+    assert spawned["actor_rollout"].add_soon(2) == [3, 3]
+
+
+def test_a_roles_method_by_name(spawned: dict[str, RayWorkerGroup]) -> None:
+    assert spawned["actor_rollout"].execute_all_sync("add", [1, 2]) == [2, 4]
+
+
+def test_a_role_has_only_its_own_methods(fused: RayWorkerGroup) -> None:
+    with pytest.raises(AttributeError):
+        fused.spawn({"critic"})["critic"].add  # noqa: B018
+
+
+def test_a_role_that_there_is_not(spawned: dict[str, RayWorkerGroup], fused: RayWorkerGroup) -> None:
+    with pytest.raises(AssertionError, match="its roles"):
+        fused.spawn({"reward"})
+
+
+def test_the_group_itself_has_the_methods_under_the_roles_names(colocated: RayWorkerGroup) -> None:
+    assert colocated.actor_rollout_add(1) == [2, 3]
+    assert ray.get(colocated.workers[0].critic_sub.remote(1)) == 9
+
+
+def test_a_rollouts_direct_method_has_its_own_name_on_the_handle(colocated: RayWorkerGroup) -> None:
+    assert ray.get(colocated.workers[0].generate.remote(1)) == 2
+
+
+def test_fused_roles_know_each_other(fused: RayWorkerGroup) -> None:
+    critic = fused.spawn({"critic"})["critic"]
+
+    assert critic.peers() == [{"actor_rollout": "Actor", "critic": "Critic"}] * 2
+    assert critic.ask_actor(5) == [6, 7]
+
+
+def test_a_fused_worker_is_called_by_role_and_method(fused: RayWorkerGroup) -> None:
+    assert ray.get(fused.workers[1]._fuw_execute.remote("actor_rollout_fwmn_add", 5)) == 7
+
+
+def test_a_fused_worker_refuses_a_role_that_it_has_not(fused: RayWorkerGroup) -> None:
+    with pytest.raises(AssertionError, match="reward_fwmn_add"):
+        ray.get(fused.workers[1]._fuw_execute.remote("reward_fwmn_add", 5))
+
+
+def test_a_class_derived_from_a_fused_one_calls_its_roles(hybrid: RayWorkerGroup) -> None:
+    assert hybrid.both(1) == [8, 7]
+
+
+def test_fuse_makes_roles_attributes(hybrid: RayWorkerGroup) -> None:
+    hybrid.fuse({"actor_rollout", "critic"})
+
+    assert (hybrid.actor_rollout.add(1), hybrid.critic.sub(1), hybrid.both(1)) == ([2, 3], [9, 9], [8, 7])
+
+
+def test_a_group_with_roles_travels(hybrid: RayWorkerGroup) -> None:
+    hybrid.fuse({"actor_rollout", "critic"})
+
+    @ray.remote(num_cpus=0)
+    def call(group: RayWorkerGroup) -> Any:
+        return group.actor_rollout.add(1), group.both(1)
+
+    assert ray.get(call.remote(hybrid)) == ([2, 3], [8, 7])
+
+
+def test_methods_of_a_made_class_are_registered_as_the_roles_are() -> None:
+    cls = _unwrap_ray_remote(create_colocated_worker_cls(roles()).cls)
+
+    assert getattr(cls.actor_rollout_add, MAGIC_ATTR)["dispatch_mode"] is Dispatch.ONE_TO_ALL
+
+
+def test_only_workers_share_a_process_in_this_way() -> None:
+    with pytest.raises(AssertionError, match="derive from Worker"):
+        create_colocated_worker_cls({"dict": RayClassWithInitArgs(dict)})
+
+
+def test_a_worker_inside_a_worker(ray_cluster: None) -> None:
+    inner = _unwrap_ray_remote(Actor)
+
+    @ray.remote
+    class Outer(Worker):
+        def __init__(self, x: int) -> None:
+            super().__init__()
+            self.inner = inner(x=x)
+
+        @register(Dispatch.ONE_TO_ALL)
+        def add(self, y: int) -> int:
+            return self.inner.add(y)
+
+    group = RayWorkerGroup(RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(Outer, x=2))
+
+    assert group.add(1) == [3, 4]
