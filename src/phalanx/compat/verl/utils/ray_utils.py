@@ -34,11 +34,11 @@ def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> li
     Raises:
         Refused: there are no values.
     """
+    require(data_list, "data_list is empty: give at least one value to put")
     import ray
 
     from phalanx.wire.codec import encode
 
-    require(data_list, "data_list is empty: give at least one value to put")
     threads = min(len(data_list), _MOST_THREADS) if max_workers is None else max_workers
     with ThreadPoolExecutor(max_workers=threads) as pool:
         return list(pool.map(lambda value: ray.put(encode(value)), data_list))
