@@ -7,6 +7,7 @@ table are in ``dispatch_functions`` and ``megatron_functions`` and have their na
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -204,10 +205,12 @@ def _check_execute_mode(execute_mode: Any) -> None:
 
 def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with the value in place of each ``DataProtoFuture``."""
-    from phalanx.compat.verl.protocol import DataProtoFuture
+    protocol = sys.modules.get("phalanx.compat.verl.protocol")
+    if protocol is None:  # then there are no such futures in this process, and its import costs seconds
+        return args, kwargs
 
     def value(given: Any) -> Any:
-        return given.get() if isinstance(given, DataProtoFuture) else given
+        return given.get() if isinstance(given, protocol.DataProtoFuture) else given
 
     return tuple(map(value, args)), {key: value(given) for key, given in kwargs.items()}
 

@@ -1,0 +1,339 @@
+"""Dispatch modes, their functions and their registry, without a backend."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from phalanx.compat.verl import DataProto
+from phalanx.compat.verl.protocol import DataProtoFuture
+from phalanx.compat.verl.single_controller.base import Worker
+from phalanx.compat.verl.single_controller.base import decorator as d
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
+from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo
+
+
+@pytest.fixture
+def group() -> SimpleNamespace:
+    return SimpleNamespace(world_size=2)
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    kept = dict(d.DISPATCH_MODE_FN_REGISTRY)
+    yield
+    d.DISPATCH_MODE_FN_REGISTRY.clear()
+    d.DISPATCH_MODE_FN_REGISTRY.update(kept)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.get(name, "0"))
+    monkeypatch.setenv("REDIS_STORE_SERVER_HOST", "")
+
+
+def rows(count: int, **options: Any) -> DataProto:
+    return DataProto.from_dict({"a": torch.arange(count)}, **options)
+
+
+def test_the_modes_have_verls_numbers() -> None:
+    names = ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL", "DP_COMPUTE", "DP_COMPUTE_PROTO"]
+    names += ["DP_COMPUTE_PROTO_WITH_FUNC", "DP_COMPUTE_METRIC", "DIRECT_ROLLOUT_METHOD"]
+
+    assert [getattr(Dispatch, name).value for name in names] == list(range(8))
+    assert [mode.name for mode in Execute] == ["ALL", "RANK_ZERO"]
+
+
+def test_modes_travel_as_themselves() -> None:
+    assert pickle.loads(pickle.dumps(Dispatch.DP_COMPUTE)) is Dispatch.DP_COMPUTE
+
+
+def test_every_mode_has_its_functions() -> None:
+    assert all({"dispatch_fn", "collect_fn"} == set(d.get_predefined_dispatch_fn(mode)) for mode in Dispatch)
+
+
+def test_a_new_mode(registry: None) -> None:
+    d.register_dispatch_mode("TO_NOBODY", d.dispatch_all_to_all, d.collect_all_to_all)
+
+    try:
+        assert d.get_predefined_dispatch_fn(Dispatch.TO_NOBODY)["dispatch_fn"] is d.dispatch_all_to_all
+    finally:
+        Dispatch.remove("TO_NOBODY")
+
+
+def test_a_mode_is_registered_once(registry: None) -> None:
+    with pytest.raises(ValueError, match="ONE_TO_ALL"):
+        d.register_dispatch_mode("ONE_TO_ALL", d.dispatch_all_to_all, d.collect_all_to_all)
+
+
+def test_a_mode_gets_other_functions(registry: None) -> None:
+    d.update_dispatch_mode(Dispatch.ONE_TO_ALL, d.dispatch_all_to_all, d.collect_dp_compute)
+
+    assert d.get_predefined_dispatch_fn(Dispatch.ONE_TO_ALL)["collect_fn"] is d.collect_dp_compute
+
+
+@pytest.mark.parametrize("mode", [5, "ONE_TO_ALL", {"dispatch_fn": print}])
+def test_no_mode(mode: Any) -> None:
+    with pytest.raises(AssertionError, match="dispatch_mode"):
+        register(mode)
+
+
+def test_no_execute_mode() -> None:
+    with pytest.raises(AssertionError, match="execute_mode"):
+        register(Dispatch.ONE_TO_ALL, execute_mode=Dispatch.ONE_TO_ALL)
+
+
+def test_the_execute_functions_by_name() -> None:
+    assert d.get_predefined_execute_fn(Execute.RANK_ZERO) == {"execute_fn_name": "execute_rank_zero"}
+
+
+def test_a_registered_method_keeps_its_name_and_how_it_was_registered() -> None:
+    @register(Dispatch.DP_COMPUTE, blocking=False)
+    def method(self: Any) -> None:
+        "What it does."
+
+    assert (method.__name__, method.__doc__) == ("method", "What it does.")
+    assert getattr(method, d.MAGIC_ATTR) == {
+        "dispatch_mode": Dispatch.DP_COMPUTE,
+        "execute_mode": Execute.ALL,
+        "blocking": False,
+    }
+
+
+def test_an_async_method_stays_one() -> None:
+    @register(Dispatch.ONE_TO_ALL)
+    async def method(self: Any) -> None: ...
+
+    assert inspect.iscoroutinefunction(method)
+
+
+def test_futures_are_waited_for_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataProtoFuture, "get", lambda self: "its value")
+    future = DataProtoFuture(collect_fn=None, futures=[])  # type: ignore[arg-type]
+
+    def method(self: Any, given: Any, other: Any = None) -> Any:
+        return given, other
+
+    assert register(Dispatch.ONE_TO_ALL)(method)(None, future, other=future) == ("its value", "its value")
+    assert register(Dispatch.ONE_TO_ALL, materialize_futures=False)(method)(None, future)[0] is future
+
+
+def test_one_to_all_repeats(group: Any) -> None:
+    assert d.dispatch_one_to_all(group, 1, a=[2]) == (([1, 1],), {"a": [[2], [2]]})
+
+
+def test_all_to_all_leaves_alone(group: Any) -> None:
+    assert d.dispatch_all_to_all(group, 1, a=[2]) == ((1,), {"a": [2]})
+
+
+def test_dp_compute_wants_an_element_for_each_rank(group: Any) -> None:
+    assert d.dispatch_dp_compute(group, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
+    with pytest.raises(AssertionError, match="world_size = 2"):
+        d.dispatch_dp_compute(group, 5)
+
+
+def test_dp_compute_wants_an_output_of_each_rank(group: Any) -> None:
+    with pytest.raises(AssertionError):
+        d.collect_dp_compute(group, [1])
+
+
+@pytest.mark.parametrize("value", [rows(4), TensorDict({"a": torch.arange(4)}, [4])])
+def test_rows_are_split_in_order(group: Any, value: Any) -> None:
+    [pieces], _ = d.dispatch_dp_compute_data_proto(group, value)
+
+    found = [(piece.batch if isinstance(piece, DataProto) else piece)["a"].tolist() for piece in pieces]
+    assert found == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("value", [3, "text", torch.zeros(4)])
+def test_what_has_no_rows_is_refused(group: Any, value: Any) -> None:
+    with pytest.raises(AssertionError, match="ONE_TO_ALL"):
+        d.dispatch_dp_compute_data_proto(group, value)
+
+
+def test_padding_is_told_and_the_callers_batch_is_left_alone(group: Any) -> None:
+    data = rows(3, auto_padding=True)
+
+    [pieces], extra = d.dispatch_dp_compute_data_proto(group, data)
+
+    assert [len(piece) for piece in pieces] == [2, 2]
+    assert extra == {d._padding_size_key: 1}
+    assert data.batch["a"].tolist() == [0, 1, 2]
+
+
+def test_padded_arguments_of_unlike_length_are_refused(group: Any) -> None:
+    with pytest.raises(AssertionError, match="rows"):
+        d.dispatch_dp_compute_data_proto(group, rows(3, auto_padding=True), rows(5, auto_padding=True))
+
+
+def test_a_function_goes_to_all_and_rows_are_split(group: Any) -> None:
+    def function(worker: Any, data: Any) -> Any: ...
+
+    [functions, pieces], _ = d.dispatch_dp_compute_data_proto_with_func(group, function, rows(4))
+
+    assert functions == [function, function]
+    assert [len(piece) for piece in pieces] == [2, 2]
+
+
+@pytest.mark.parametrize("arguments", [(), (rows(4),), (len, rows(4))])
+def test_without_a_function(group: Any, arguments: Any) -> None:
+    with pytest.raises(AssertionError, match="function"):
+        d.dispatch_dp_compute_data_proto_with_func(group, *arguments)
+
+
+def test_outputs_are_joined(group: Any) -> None:
+    assert d.collect_dp_compute_data_proto(group, [rows(1), rows(2)]).batch["a"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("output", [[1, 2], [None, None], [torch.ones(1)] * 2])
+def test_outputs_without_rows_are_refused(group: Any, output: Any) -> None:
+    with pytest.raises(AssertionError, match="DP_COMPUTE_METRIC"):
+        d.collect_dp_compute_data_proto(group, output)
+
+
+def test_ranks_of_one_dp_rank_get_the_same_piece(group: Any) -> None:
+    group.world_size = 4
+
+    [pieces], _ = d.dispatch_nd_compute_dataproto([0, 0, 1, 1], 2, group, rows(4))
+
+    assert pieces[0] is pieces[1]
+    assert [piece.batch["a"].tolist() for piece in pieces] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_a_mesh_is_asked_for_once_and_keywords_alone_will_do() -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> list[int]:
+        asked.append(name)
+        return [0, 1]
+
+    group = SimpleNamespace(world_size=2, _dispatch_info={}, _query_dispatch_info=ask)
+    for _ in range(2):
+        _, found = d.dispatch_lazy_compute_data_proto("actor", group, data=rows(4))
+
+    assert asked == ["actor"]
+    assert [piece.batch["a"].tolist() for piece in found["data"]] == [[0, 1], [2, 3]]
+
+
+def test_outputs_are_taken_where_the_mask_is_set(group: Any) -> None:
+    assert d.collect_nd_compute([False, True], group, [1, 2]) == [2]
+
+
+def test_a_mode_over_a_mesh() -> None:
+    mode = d.make_nd_compute_dataproto_dispatch_fn("actor")
+
+    assert isinstance(mode["dispatch_fn"], partial)
+    assert mode["collect_fn"].args == ("actor",)
+
+
+def test_a_direct_method_is_refused(group: Any) -> None:
+    with pytest.raises(NotImplementedError):
+        d.dummy_direct_rollout_call(group, 1)
+
+
+def megatron_group(tp: int, pp: int, dp: int) -> SimpleNamespace:
+    infos = [
+        DistRankInfo(tp_rank=t, dp_rank=r, pp_rank=p, cp_rank=0)
+        for p in range(pp)
+        for r in range(dp)
+        for t in range(tp)
+    ]
+    return SimpleNamespace(
+        world_size=tp * pp * dp,
+        dp_size=dp,
+        pp_size=pp,
+        get_megatron_rank_info=lambda rank: infos[rank],
+        get_megatron_global_info=lambda: DistGlobalInfo(tp, dp, pp, 1),
+    )
+
+
+def test_megatron_deals_over_dp_and_collects_from_tp_zero_of_the_last_stage() -> None:
+    group = megatron_group(tp=2, pp=2, dp=2)
+
+    [dealt], _ = d.dispatch_megatron_compute(group, ["a", "b"])
+
+    assert dealt == ["a", "a", "b", "b"] * 2
+    assert d.collect_megatron_compute(group, list(range(8))) == [4, 6]
+
+
+def test_megatron_wants_a_list_of_dp_size() -> None:
+    with pytest.raises(AssertionError, match="dp_size = 2"):
+        d.dispatch_megatron_compute(megatron_group(2, 2, 2), ["a"])
+
+
+def test_megatron_with_pp_as_dp_keeps_the_order() -> None:
+    group = megatron_group(tp=2, pp=2, dp=2)
+
+    [dealt], _ = d.dispatch_megatron_pp_as_dp(group, list("abcd"))
+
+    assert d.collect_megatron_pp_as_dp(group, dealt) == list("abcd")
+
+
+def test_megatron_rows_are_split_and_joined() -> None:
+    group = megatron_group(tp=2, pp=1, dp=2)
+
+    [pieces], _ = d.dispatch_megatron_compute_data_proto(group, rows(4))
+
+    assert d.collect_megatron_compute_data_proto(group, pieces).batch["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_worker_registers_its_place_once(environment: None) -> None:
+    worker = Worker()
+    worker._register_dispatch_collect_info("actor", dp_rank=3, is_collect=True)
+
+    assert (worker._query_dispatch_info("actor"), worker.query_collect_info("actor")) == (3, True)
+    with pytest.raises(ValueError, match="actor"):
+        worker._register_dispatch_collect_info("actor", dp_rank=1, is_collect=True)
+
+
+def test_a_mesh_that_was_not_registered(environment: None) -> None:
+    with pytest.raises(AssertionError, match="infer"):
+        Worker()._query_collect_info("infer")
+
+
+def test_a_worker_takes_over_the_place_of_another(environment: None) -> None:
+    actor, reference = Worker(), Worker()
+    actor._register_dispatch_collect_info("actor", dp_rank=3, is_collect=False)
+
+    reference.set_dispatch_collect("ref", **actor.get_dispatch_collect())
+
+    assert reference.get_dispatch_collect() == {
+        "dispatch_dp_rank": {"ref": 3},
+        "collect_dp_rank": {"ref": False},
+    }
+
+
+def test_of_several_meshes_the_one_of_the_same_name_is_taken_over(environment: None) -> None:
+    actor, reference = Worker(), Worker()
+    actor._register_dispatch_collect_info("train", dp_rank=3, is_collect=False)
+    actor._register_dispatch_collect_info("infer", dp_rank=1, is_collect=True)
+
+    reference.set_dispatch_collect("train", **actor.get_dispatch_collect())
+
+    assert reference._query_dispatch_info("train") == 3
+
+
+def test_a_worker_reads_its_environment(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "7")
+
+    worker = Worker()
+
+    assert (worker.rank, worker.world_size) == (5, 7)
+    assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(Worker.env_keys())
+
+
+def test_a_worker_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    with pytest.raises(KeyError, match="WORLD_SIZE"):
+        Worker()

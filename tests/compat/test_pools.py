@@ -1,0 +1,291 @@
+"""Pools: placement groups, splitting, merging, taking from others, and where the groups on them run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table, remove_placement_group
+
+from phalanx.compat.verl.single_controller.base import ResourcePool, Worker
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
+from phalanx.compat.verl.single_controller.ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    SubRayResourcePool,
+)
+from phalanx.compat.verl.single_controller.ray import pools as pools_module
+from phalanx.compat.verl.single_controller.ray.base import (
+    extract_pg_from_exist,
+    get_master_addr_port,
+    get_random_string,
+    merge_resource_pool,
+    sort_placement_group_by_node_ip,
+    split_resource_pool,
+)
+from phalanx.errors import PlacementError
+
+Make = Callable[..., RayResourcePool]
+
+
+@ray.remote
+class Where(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def node(self) -> str:
+        return self.get_node_id()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def accelerators(self) -> list[Any]:
+        return ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+
+
+@pytest.fixture
+def make(ray_cluster: None) -> Iterator[Make]:
+    """Pools whose placement groups, and the groups on them, are gone after the test."""
+    made: list[RayResourcePool] = []
+
+    def new(*args: Any, **options: Any) -> RayResourcePool:
+        made.append(RayResourcePool(*args, **{"use_gpu": False, **options}))
+        return made[-1]
+
+    yield new
+    for pool in made:
+        for pg in pool.pgs or []:
+            remove_placement_group(pg)
+
+
+def group_on(pool: RayResourcePool, **options: Any) -> RayWorkerGroup:
+    return RayWorkerGroup(pool, RayClassWithInitArgs(Where), **options)
+
+
+def test_a_pool_without_a_backend() -> None:
+    pool = ResourcePool([2, 3], max_colocate_count=4)
+    pool.add_node(1)
+
+    assert (pool.world_size, pool.store, pool()) == (6, [2, 3, 1], [2, 3, 1])
+    assert pool.local_world_size_list() == [2, 2, 3, 3, 3, 1]
+    assert pool.local_rank_list() == [0, 1, 0, 1, 2, 0]
+
+
+def test_nothing_is_reserved_before_the_placement_groups_are_asked_for(make: Make) -> None:
+    assert make([2]).pgs is None
+
+
+def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:
+    groups = make([2, 1], name_prefix="named").get_placement_groups()
+
+    assert [placement_group_table(pg)["name"] for pg in groups] == [
+        "namedverl_group_2_1:0",
+        "namedverl_group_2_1:1",
+    ]
+
+
+def test_placement_groups_are_made_once(make: Make) -> None:
+    pool = make([1])
+
+    assert pool.get_placement_groups() is pool.get_placement_groups()
+
+
+def test_what_can_never_be_placed_is_told_at_once(ray_cluster: None) -> None:
+    with pytest.raises(PlacementError, match="can never be placed"):
+        RayResourcePool([99]).get_placement_groups()
+
+
+def test_an_uneven_pool_works(make: Make) -> None:
+    group = group_on(make([2, 1]), name_prefix="uneven")
+
+    assert group.worker_names == ["unevenWhere_0:0", "unevenWhere_0:1", "unevenWhere_1:0"]
+    assert group.variable("RANK") == ["0", "1", "2"]
+    assert group.variable("RAY_LOCAL_WORLD_SIZE") == ["2", "2", "1"]
+    assert group.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
+
+
+def test_each_rank_sees_its_own_device(make: Make) -> None:
+    group = group_on(make([2], use_gpu=True, max_colocate_count=2))
+
+    devices = group.accelerators()
+    assert sorted(map(len, devices)) == [1, 1]
+    assert devices[0] != devices[1]
+    assert group.variable("LOCAL_RANK") == ["0", "0"]
+
+
+def test_groups_on_one_pool_share_its_devices(make: Make) -> None:
+    pool = make([1], use_gpu=True, max_colocate_count=2)
+
+    assert group_on(pool).accelerators() == group_on(pool).accelerators()
+
+
+def test_parts_of_a_pool(make: Make) -> None:
+    first, second = split_resource_pool(make([2, 2], name_prefix="whole"), split_size=2)
+
+    assert [part.world_size for part in (first, second)] == [2, 2]
+    assert [part.name_prefix for part in (first, second)] == ["whole_split_0", "whole_split_1"]
+    assert isinstance(first, SubRayResourcePool)
+
+
+def test_groups_on_the_parts_of_a_pool(make: Make) -> None:
+    first, second = split_resource_pool(make([2, 2]), split_size=[1, 3])
+    group = group_on(second, name_prefix="part")
+
+    assert group_on(first).variable("WORLD_SIZE") == ["1"]
+    assert group.worker_names == ["partWhere_0:1", "partWhere_1:0", "partWhere_1:1"]
+    assert group.variable("RANK") == ["0", "1", "2"]
+
+
+def test_a_part_is_split_again(make: Make) -> None:
+    _, rest = split_resource_pool(make([4]), split_size=[1, 3])
+    parts = split_resource_pool(rest, split_size=[1, 2])
+
+    assert [(part.start_bundle_index, part.world_size) for part in parts] == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("split_size", [3, 0, [1, 1], [2, 3], [4, 0]])
+def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
+    with pytest.raises(AssertionError):
+        split_resource_pool(make([4]), split_size=split_size)
+
+
+def test_a_merged_pool_has_the_slots_of_both(make: Make) -> None:
+    merged = merge_resource_pool(make([2], name_prefix="a"), make([1], name_prefix="b"))
+
+    assert (merged.store, merged.name_prefix, merged.world_size) == ([2, 1], "a_b", 3)
+    assert group_on(merged).variable("RANK") == ["0", "1", "2"]
+
+
+def test_a_merged_pool_keeps_the_accelerator_type() -> None:
+    pools = [RayResourcePool([1], accelerator_type="A100") for _ in range(2)]
+    for pool in pools:
+        pool.pgs = []
+
+    assert merge_resource_pool(*pools).accelerator_type == "A100"
+
+
+@pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}, {"detached": True}])
+def test_unlike_pools_are_not_merged(make: Make, option: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError, match=next(iter(option))):
+        merge_resource_pool(make([1]), make([1], **option))
+
+
+def test_placement_groups_are_taken_from_other_pools(make: Make) -> None:
+    small, large = make([1]), make([2])
+
+    found = extract_pg_from_exist({"small": small, "large": large}, ["small", "large"], make([1, 2]))
+
+    assert [pg.bundle_count for pg in found] == [1, 2]
+
+
+def test_only_pools_of_the_named_roles_are_taken_from(make: Make) -> None:
+    with pytest.raises(AssertionError, match="large enough"):
+        extract_pg_from_exist({"small": make([1]), "large": make([2])}, ["small"], make([2]))
+
+
+def test_placement_groups_are_sorted_by_the_addresses_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {"x": "10.0.0.10", "y": "10.0.0.9", "z": "9.255.0.1"}
+    nodes = [{"NodeID": node, "NodeManagerAddress": address} for node, address in addresses.items()]
+    monkeypatch.setattr(pools_module.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(
+        pools_module, "placement_group_table", lambda pg: {"bundles_to_node_id": {0: pg.node}}
+    )
+
+    found = sort_placement_group_by_node_ip([SimpleNamespace(node=node) for node in "xyz"])  # type: ignore[misc]
+
+    assert [pg.node for pg in found] == ["z", "y", "x"]  # type: ignore[attr-defined]
+
+
+def test_a_manager_makes_pools_by_name(ray_cluster: None) -> None:
+    manager = ResourcePoolManager({"global": [2], "reward": [1]}, {0: "global", "rm": "reward"})
+
+    manager.create_resource_pool()
+
+    assert manager.get_n_gpus() == 3
+    assert manager.get_resource_pool(0) is manager.resource_pool_dict["global"]
+    assert manager.get_resource_pool("rm").max_colocate_count == 3
+
+
+def test_a_manager_tells_when_there_are_too_few_devices(ray_cluster: None) -> None:
+    with pytest.raises(ValueError, match="Total available GPUs 8"):
+        ResourcePoolManager({"global": [99]}, {0: "global"}).create_resource_pool()
+
+
+def test_an_additional_resource_is_honoured(make: Make) -> None:
+    cls = RayClassWithInitArgs(Where)
+    cls.set_additional_resource({"unobtainable": 1})
+
+    with pytest.raises(PlacementError, match="unobtainable"):
+        RayWorkerGroup(make([1]), cls)
+
+
+def test_a_runtime_env_of_the_users_is_kept(make: Make) -> None:
+    cls = RayClassWithInitArgs(Where)
+    cls.update_options({"runtime_env": {"env_vars": {"FROM_RUNTIME_ENV": "kept"}}})
+    group = RayWorkerGroup(make([1]), cls, worker_env={"FROM_WORKER_ENV": "given"})
+
+    assert group.variable("FROM_RUNTIME_ENV") == ["kept"]
+    assert group.variable("FROM_WORKER_ENV") == ["given"]
+
+
+def test_runtime_envs_are_merged_variable_by_variable() -> None:
+    cls = RayClassWithInitArgs(Where)
+    cls.update_options({"runtime_env": {"env_vars": {"A": "1", "B": "1"}}, "num_cpus": 2})
+    cls.update_options({"runtime_env": {"env_vars": {"B": "2"}}})
+
+    options = cls.ray_options()
+    assert options["runtime_env"]["env_vars"] == {"A": "1", "B": "2"}
+    assert options["num_cpus"] == 2
+
+
+def test_where_ranks_meet_can_be_given(make: Make) -> None:
+    group = group_on(make([1]), master_addr="127.0.0.1", master_port="33333")
+
+    assert (group.master_address, group.master_port) == ("127.0.0.1", "33333")
+    assert group.variable("MASTER_PORT") == ["33333"]
+
+
+def test_the_port_where_ranks_meet_is_taken_from_a_range(make: Make) -> None:
+    group = group_on(make([1]), master_port_range=[41000, 41100])
+
+    assert 41000 <= int(group.master_port or 0) < 41100
+
+
+def test_an_address_and_a_free_port_of_a_node(ray_cluster: None) -> None:
+    address, port = ray.get(get_master_addr_port.remote([41000, 41100]))
+
+    assert address
+    assert 41000 <= int(port) < 41100
+
+
+def test_random_strings_do_not_follow_the_users_seed() -> None:
+    import random
+
+    random.seed(0)
+    first = get_random_string(8)
+    random.seed(0)
+
+    assert (len(first), first == get_random_string(8)) == (8, False)
+
+
+def test_one_actor_by_itself_in_a_bundle(make: Make) -> None:
+    pg = make([1]).get_placement_groups()[0]
+    cls = RayClassWithInitArgs(ray.remote(Plain), 3)
+
+    actor = cls(placement_group=pg, placement_group_bundle_idx=0, use_gpu=False)
+
+    assert ray.get(actor.value.remote()) == 3
+
+
+class Plain:
+    def __init__(self, given: int) -> None:
+        self.given = given
+
+    def value(self) -> int:
+        return self.given
