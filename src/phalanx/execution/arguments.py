@@ -21,10 +21,16 @@ class Arguments:
         self._refs = refs
         self._fetch = fetch
 
-    def of(self, call: RankCall, device: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of a call, as private memory or as its method declares."""
+    def of(
+        self, call: RankCall, device: Any = None, shared: list[memoryview] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments of a call, as private memory or as its method declares.
+
+        ``shared`` is given the memory of those that are only to be read.
+        """
         policy = Policy.READONLY if call.readonly else Policy.PRIVATE
-        with decoding(policy, restore=self.restore, device=device, every_tensor=device is not None):
+        every = device is not None
+        with decoding(policy, restore=self.restore, device=device, every_tensor=every, shared=shared):
             if call.body is not None:
                 return decode(call.body)
             return self._fetch([self._refs[-1]])[0]

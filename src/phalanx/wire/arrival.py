@@ -53,6 +53,7 @@ class Arrival:
     device: Any = None
     every_tensor: bool = False
     meter: Meter | None = None
+    shared: list[memoryview] | None = None
 
     def policy_for(self, sent: Policy | None) -> Policy:
         """The policy for what was sent with ``sent``: read-only wins over private, a view over both."""
@@ -76,14 +77,16 @@ def decoding(
     device: Any = None,
     every_tensor: bool = False,
     meter: Meter | None = None,
+    shared: list[memoryview] | None = None,
 ) -> Generator[None, None, None]:
     """Say how everything that is decoded inside arrives, in this thread or asyncio task only.
 
     ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where
     tensors go that lay on an accelerator when they were sent; with ``every_tensor``, all tensors. None leaves
-    them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded.
+    them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded;
+    ``shared`` is given the memory of what arrives READONLY.
     """
-    token = _arrival.set(Arrival(policy, restore, device, every_tensor, meter))
+    token = _arrival.set(Arrival(policy, restore, device, every_tensor, meter, shared))
     try:
         yield
     finally:

@@ -40,6 +40,8 @@ class Frame:
         self._tokens = tokens
         self._private = arrival.policy_for(policy) is Policy.PRIVATE
         self._restore = arrival.restore
+        if arrival.shared is not None and arrival.policy_for(policy) is Policy.READONLY:
+            arrival.shared.extend(self._views)
         self._blocks: dict[int, torch.Tensor] = {}
         self._on_device: dict[int, torch.Tensor] = {}
         self._objects: dict[int, Any] = {}
