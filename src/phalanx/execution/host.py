@@ -18,6 +18,7 @@ from phalanx.execution import rendezvous
 from phalanx.execution.arguments import Arguments, describe
 from phalanx.execution.bootstrap import apply
 from phalanx.execution.control import Control, Interrupted, control
+from phalanx.execution.guard import Guard
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import decode, decoding, encode
@@ -130,10 +131,11 @@ class Host:
         call = RankCall.unpack(data)
         try:
             with self._during(call.call):
-                result = self._invoke(call, refs)
+                guard = Guard() if call.debug else None
+                result = self._invoke(call, refs, guard)
                 if isinstance(result, Awaitable):
                     result = self._to_end(result)
-                return self._outgoing(call, result)
+                return self._outgoing(call, result, guard)
         except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
 
@@ -161,10 +163,11 @@ class Host:
         call = RankCall.unpack(data)
         try:
             with self._control.task(call.call) if self._control else _NOWHERE:
-                result = self._invoke(call, refs)
+                guard = Guard() if call.debug else None
+                result = self._invoke(call, refs, guard)
                 if isinstance(result, Awaitable):
                     result = await result
-                return self._outgoing(call, result)
+                return self._outgoing(call, result, guard)
         except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
 
@@ -192,11 +195,12 @@ class Host:
             )
         return getattr(self._instances[role], method)(*args, **kwargs)
 
-    def _invoke(self, call: RankCall, refs: Sequence[Any]) -> Any:
+    def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None) -> Any:
         device = None
         if call.to_device:
             device = _device_of(self._context)
-        args, kwargs = Arguments(refs, self._services.fetch).of(call, device)
+        shared = guard.views if guard else None
+        args, kwargs = Arguments(refs, self._services.fetch).of(call, device, shared)
         if call.method == RUN:
             function, *rest = args
             return function(self._target(call.role), *rest, **kwargs)
@@ -209,7 +213,10 @@ class Host:
             return None
         if call.method == RECALL:
             return self._kept
-        return getattr(self._target(call.role), call.method)(*args, **kwargs)
+        method = getattr(self._target(call.role), call.method)
+        if guard is not None:
+            guard.seal(method, args, kwargs)
+        return method(*args, **kwargs)
 
     def _target(self, role: str) -> Any:
         """The instance of a role; of a colocated group as a whole, its roles by name."""
@@ -231,8 +238,10 @@ class Host:
         loop = self._loop or asyncio.new_event_loop()
         return loop.run_until_complete(coroutine)
 
-    def _outgoing(self, call: RankCall, result: Any) -> Any:
+    def _outgoing(self, call: RankCall, result: Any, guard: Guard | None) -> Any:
         """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
+        if guard is not None:
+            guard.check(call.method, self._setup.rank if self._setup else -1)
         if not call.keep:
             result = None
         encoded = _encoded(result)

@@ -134,6 +134,7 @@ class GroupCore:
             self.reviver()
         self.lifecycle.check_callable()
         self._make_room()
+        bare = bare and not self._settings.debug  # the checks of debug mode look at messages
         number = BARE_CALL if bare else next(self._numbers)
         header = RankCall(
             call=number,
@@ -145,6 +146,7 @@ class GroupCore:
             readonly=spec.readonly,
             to_device=spec.to_device,
             body=None,
+            debug=self._settings.debug,
         )
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after

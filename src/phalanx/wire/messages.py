@@ -42,6 +42,7 @@ class RankCall(NamedTuple):
     readonly: bool
     to_device: bool
     body: bytes | None
+    debug: bool = False
 
     def pack(self) -> bytes:
         return MAGIC + pickle.dumps(tuple(self), 5)
