@@ -144,6 +144,16 @@ def test_a_tensordict_without_batch_has_no_rows() -> None:
     assert count_rows(TensorDict({"x": torch.arange(3)}, batch_size=[])) is None
 
 
+def test_nested_tensors_that_are_ragged_in_a_later_dim_are_cut_into_rows() -> None:
+    rows = [torch.arange(3 * n).reshape(3, n) for n in (2, 4, 3)]
+    value = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    pieces = split_rows(value, 2)
+
+    assert [row.shape for piece in pieces for row in piece.unbind()] == [row.shape for row in rows]
+    assert torch.equal(join_rows(pieces).unbind()[1], rows[1])
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_nested_tensors_are_cut_into_rows(layout: torch.layout) -> None:

@@ -104,8 +104,13 @@ def _nested_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return torch.nested.nested_tensor(rows, dtype=tensor.dtype, device=tensor.device)
     offsets: torch.Tensor = cast("Any", tensor).offsets()
     first, last = int(offsets[start]), int(offsets[stop])
+    ragged: int = cast(
+        "Any", tensor
+    )._ragged_idx  # the dim in which rows differ; values lie end to end along it
     return torch.nested.nested_tensor_from_jagged(
-        tensor.values()[first:last], offsets[start : stop + 1] - first
+        tensor.values().narrow(ragged - 1, first, last - first),
+        offsets[start : stop + 1] - first,
+        jagged_dim=ragged,
     )
 
 
