@@ -115,14 +115,14 @@ def test_a_read_only_array_cannot_be_written_to(group: px.WorkerGroup) -> None:
 @pytest.mark.parametrize("where", BACKENDS, indirect=True)
 def test_debug_mode_names_the_read_only_argument_that_was_written_to(checked: px.WorkerGroup) -> None:
     with pytest.raises(
-        px.DispatchError, match=r"misuse\(\): read-only argument 'weights' was changed while rank \d"
+        px.RemoteCallError, match=r"misuse\(\): read-only argument 'weights' was changed while rank \d"
     ):
         checked.misuse(torch.ones(LARGE))
 
 
 @pytest.mark.parametrize("where", ["inline"], indirect=True)
 def test_debug_mode_checks_marked_values_too(checked: px.WorkerGroup) -> None:
-    with pytest.raises(px.DispatchError, match="read-only argument 'weights'"):
+    with pytest.raises(px.RemoteCallError, match="read-only argument 'weights'"):
         checked.misuse_marked(1, px.readonly(torch.ones(LARGE)))
 
 
