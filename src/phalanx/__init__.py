@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from phalanx.dispatch.split import count_rows as count_rows
     from phalanx.dispatch.split import split_rows as split_rows
     from phalanx.errors import CallCancelled as CallCancelled
+    from phalanx.errors import CallError as CallError
     from phalanx.errors import CallTimeout as CallTimeout
     from phalanx.errors import DeclarationError as DeclarationError
     from phalanx.errors import DispatchError as DispatchError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from phalanx.errors import PhalanxError as PhalanxError
     from phalanx.errors import PlacementError as PlacementError
     from phalanx.errors import RankReport as RankReport
+    from phalanx.errors import RanksDiverged as RanksDiverged
     from phalanx.errors import RemoteCallError as RemoteCallError
     from phalanx.errors import StaleEpoch as StaleEpoch
     from phalanx.errors import WorkerDiedError as WorkerDiedError
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CallCancelled": "phalanx.errors",
+    "CallError": "phalanx.errors",
     "CallFuture": "phalanx.runtime.future",
     "CallTimeout": "phalanx.errors",
     "ClassWithInitArgs": "phalanx.declare.bind",
@@ -69,6 +72,7 @@ _HOME = {
     "PhalanxError": "phalanx.errors",
     "PlacementError": "phalanx.errors",
     "RankReport": "phalanx.errors",
+    "RanksDiverged": "phalanx.errors",
     "RemoteCallError": "phalanx.errors",
     "Restart": "phalanx.runtime.policy",
     "ResourcePool": "phalanx.runtime.pool",

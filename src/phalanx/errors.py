@@ -10,6 +10,7 @@
      |   |   |   '- WorkerInitError   ... in the constructor of the worker class
      |   |   |- WorkerDiedError  the process of a rank is gone
      |   |   |- CallTimeout      a deadline passed (also a TimeoutError)
+     |   |   |- RanksDiverged    the ranks did not do the same, though they should (debug mode)
      |   |   '- CallCancelled    somebody cancelled the call
      |   |- GroupClosed          yours: the group was closed before this call
      |   |- GroupBroken          an earlier failure, its `.cause`, made the group unusable
@@ -40,6 +41,7 @@ __all__ = [
     "PlacementError",
     "RankReport",
     "RankState",
+    "RanksDiverged",
     "RemoteCallError",
     "StaleEpoch",
     "WorkerDiedError",
@@ -287,6 +289,11 @@ class CallTimeout(CallError, TimeoutError):
     def timeout(self) -> float | None:
         """The timeout in seconds that ran out."""
         return self.__dict__.get("_phalanx_timeout")
+
+
+class RanksDiverged(CallError):
+    """The ranks of an SPMD group did not do the same: calls in another order, or outputs declared replicated that
+    differ. Found in debug mode only (`PHALANX_DEBUG=1`); the reports are those of the odd ranks."""
 
 
 class CallCancelled(CallError):

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,8 +24,9 @@ from phalanx.topology.slots import SlotFacts
 from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import decode, decoding, encode
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import CLOSE, KEEP, MESHES, RECALL, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import CLOSE, KEEP, MESHES, ORDER, RECALL, RUN, Facts, RankCall, RankSetup
 
+_REMEMBERED = 256
 _NOWHERE: AbstractContextManager[None] = nullcontext()
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -57,6 +59,7 @@ class Host:
         self._context = WorkerContext()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._control: Control | None = None
+        self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
         self._kept: bytes | None = None  # what a detached group leaves for drivers to come
 
     def report(self) -> Facts:
@@ -196,6 +199,8 @@ class Host:
         return getattr(self._instances[role], method)(*args, **kwargs)
 
     def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None) -> Any:
+        if call.debug and call.method != ORDER:
+            self._order.append((call.call, f"{call.role}.{call.method}" if call.role else call.method))
         device = None
         if call.to_device:
             device = _device_of(self._context)
@@ -204,6 +209,8 @@ class Host:
         if call.method == RUN:
             function, *rest = args
             return function(self._target(call.role), *rest, **kwargs)
+        if call.method == ORDER:
+            return list(self._order)
         if call.method == MESHES:
             return self._context.places()
         if call.method == CLOSE:

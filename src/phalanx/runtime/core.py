@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.collect.failures import combine
 from phalanx.config import settings
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan
+from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.errors import (
     CallTimeout,
     DispatchError,
@@ -39,12 +39,13 @@ from phalanx.runtime.replay import Replays
 from phalanx.runtime.room import Room
 from phalanx.runtime.sender import Outlet, messages
 from phalanx.runtime.sentinel import sentinel
+from phalanx.runtime.spmd import Executed, check_order
 from phalanx.runtime.supervisor import FetchFailed, NotReady, Watch, settled_value
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Ticket, Transport
 from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import Policy
-from phalanx.wire.messages import BARE, MESHES, Message, RankCall
+from phalanx.wire.messages import BARE, CLOSE, MESHES, ORDER, Message, RankCall
 
 Methods = Mapping[str, Mapping[str, MethodSpec]]
 _SEVERED_WITHIN_S = 0.5
@@ -65,6 +66,11 @@ class GroupRecord:
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     call_timeout: float | None = None
     stall_report_after: float | None = None
+
+
+def _all_kept(plan: CallPlan) -> CallPlan:
+    """The same call with the outputs of all ranks given back, for them to be compared."""
+    return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
 
 
 class GroupCore:
@@ -134,6 +140,8 @@ class GroupCore:
             self.reviver()
         self.lifecycle.check_callable()
         self._make_room()
+        debug = self._settings.debug
+        bare = bare and not debug  # the ranks tell calls apart by number
         bare = bare and not self._settings.debug  # the checks of debug mode look at messages
         number = BARE_CALL if bare else next(self._numbers)
         header = RankCall(
@@ -146,17 +154,20 @@ class GroupCore:
             readonly=spec.readonly,
             to_device=spec.to_device,
             body=None,
-            debug=self._settings.debug,
+            debug=debug,
         )
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
         composed: Iterable[Message] = (
-            [_BARE] * len(plan.ranks) if bare else messages(self.outlet, plan, header)
+            [_BARE] * len(plan.ranks)
+            if bare
+            else messages(self.outlet, _all_kept(plan) if debug and spec.replicated else plan, header)
         )
         kept = composed = list(composed) if spec.replay else composed
         with self._order:
             tickets = self._submit(plan, header, composed)
         future: CallFuture[Any] = CallFuture(self, plan, tickets, spec.name, role, limit, target, number)
+        future.replicated = debug and spec.replicated
         if stall is not None:
             future.stall_report_after, future.stall_at = stall, future.started + stall
         if (stall is not None or limit is not None) and not self.transport.immediate:
@@ -238,7 +249,10 @@ class GroupCore:
         until = min(limits) if limits else None
         while True:
             try:
-                return settled_value(future, watch, until, future.target)
+                value = settled_value(future, watch, until, future.target)
+                if self._settings.debug:
+                    self._check_order(future)
+                return value
             except NotReady:
                 error = self._late(future, watch, limit)
                 until = None  # without an error it has ended by now
@@ -246,6 +260,15 @@ class GroupCore:
                 error = self.failed(watch, future)
             if error is not None:
                 raise error from None
+
+    def _check_order(self, future: CallFuture[Any]) -> None:
+        """In debug mode: ask the ranks in which order they ran the calls, and compare."""
+        if future.method in (ORDER, CLOSE) or len(future.plan.ranks) < max(2, self.world_size):
+            return
+        ranks = range(self.world_size)
+        plan = CallPlan(ranks=ranks, args=(), kwargs={}, gather=GatherPlan("list", ranks))
+        answers = self.send(plan, MethodSpec(ORDER), "", None, None).result()
+        check_order(self.name, future.method, [[Executed(*call) for call in answer] for answer in answers])
 
     def _check_epoch(self, future: CallFuture[Any]) -> None:
         if future.epoch != self.epoch:
@@ -543,8 +566,6 @@ class GroupCore:
         self._registered.clear()
 
     def _ask_mesh(self, name: str) -> Mesh:
-        from phalanx.dispatch.plan import GatherPlan
-
         ranks = range(self.world_size)
         plan = CallPlan(ranks=ranks, args=(), kwargs={}, gather=GatherPlan("list", ranks))
         found: dict[str, dict[int, dict[str, int]]] = {}

@@ -56,6 +56,7 @@ class CallFuture(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._settled = False
+        self.replicated = False  # debug mode compares its outputs
         self.expired = False  # its own deadline has passed: the call is over
         self.stall_report_after: float | None = None
         self.stall_at: float | None = None

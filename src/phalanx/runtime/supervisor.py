@@ -10,6 +10,7 @@ from phalanx.collect.failures import combine, with_victims
 from phalanx.collect.join import gather
 from phalanx.collect.message import render
 from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, PhalanxError, RankReport
+from phalanx.runtime.spmd import check_replicated
 from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Transport
 from phalanx.wire.arrival import Meter
 from phalanx.wire.codec import Policy, decoding
@@ -244,6 +245,8 @@ def settled_value(future: CallFuture[Any], watch: Watch, limit: float | None, ta
     """The value of a call whose ranks all returned: decoded straight into its place where rows are joined."""
     how = future.plan.gather.how
     outputs = watch.values(limit, Policy.VIEW if how == "rows" else Policy.PRIVATE)
+    if future.replicated:
+        check_replicated(future.group, future.method, watch.ranks, outputs)
     return gather(future.plan.gather, outputs, target)
 
 

@@ -27,6 +27,7 @@ RUN = "__phalanx_run__"
 MESHES = "__phalanx_meshes__"
 CLOSE = "__phalanx_close__"
 KEEP = "__phalanx_keep__"
+ORDER = "__phalanx_order__"
 RECALL = "__phalanx_recall__"
 
 

@@ -1,0 +1,125 @@
+"""Checks of debug mode: did the ranks of one call really do the same? Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from phalanx.collect.message import rank_list
+from phalanx.errors import RankReport, RanksDiverged
+
+
+class Executed(NamedTuple):
+    """One call that a rank ran, as the rank noted it."""
+
+    number: int
+    name: str
+
+
+def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -> None:
+    """Compare the order in which the ranks ran the calls that all of them still remember.
+
+    Raises:
+        RanksDiverged: some ran them in another order than most; collectives in them would meet wrongly, or never.
+    """
+    common = set.intersection(*(set(order) for order in orders)) if orders else set[Executed]()
+    seen = [tuple(call for call in order if call in common) for order in orders]
+    odd, usual = _odd_ones(seen, lambda a, b: a == b)
+    if not odd:
+        return
+    reports: list[RankReport] = []
+    for rank in odd:
+        at = next(
+            i for i, (mine, theirs) in enumerate(zip(seen[rank], seen[usual], strict=True)) if mine != theirs
+        )
+        mine, theirs = seen[rank][at], seen[usual][at]
+        said = f"ran {mine.name} (call {mine.number}) where rank {usual} ran {theirs.name} (call {theirs.number})"
+        reports.append(RankReport(rank=rank, kind="raised", method=method, message=said))
+    _raise(
+        group,
+        method,
+        reports,
+        "did not run the calls in the order of the others",
+        "Several processes or views call this group at once: let one of them make all calls that use collectives.",
+    )
+
+
+def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Sequence[Any]) -> None:
+    """Compare outputs that were declared ``replicated=True``.
+
+    Raises:
+        RanksDiverged: some are not what most ranks returned.
+    """
+    odd, usual = _odd_ones(outputs, same)
+    if not odd:
+        return
+    reports = [
+        RankReport(
+            rank=ranks[position],
+            kind="raised",
+            method=method,
+            message=f"returned {_short(outputs[position])} where rank {ranks[usual]} returned {_short(outputs[usual])}",
+        )
+        for position in odd
+    ]
+    _raise(
+        group,
+        method,
+        reports,
+        "returned something else than the others, though it is declared replicated",
+        "Look for a missing all_reduce, a seed by rank, or data that only some ranks got.",
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two outputs are the same bit for bit; NaN is the same as NaN."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if dataclasses.is_dataclass(a) and not isinstance(a, type):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if hasattr(a, "shape") and hasattr(a, "dtype"):
+        return a.shape == b.shape and a.dtype == b.dtype and _bytes(a) == _bytes(b)
+    return bool(a == b)
+
+
+def _bytes(array: Any) -> bytes:
+    """The content of a torch tensor or a numpy array."""
+    if hasattr(array, "detach"):
+        import torch
+
+        plain = array.detach().cpu().contiguous()
+        array = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else plain.numpy()
+    return array.tobytes()
+
+
+def _odd_ones(values: Sequence[Any], equal: Any) -> tuple[list[int], int]:
+    """Positions of the values that differ from the most common one, and a position of that one."""
+    kinds: list[list[int]] = []
+    for position, value in enumerate(values):
+        kind = next((kind for kind in kinds if equal(values[kind[0]], value)), None)
+        if kind is None:
+            kinds.append([position])
+        else:
+            kind.append(position)
+    usual = max(kinds, key=len, default=[0])
+    return [position for kind in kinds if kind is not usual for position in kind], usual[0]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _raise(group: str, method: str, reports: Sequence[RankReport], did: str, advice: str) -> None:
+    who = rank_list(report.rank for report in reports)
+    lines = [f"group {group!r}, method {method}: {who} {did}"]
+    lines += [f"  rank {report.rank} {report.message}" for report in reports[:8]]
+    raise RanksDiverged("\n".join([*lines, advice]), group=group, method=method, failures=tuple(reports))

@@ -1,0 +1,35 @@
+"""The restart policy, as values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx as px
+
+
+@given(st.integers(0, 5), st.floats(1, 100), st.lists(st.floats(0, 1000), max_size=10), st.floats(1000, 1100))
+def test_a_policy_never_allows_more_restarts_in_a_window_than_it_says(
+    most: int, window: float, past: list[float], now: float
+) -> None:
+    policy = px.Restart(max_restarts=most, window_s=window)
+
+    within = [at for at in past if now - at < window]
+    assert policy.allows(past, now) == (len(within) < most)
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_restarts": -1}, {"max_restarts": True}, {"window_s": 0.0}, {"window_s": "9"}]
+)
+def test_a_policy_refuses_numbers_that_make_no_sense(given: dict[str, object]) -> None:
+    with pytest.raises(px.DeclarationError, match=r"px\.Restart"):
+        px.Restart(**given)  # type: ignore[arg-type]
+
+
+def test_a_group_refuses_what_is_no_policy() -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        pytest.raises(px.DeclarationError, match="on_failure"),
+    ):
+        px.WorkerGroup(pool, px.Worker, on_failure=3)  # type: ignore[arg-type]
