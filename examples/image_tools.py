@@ -65,10 +65,11 @@ def load_clip(model: str, device: str) -> tuple[Any, Any]:
     Raises:
         OSError: neither hub nor folder has such a model.
     """
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # that images are processed without torchvision
+    logging.set_verbosity_error()  # without torchvision it says that images are processed by Pillow
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
     if model != RANDOM:
         return CLIPModel.from_pretrained(model).to(device).eval(), CLIPImageProcessor.from_pretrained(model)
     vision = {"image_size": 64, "patch_size": 16, "hidden_size": 64, "intermediate_size": 128}
@@ -123,8 +124,13 @@ class EmbeddingWorker(px.Worker):
 
 
 def nearest(embeddings: Array, queries: Sequence[int], count: int) -> list[list[int]]:
-    """For each query (a row number) the ``count`` other rows with the largest cosine, best first."""
-    similar = embeddings[list(queries)] @ embeddings.T
+    """For each query (a row number) the ``count`` other rows with the largest cosine, best first.
+
+    Of the embeddings less their mean: what all images share tells none of them apart.
+    """
+    centred = embeddings - embeddings.mean(axis=0)
+    centred /= np.linalg.norm(centred, axis=1, keepdims=True).clip(1e-12)
+    similar = centred[list(queries)] @ centred.T
     similar[range(len(queries)), list(queries)] = -np.inf
     return np.argsort(-similar, axis=1, kind="stable")[:, :count].tolist()
 
