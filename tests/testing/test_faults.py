@@ -1,0 +1,92 @@
+"""Fault injection for users, on the inline backend."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx as px
+from phalanx.testing import faults
+from phalanx.testing.clock import FakeClock
+
+
+class Adder(px.Worker):
+    @px.register
+    def add(self, number: int) -> int:
+        return self.rank + number
+
+
+@pytest.fixture
+def group() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Adder)
+
+
+def test_an_injected_error_is_raised_once_on_the_call_that_was_named(group: px.WorkerGroup) -> None:
+    faults.raises(group, 1, KeyError("gone"), method="add", on_call=2)
+
+    assert group.add(1) == [1, 2, 3]
+    with pytest.raises(KeyError, match="gone") as raised:
+        group.add(1)
+    assert raised.value.cause_ranks == (1,)
+    assert group.add(1) == [1, 2, 3]
+
+
+def test_a_slow_rank_takes_longer_once(group: px.WorkerGroup) -> None:
+    faults.slow(group, 2, 0.1, method="add")
+    began = time.monotonic()
+
+    assert group.add(0) == [0, 1, 2]
+
+    assert time.monotonic() - began >= 0.1
+
+
+def test_a_killed_rank_is_dead_and_the_group_can_be_restarted(group: px.WorkerGroup) -> None:
+    faults.kill(group, 0)
+
+    with pytest.raises(px.WorkerDiedError) as raised:
+        group.add(0)
+    assert raised.value.cause_ranks == (0,)
+    group.restart()
+    assert group.add(0) == [0, 1, 2]
+
+
+@given(st.integers(), st.integers(1, 64), st.integers(1, 100), st.integers(0, 20))
+def test_a_schedule_depends_on_its_seed_alone_and_stays_in_its_bounds(
+    seed: int, ranks: int, calls: int, count: int
+) -> None:
+    made = [faults.schedule(seed, ranks=ranks, calls=calls, faults=count) for _ in range(2)]
+
+    assert made[0] == made[1]
+    assert len(made[0]) == count
+    assert all(0 <= fault.rank < ranks and 0 <= fault.call < calls for fault in made[0])
+
+
+def test_taken_ports_cannot_be_bound_until_they_are_given_back() -> None:
+    with faults.taken_ports(4, seed=1) as ports, socket.socket() as one, pytest.raises(OSError):
+        one.bind(("0.0.0.0", ports[0]))
+
+    with socket.socket() as one:
+        one.bind(("0.0.0.0", ports[0]))
+
+
+def test_dropping_a_node_needs_a_rank_on_a_node_of_that_cluster(group: px.WorkerGroup) -> None:
+    class Cluster:
+        worker_nodes: tuple[object, ...] = ()
+
+    with pytest.raises(px.DeclarationError, match="no worker node"):
+        faults.drop_node(Cluster(), group, 0)
+
+
+def test_a_fake_clock_moves_only_when_told() -> None:
+    clock = FakeClock(5.0)
+
+    assert clock.advance(2.0) == clock.now() == 7.0
+    assert clock.advance_to(6.0) == 7.0
+    with pytest.raises(ValueError, match="does not go back"):
+        clock.advance(-1.0)

@@ -1,0 +1,101 @@
+"""Ray's exceptions, and what processes leave, as causes in words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from phalanx.transport.base import Lost
+from phalanx.transport.ray.errors import lost_of, with_remains
+from phalanx.transport.ray.helper import Remains, last_lines, readable_stack
+
+DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
+WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+
+
+def died(text: str) -> Lost:
+    error = ActorDiedError()
+    error.error_msg = text
+    return lost_of(error)
+
+
+@pytest.mark.parametrize(
+    ("detail", "exit"),
+    [
+        ("Worker exits unexpectedly. Worker exits with an exit code 7. The worker exited.", "exit code 7"),
+        (
+            "Worker exits unexpectedly. Worker exits with an exit code 1. The process receives a SIGTERM.",
+            "signal SIGTERM",
+        ),
+        ("Worker unexpectedly exits with a connection error code 2. End of file.", None),
+    ],
+)
+def test_an_exit_is_told_as_far_as_ray_tells_it(detail: str, exit: str | None) -> None:
+    lost = died(DIED + WHY + detail)
+
+    assert lost.exit == exit
+    assert not lost.intended
+
+
+def test_a_kill_by_the_owner_is_intended() -> None:
+    assert died("The actor is dead because it was killed by `ray.kill`.").intended
+
+
+def test_an_end_without_a_known_signal_says_what_it_may_have_been() -> None:
+    lost = with_remains(Lost("gone"), Remains(), "/log")
+
+    assert lost.exit is not None
+    assert "SIGKILL" in lost.exit
+    assert "os._exit" in lost.exit
+
+
+def test_a_crash_is_told_by_what_the_interpreter_wrote() -> None:
+    remains = Remains(
+        log_tail=("step 3",), fatal_signal="SIGSEGV", stack="Fatal Python error: Segmentation fault"
+    )
+
+    lost = with_remains(Lost("gone"), remains, "/log")
+
+    assert lost.exit == "signal SIGSEGV"
+    assert lost.log_tail == ("step 3",)
+    assert "Fatal" in lost.stack
+
+
+@pytest.mark.parametrize(
+    ("remains", "hint"),
+    [
+        (Remains(oom_kills=1), "want of memory"),
+        (Remains(memory=6 * 2**30, node_memory=8 * 2**30), "6.0 GiB.*OOM killer"),
+    ],
+)
+def test_a_want_of_memory_is_hinted_at(remains: Remains, hint: str) -> None:
+    assert re.search(hint, with_remains(Lost("gone"), remains, None).hint or "")
+
+
+def test_a_rank_that_held_little_gets_no_memory_hint() -> None:
+    assert with_remains(Lost("gone"), Remains(memory=2**30, node_memory=8 * 2**30), None).hint is None
+
+
+def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames() -> None:
+    dump = (
+        'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 1 in wait\n'
+        'Thread 0x2 (most recent call first):\n  File "/job/train.py", line 5 in step\n'
+        '  File "/x/phalanx/execution/host.py", line 9 in _invoke\n  File "/x/ray/worker.py", line 3 in main_loop\n'
+        'Current thread 0x3 (most recent call first):\n  File "/x/other.py", line 2 in run\n'
+    )
+
+    assert readable_stack(dump) == 'File "/job/train.py", line 5 in step\n(2 more threads)'
+
+
+def test_last_lines_leave_out_what_ray_marks_its_files_with(tmp_path: object) -> None:
+    path = f"{tmp_path}/worker.out"
+    with open(path, "w") as log:
+        log.write(":job_id:01\n:actor_name:W\nstep 1\n\nstep 2 without an end")
+
+    assert last_lines(path) == ["step 1", "step 2 without an end"]
+
+
+def test_a_log_that_is_not_there_has_no_lines() -> None:
+    assert last_lines("/nowhere/worker.out") == []

@@ -1,0 +1,131 @@
+"""The process that ends what ranks leave behind, on processes that are no ranks; no Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from phalanx.transport.ray.helper import NodeAgent, Target
+from phalanx.transport.ray.reaper import Reaper, look_at
+from phalanx.wire.board import available
+from phalanx.wire.messages import SideChannel
+
+pytestmark = pytest.mark.skipif(not available(), reason="needs /proc")
+
+TREE = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "961"], start_new_session=True)
+daemon = subprocess.Popen([sys.executable, "-S", "-c", '''
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(962)
+'''], stdout=subprocess.PIPE, text=True)
+print(child.pid, daemon.stdout.readline().strip(), flush=True)
+time.sleep(963)
+"""
+
+
+class Tree:
+    """A process with a child in a session of its own and a daemon that is nobody's child."""
+
+    def __init__(self, mark: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", TREE],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PHALANX_PROCESS": mark},
+        )
+        assert self.process.stdout is not None
+        self.descendants = [int(pid) for pid in self.process.stdout.readline().split()]
+        found = look_at(self.process.pid)
+        assert found is not None
+        self.started = found.started
+        self.target = Target(self.process.pid, SideChannel(self.started, -1, -1, -1, mark))
+
+    def alive(self) -> list[int]:
+        return [pid for pid in (self.process.pid, *self.descendants) if look_at(pid) is not None]
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    made = Tree(f"test-{os.getpid()}-{time.monotonic_ns()}")
+    yield made
+    for pid in made.alive():
+        os.kill(pid, 9)
+    made.process.wait(5.0)
+
+
+def within(seconds: float, condition: Callable[[], object]) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not condition():
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def watching(tree: Tree) -> Reaper:
+    reaper = Reaper()
+    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.target.side.mark)]})  # type: ignore[union-attr]
+    return reaper
+
+
+def test_the_whole_tree_is_ended(tree: Tree) -> None:
+    assert watching(tree).answer({"end": [tree.process.pid]}) == []
+
+    assert tree.alive() == []
+
+
+def test_descendants_of_a_rank_that_is_gone_are_found(tree: Tree) -> None:
+    reaper = watching(tree)
+    tree.process.kill()
+    tree.process.wait(5.0)
+
+    reaper.end([tree.process.pid])
+
+    assert tree.alive() == []
+
+
+def test_a_process_that_only_has_the_pid_of_a_rank_is_left_alone(tree: Tree) -> None:
+    reaper = Reaper()
+    reaper.answer({"watch": [(tree.process.pid, tree.started - 1, "of-another")]})
+
+    reaper.end([tree.process.pid])
+
+    assert len(tree.alive()) == 3
+
+
+def test_what_is_watched_ends_when_whoever_watches_lets_go(tree: Tree) -> None:
+    agent = NodeAgent()
+    agent.watch([tree.target])
+
+    agent._dismiss()  # closes the pipe, as the death of the driver does
+
+    assert within(5.0, lambda: not tree.alive())
+
+
+def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None:
+    agent = NodeAgent()
+    agent.watch([tree.target])
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        line = _command(int(name))
+        if "reaper.py" in line and f" {os.getpid()} " in line:
+            os.kill(int(name), 9)
+
+    assert agent.end([tree.target]) == ()
+
+    assert tree.alive() == []
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as line:
+            return line.read().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

@@ -1,0 +1,58 @@
+"""The page on which a rank says what it is at."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.wire import board
+
+pytestmark = pytest.mark.skipif(not board.available(), reason="boards are Linux only")
+NUMBERS = st.integers(1, 2**63)
+
+
+def read(page: board.Board) -> board.Reading:
+    return board.read(os.pread(page.fd, board.SIZE, 0))
+
+
+def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
+    page = board.Board()
+    slot = page.begin(7)
+
+    assert 0 <= time.monotonic() - read(page).running[7] < 5
+
+    page.end(slot)
+    assert read(page).running == {}
+
+
+@given(st.lists(NUMBERS, unique=True, max_size=2 * board.SLOTS))
+def test_calls_that_run_at_once_each_have_a_slot_as_long_as_there_are_any(numbers: list[int]) -> None:
+    page = board.Board()
+    slots = [page.begin(number) for number in numbers]
+
+    assert set(read(page).running) == set(numbers[: board.SLOTS])
+    for slot in slots:
+        page.end(slot)
+    assert read(page).running == {}
+
+
+@given(st.lists(NUMBERS, unique=True, min_size=1, max_size=2 * board.CANCELLED))
+def test_the_latest_cancelled_calls_are_known_to_the_rank(numbers: list[int]) -> None:
+    page = board.Board()
+    for number in numbers:
+        board.cancel(page.fd, number)
+
+    assert all(page.cancelled(number) for number in numbers[-board.CANCELLED :])
+    assert not page.cancelled(0)
+
+
+def test_a_call_that_nobody_cancelled_is_not_cancelled() -> None:
+    page = board.Board()
+    assert not page.cancelled(5)
+
+    board.cancel(page.fd, 6)
+    assert not page.cancelled(5)
