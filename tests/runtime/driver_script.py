@@ -26,14 +26,17 @@ def main(address: str, ending: str) -> None:
         group = px.WorkerGroup(pool, workers())
         children = [pid for pids in group.leave_children() for pid in pids]
         kept = px.put(bytes(8 * 2**20))
-        print(json.dumps({"ranks": group.pid(), "children": children, "bytes": kept.nbytes}), flush=True)
+        ranks = group.pid()
+        call = group.nap.submit(60.0) if ending == "call" else None
+        print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
+        if call is not None:
+            call.result()
         if ending == "exception":
             raise ValueError("the driver's own mistake")
         if ending == "exit":
             sys.exit(3)
         if ending == "return":
             return
-        group.nap(60.0)
 
 
 if __name__ == "__main__":

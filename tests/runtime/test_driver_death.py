@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ class Driver:
     def pids(self) -> list[int]:
         return [*self.started["ranks"], *self.started["children"]]
 
+    def waits(self) -> bool:
+        """Whether it has come to wait for its call: it uses no processor time."""
+
+        def used() -> list[bytes]:
+            return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat").read_bytes().split()[13:15]
+
+        before = used()
+        time.sleep(0.3)
+        return used() == before
+
     def left(self) -> list[object]:
         """Processes and placement groups that are still there."""
         groups = [
@@ -53,12 +64,15 @@ class Driver:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
 def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(signum: signal.Signals) -> None:
+    free = ray.available_resources()["object_store_memory"]
     driver = Driver("call")
     assert all(map(is_there, driver.pids))
+    assert within(10.0, driver.waits)
 
     driver.process.send_signal(signum)
 
     assert within(5.0, lambda: not driver.left()), driver.left()
+    assert within(5.0, lambda: ray.available_resources()["object_store_memory"] > free - 2**20)
     driver.process.wait(10.0)
 
 
