@@ -25,7 +25,7 @@ class Settings:
     """
 
     backend: str = "ray"
-    inline_bytes: int = 64 * 1024
+    inline_bytes: int = 96 * 1024
     grace_s: float = 1.0
     start_timeout: float = 300.0
     debug: bool = False
