@@ -42,7 +42,7 @@ def test_it_is_stored_without_outputs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_it_runs_to_its_last_cell(executed: Any) -> None:
     counts = [cell.execution_count for cell in code_cells(executed)]
     assert counts == list(range(1, len(counts) + 1))
