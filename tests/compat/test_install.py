@@ -1,0 +1,168 @@
+"""``install()``: the drop-in's modules under verl's names, here and in other processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+
+def run(script: str, *, timeout: float = 100, **variables: str) -> str:
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", **variables}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_modules_have_verls_names() -> None:
+    output = run(
+        """
+        import phalanx.compat.verl
+        phalanx.compat.verl.install()
+        phalanx.compat.verl.install()
+        import importlib, sys
+        for name in ["single_controller", "single_controller.base", "single_controller.base.decorator",
+                     "single_controller.base.worker", "single_controller.base.worker_group",
+                     "single_controller.ray", "single_controller.ray.base", "single_controller.ray.megatron",
+                     "single_controller.base.megatron.worker", "protocol", "utils.device", "utils.ray_utils",
+                     "utils.py_functional", "utils.tensordict_utils", "utils.seqlen_balancing",
+                     "utils.transferqueue_utils", "utils.megatron_utils", "models.llama.megatron.layers"]:
+            module = importlib.import_module("verl." + name)
+            assert module is sys.modules["phalanx.compat.verl." + name], name
+            assert module.__spec__.name == module.__name__ == "phalanx.compat.verl." + name
+        import verl
+        from verl import DataProto
+        from verl.single_controller.base import Worker
+        print(verl.__version__, DataProto.__name__, Worker.__module__)
+        """
+    )
+
+    assert output.split() == ["0.9.1", "DataProto", "phalanx.compat.verl.single_controller.base.worker"]
+
+
+def test_the_real_verl_in_use_is_an_error() -> None:
+    output = run(
+        """
+        import sys, types
+        sys.modules["verl"] = types.ModuleType("verl")
+        import phalanx.compat.verl
+        try:
+            phalanx.compat.verl.install()
+        except ImportError as error:
+            print(error)
+        """
+    )
+
+    assert "imported already" in output
+
+
+def test_what_the_drop_in_lacks_is_told() -> None:
+    output = run(
+        """
+        import phalanx.compat.verl
+        phalanx.compat.verl.install()
+        try:
+            import verl.trainer.ppo
+        except ModuleNotFoundError as error:
+            print(error.name, error)
+        """
+    )
+
+    assert output.startswith("verl.trainer ")
+    assert "migrating-from-verl" in output
+
+
+def test_a_child_process_imports_verl() -> None:
+    output = run(
+        """
+        import phalanx.compat.verl
+        phalanx.compat.verl.install()
+        import subprocess, sys
+        code = "from verl.single_controller.base import Worker; print(Worker.__module__)"
+        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        """
+    )
+
+    assert output.strip() == "phalanx.compat.verl.single_controller.base.worker"
+
+
+def test_importing_the_package_changes_nothing() -> None:
+    output = run(
+        """
+        import sys, phalanx.compat.verl
+        print("verl" in sys.modules, any("Alias" in type(finder).__name__ for finder in sys.meta_path))
+        """
+    )
+
+    assert output.split() == ["False", "False"]
+
+
+TRAINER = """
+import phalanx.compat.verl
+phalanx.compat.verl.install()
+import ray
+ray.init({where}, include_dashboard=False, namespace="training")
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    def fit(self):
+        import torch
+        from verl import DataProto
+        from verl.single_controller.base import Worker
+        from verl.single_controller.base.decorator import Dispatch, register
+        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+        class Model(Worker):
+            @register(Dispatch.DP_COMPUTE_PROTO)
+            def add(self, data):
+                from verl.utils.device import get_device_name
+                assert get_device_name()
+                data.batch["a"] += self.rank + 1
+                return data
+
+        pool = RayResourcePool([2], use_gpu=False)
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Model)), name_prefix="model")
+        return group.add(DataProto.from_dict({{"a": torch.zeros(4)}}))
+
+output = ray.get(Trainer.remote().fit.remote())
+print(type(output).__module__, output.batch["a"].tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trainer_that_is_a_ray_actor() -> None:
+    with tempfile.TemporaryDirectory(prefix="px") as folder:
+        output = run(TRAINER.format(where="num_cpus=4"), timeout=280, RAY_TMPDIR=folder)
+
+    assert output.splitlines()[-1].endswith("[1.0, 1.0, 2.0, 2.0]")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trainer_on_a_cluster_that_was_there_before(tmp_path: Path) -> None:
+    cluster = """
+        import ray, subprocess, sys, os
+        context = ray.init(num_cpus=4, include_dashboard=False)
+        script, address = os.environ["TRAINER"], context.address_info["address"]
+        done = subprocess.run([sys.executable, script, address], capture_output=True, text=True)
+        print(done.stdout, done.stderr[-3000:] if done.returncode else "")
+        """
+    script = tmp_path / "trainer.py"
+    script.write_text("import sys\n" + TRAINER.format(where="address=sys.argv[1]"))
+    with tempfile.TemporaryDirectory(prefix="px") as folder:
+        output = run(cluster, timeout=280, RAY_TMPDIR=folder, TRAINER=str(script))
+
+    assert "[1.0, 1.0, 2.0, 2.0]" in output

@@ -1,0 +1,81 @@
+"""The four chapters of verl's published tutorial, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "tutorial"
+ALLOWED = {"device", "backend", "paths", "ray.init counts", "arguments"}
+SCRIPTS = ("chapter_1.py", "chapters_2_and_3.py", "chapter_4.py")
+pytestmark = [pytest.mark.timeout(600)]
+
+
+def run(script: str, folder: Path, **variables: str) -> str:
+    """What a script prints, less the lines of workers; it must end well."""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", **variables}
+    environment.pop("RAY_ADDRESS", None)
+    environment["RAY_TMPDIR"] = str(folder)
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script)], capture_output=True, text=True, env=environment, timeout=580
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for Ray's sockets, whose paths may have 107 characters only."""
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="px"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_adaptations_are_of_the_kinds_that_any_machine_needs(script: str) -> None:
+    listed = re.findall(r"# adapted: (.+)", (FOLDER / script).read_text())
+    kinds = {kind for line in listed for kind in re.sub(r"\(.*\)", "", line).strip().split(", ")}
+
+    assert kinds
+    assert kinds <= ALLOWED
+
+
+@pytest.mark.slow
+def test_chapter_1(short: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    subprocess.run([sys.executable, str(FOLDER / "local_files.py"), str(files)], check=True, timeout=300)
+
+    output = run("chapter_1.py", short, TUTORIAL_FILES=str(files))
+
+    assert output.startswith("0\n10000\n")
+    assert re.search(r"\[\{'path': '.*doggos-dataset/train/.*', 'class': '.*', 'embedding': array\(", output)
+
+
+@pytest.mark.slow
+def test_chapters_2_and_3(short: Path) -> None:
+    output = run("chapters_2_and_3.py", short)
+
+    published = [
+        "[tensor([1.]), tensor([2.]), tensor([3.]), tensor([4.])]",
+        "[tensor([2.]), tensor([3.]), tensor([4.]), tensor([5.])]",
+        ", ".join(f"tensor([{n}.])" for n in range(3, 11)).join("[]"),
+        "4 4 8",
+        ", ".join(f"tensor([{n}.])" for n in range(10, 18)).join("[]"),
+        "8",
+    ]
+    assert [
+        line for line in output.splitlines() if "pid=" not in line and "(raylet)" not in line
+    ] == published
+
+
+@pytest.mark.slow
+def test_chapter_4(short: Path) -> None:
+    output = run("chapter_4.py", short, TUTORIAL_SEQ_LEN="64")
+
+    lines = [line for line in output.splitlines() if "pid=" not in line and "(raylet)" not in line]
+    assert lines[-3:] == ["4 4 1 1", "[None, None, None, None]", "torch.Size([64, 16, 4096])"]
