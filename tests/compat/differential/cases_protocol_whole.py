@@ -245,7 +245,7 @@ def case_describing() -> Any:
     held = DataProto.from_dict(
         {"a": torch.ones(2, 3)},
         {"b": ["x", "y"], "c": np.arange(2)},
-        {"m": {"x": [1, "a"]}, "t": torch.ones(2), "e": [], "f": 1.5, "u": (1, 2)},
+        {"m": {"x": [1, 2]}, "t": torch.ones(2), "e": [], "f": 1.5, "u": (1, 2)},
     )
     return {
         "info": attempt(lambda: held.get_data_info()),
