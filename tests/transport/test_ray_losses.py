@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError
 
 from phalanx.transport.base import Lost
 from phalanx.transport.ray.errors import lost_of, with_remains
-from phalanx.transport.ray.helper import Remains, last_lines, readable_stack
+from phalanx.transport.ray.remains import Remains, last_lines, readable_stack
 
 DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
 WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "

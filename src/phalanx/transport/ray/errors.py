@@ -12,7 +12,7 @@ import ray
 from ray import exceptions as rayx
 
 from phalanx.transport.base import Lost, Outcome
-from phalanx.transport.ray.helper import Remains
+from phalanx.transport.ray.remains import Remains
 from phalanx.wire.failure import RankFailure, capture
 
 _INTENDED = (

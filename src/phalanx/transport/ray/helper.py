@@ -23,23 +23,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.transport.base import Endpoint, Sight
 from phalanx.transport.ray import reaper
+from phalanx.transport.ray.remains import Remains, node_memory, oom_kills, read_logs, readable_stack
 from phalanx.wire import board
 from phalanx.wire.messages import SideChannel
 
 _STACKS_SIGNAL = signal.SIGUSR2
 _STACKS_WITHIN_S = 0.4
 _STACKS_LIMIT = 64_000
-_LOG_BYTES = 64 * 1024
-_OUT_LINES, _ERR_LINES, _STACK_LINES = 20, 20, 60
 _STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
-_FATAL = "Fatal Python error: "
-_FATAL_SIGNALS = {
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating-point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-}
 
 
 class Target(NamedTuple):
@@ -59,17 +50,6 @@ class Target(NamedTuple):
     def open(self, fd: int, flags: int) -> int:
         """One of the process's own file descriptors, opened anew."""
         return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
-
-
-class Remains(NamedTuple):
-    """What a rank's process left to be read: last lines, the stack of a crash, and the kernel's memory books."""
-
-    log_tail: tuple[str, ...] = ()
-    fatal_signal: str | None = None
-    stack: str = ""
-    oom_kills: int = 0
-    memory: int = 0
-    node_memory: int = 0
 
 
 class NodeAgent:
@@ -217,21 +197,13 @@ class NodeAgent:
 
     def remains(self, target: Target) -> Remains:
         """What is left to be read of a rank whose process is gone."""
-        out = [line for path in target.log_paths if path.endswith(".out") for line in last_lines(path)]
-        err = [line for path in target.log_paths if path.endswith(".err") for line in last_lines(path)]
-        fatal = next((index for index, line in enumerate(err) if line.startswith(_FATAL)), None)
-        name, stack = None, ""
-        if fatal is not None:
-            name = _FATAL_SIGNALS.get(err[fatal].removeprefix(_FATAL).strip())
-            lines = [line for line in err[fatal:] if not line.startswith("Extension modules:")]
-            stack = "\n".join(lines[:_STACK_LINES])
-            err = err[:fatal]
         kills = oom_kills()
         with self._lock:
             memory = self._ask({"memory": target.pid}) if target.pid in self._watched else 0
         risen, self._oom_kills = kills - self._oom_kills, kills
-        tail = (*out[-_OUT_LINES:], *err[-_ERR_LINES:])
-        return Remains(tail, name, stack, risen, memory or 0, node_memory())
+        return read_logs(target.log_paths)._replace(
+            oom_kills=risen, memory=memory or 0, node_memory=node_memory()
+        )
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         """One request to the reaper, which is started for the first one; under the lock."""
@@ -307,22 +279,6 @@ def _read_stacks(target: Target, limit: float) -> str:
     return readable_stack(text.decode(errors="replace"))
 
 
-def readable_stack(dump: str) -> str:
-    """A dump of ``faulthandler``: the main thread, outermost of our own frames left out, the other threads counted."""
-    threads = [
-        block for block in dump.replace("Current thread ", "Thread ").split("Thread ") if block.strip()
-    ]
-    if not threads:
-        return ""
-    # The thread that runs the call; of a rank between calls the main one, which faulthandler writes last.
-    chosen = next((block for block in threads if "/phalanx/execution/host.py" in block), threads[-1])
-    lines = chosen.rstrip().splitlines()[1:]
-    own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
-    shown = [line.strip() for line in (lines[:own] or lines)]
-    more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
-    return "\n".join([*shown, more]).rstrip()
-
-
 def _catches(pid: int, signum: int) -> bool:
     """Whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
@@ -330,40 +286,6 @@ def _catches(pid: int, signum: int) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
-
-
-def last_lines(path: str) -> list[str]:
-    """The last lines of a log file without the lines by which Ray marks whose they are."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - _LOG_BYTES))
-            text = log.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
-
-
-_MARKS = (":job_id:", ":actor_name:", ":task_name:", "::task_name::")
-
-
-def oom_kills() -> int:
-    """How often the kernel has killed for want of memory, by the books of this control group (v2, then v1)."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError), open(path) as events:
-            for line in events:
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
-
-
-def node_memory() -> int:
-    """Memory of the node, or of its control group where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path) as limit:
-            return min(total, int(limit.read()))
-    return total
 
 
 def target_of(endpoint: Endpoint) -> Target:

@@ -1,0 +1,93 @@
+"""What can be read of a rank from its node: its log files, the dump of its stacks, the kernel's memory books."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_LOG_BYTES = 64 * 1024
+_OUT_LINES, _ERR_LINES, _STACK_LINES = 20, 20, 60
+_FATAL = "Fatal Python error: "
+_FATAL_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+_MARKS = (":job_id:", ":actor_name:", ":task_name:", "::task_name::")
+
+
+class Remains(NamedTuple):
+    """What a rank's process left to be read: last lines, the stack of a crash, and the kernel's memory books."""
+
+    log_tail: tuple[str, ...] = ()
+    fatal_signal: str | None = None
+    stack: str = ""
+    oom_kills: int = 0
+    memory: int = 0
+    node_memory: int = 0
+
+
+def read_logs(paths: Sequence[str]) -> Remains:
+    """The last lines of a process's own files, and how it crashed if the interpreter wrote that down."""
+    out = [line for path in paths if path.endswith(".out") for line in last_lines(path)]
+    err = [line for path in paths if path.endswith(".err") for line in last_lines(path)]
+    fatal = next((index for index, line in enumerate(err) if line.startswith(_FATAL)), None)
+    if fatal is None:
+        return Remains((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
+    lines = [line for line in err[fatal:] if not line.startswith("Extension modules:")]
+    return Remains(
+        log_tail=(*out[-_OUT_LINES:], *err[:fatal][-_ERR_LINES:]),
+        fatal_signal=_FATAL_SIGNALS.get(err[fatal].removeprefix(_FATAL).strip()),
+        stack="\n".join(lines[:_STACK_LINES]),
+    )
+
+
+def readable_stack(dump: str) -> str:
+    """A dump of ``faulthandler``: the main thread, outermost of our own frames left out, the other threads counted."""
+    threads = [
+        block for block in dump.replace("Current thread ", "Thread ").split("Thread ") if block.strip()
+    ]
+    if not threads:
+        return ""
+    # The thread that runs the call; of a rank between calls the main one, which faulthandler writes last.
+    chosen = next((block for block in threads if "/phalanx/execution/host.py" in block), threads[-1])
+    lines = chosen.rstrip().splitlines()[1:]
+    own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
+    shown = [line.strip() for line in (lines[:own] or lines)]
+    more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
+    return "\n".join([*shown, more]).rstrip()
+
+
+def last_lines(path: str) -> list[str]:
+    """The last lines of a log file without the lines by which Ray marks whose they are."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - _LOG_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed for want of memory, by the books of this control group (v2, then v1)."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError), open(path) as events:
+            for line in events:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def node_memory() -> int:
+    """Memory of the node, or of its control group where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as limit:
+            return min(total, int(limit.read()))
+    return total
