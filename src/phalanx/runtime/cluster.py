@@ -176,7 +176,7 @@ def status(backend: str | None = None) -> Table:
     rows: list[tuple[Any, ...]] = []
     held_by_node: dict[str, list[str]] = {}
     for holder in backend_transport.holders():
-        amounts = ", ".join(f"{amount:g} {name}" for name, amount in holder.resources.items())
+        amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
         held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
     for node in backend_transport.nodes():
         rows += [
