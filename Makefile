@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pyproject-and-constraints
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 ARGS ?=
+VERL ?= .venv-verl/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check bench clean
+.PHONY: help venv demo test test-slow check bench compat-diff clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +41,9 @@ check: $(STAMP) ## lint, format, types, and who may import whom
 
 bench: $(STAMP) ## compare with verl and bare Ray (ARGS="--quick" for a short one)
 	$(BIN)/python bench/run.py $(ARGS)
+
+compat-diff: $(STAMP) ## compare the drop-in with an installed verl 0.9.1 (VERL=path/to/its/python)
+	$(BIN)/python tests/compat/differential/compare.py --verl $(VERL) $(ARGS)
 
 clean: ## remove the virtual environment and what tools left
 	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis

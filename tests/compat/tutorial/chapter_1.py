@@ -69,7 +69,7 @@ class EmbedImages:
 
     def __call__(self, batch):
         images = [Image.fromarray(np.uint8(img)).convert("RGB") for img in batch["image"]]
-        inputs = self.processor(images=images, return_tensors="pt", padding=True).to(self.device)
+        inputs = self.processor(images=images, return_tensors="pt").to(self.device)  # adapted: arguments
         with torch.inference_mode():
             features = self.model.get_image_features(**inputs)
             batch["embedding"] = features.pooler_output.cpu().numpy()  # adapted: arguments (transformers 5)
