@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false, reportUntypedBaseClass=false
 """verl 0.9.1, used as its own trainers use it: RayResourcePool, RayWorkerGroup, register, DataProto.
 
 Batches are DataProto, the only value that its row modes take. Pools ask for one CPU per bundle and no GPU,
