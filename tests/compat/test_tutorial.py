@@ -39,7 +39,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_adaptations_are_of_the_kinds_that_any_machine_needs(script: str) -> None:
     listed = re.findall(r"# adapted: (.+)", (FOLDER / script).read_text())
-    kinds = {kind.strip() for line in listed for kind in re.sub(r"\(.*?\)", "", line).split(",")}
+    kinds = {kind.strip() for line in listed for kind in re.sub(r"\(.*\)", "", line).split(",")}
 
     assert kinds
     assert kinds <= ALLOWED
