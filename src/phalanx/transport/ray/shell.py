@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import glob
 import os
@@ -92,9 +91,6 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
     name, role, method, _ = facade
 
     async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # An argument may be the result of an earlier call on this group, which is waited for on this very loop. Ray
-        # hands the outcome of a finished call on in the loop's next turn: let it, before this call can block.
-        await asyncio.sleep(0)
         if is_message(args):
             return await self._host.run_async(*args)
         return portable(await self._host.run_plain_async(role, method, args, kwargs))
