@@ -155,21 +155,7 @@ def test_no_payload_of_a_chain_comes_through_the_driver(where: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sources", "targets"),
-    [
-        (3, 2),
-        pytest.param(
-            2,
-            3,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a part is fetched whole, and the middle target's rows lie in both parts: it reads two "
-                "shards, 1.2 times the bound",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3), (2, 5), (4, 3)])
 def test_resharding_fetches_no_more_than_the_share_and_one_source_shard(
     ray_cluster: Any, sources: int, targets: int
 ) -> None:

@@ -19,6 +19,28 @@ from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.lazy import is_tensor
 
 
+@dataclass(frozen=True)
+class Halves:
+    """An output of rows that came in two halves."""
+
+    first: Any
+    second: Any
+
+
+def with_rests(outputs: Sequence[Any], rests: Sequence[Any]) -> list[Any]:
+    """The outputs, each with the second half that belongs to it; ``rests`` has None for one that is whole."""
+    if not rests:
+        return list(outputs)
+    return [
+        output if rest is None else Halves(output, rest) for output, rest in zip(outputs, rests, strict=True)
+    ]
+
+
+def whole(output: Any) -> Any:
+    """An output as its rank returned it."""
+    return join_rows([output.first, output.second]) if isinstance(output, Halves) else output
+
+
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     """The value of a call.
 
@@ -30,12 +52,16 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
 
     Args:
         plan: of the call.
-        outputs: aligned with ``CallPlan.ranks``; those that ``plan.take`` leaves out may be None.
+        outputs: aligned with ``CallPlan.ranks``; those that ``plan.take`` leaves out may be None, any may be
+            ``Halves``.
         group: what a custom ``collect_fn`` gets as its first argument.
 
     Raises:
         DispatchError: outputs cannot be joined; the message names the ranks that differ.
     """
+    in_halves = any(isinstance(output, Halves) for output in outputs)
+    if in_halves and (plan.how != "rows" or plan.trim is not None or plan.order is not None):
+        outputs, in_halves = [whole(output) for output in outputs], False
     if plan.how == "custom":
         if plan.collect_fn is None:
             raise InternalError("a custom gather plan without a collect_fn")
@@ -50,7 +76,15 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     if plan.how != "rows":
         raise InternalError(f"unknown way to gather {plan.how!r}")
     names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
+    if in_halves:  # joined with all others at once: each is copied once
+        pairs = list(zip(names, taken, strict=True))
+        names = [name for name, value in pairs for _ in _halves(value)]
+        taken = [half for value in taken for half in _halves(value)]
     return _Join(names, plan.rows, plan.order).join(taken, "")
+
+
+def _halves(value: Any) -> tuple[Any, ...]:
+    return (value.first, value.second) if isinstance(value, Halves) else (value,)
 
 
 def join_rows(pieces: Sequence[Any]) -> Any:

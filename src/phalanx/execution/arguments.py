@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phalanx.collect.join import gather, join_rows
-from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
+from phalanx.collect.join import gather, join_rows, with_rests
+from phalanx.dispatch.split import pad_rows, piece_bounds, slice_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import Policy, decode, decoding
 from phalanx.wire.messages import PartInfo, Piece, RankCall, Reference, Stored, Whole
@@ -44,27 +44,32 @@ class Arguments:
                 return self._refs[index]
             case Piece():
                 return self._piece(token)
-            case Whole(parts, plan):
+            case Whole(parts, rests, plan):
                 with decoding(Policy.VIEW):
                     outputs = self._fetch([self._refs[i] for i in parts])
-                return gather(plan, outputs)
+                    seconds = self._fetch([self._refs[i] for i in rests]) if rests else ()
+                return gather(plan, with_rests(outputs, seconds))
             case _:
                 raise TypeError(f"unknown token {token!r}")
 
     def _piece(self, piece: Piece) -> Any:
         """Rows of a result whose parts lie on other ranks: only the overlapping parts are fetched."""
         infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
-        counts = [_rows_of(info, rank) for rank, info in enumerate(infos)]
-        total = sum(counts)
+        halves: list[int] = []  # rows of the first and the second half of each part
+        for rank, info in enumerate(infos):
+            rows, first = _rows_of(info, rank), info.first_rows or 0
+            halves += [first, rows - first]
+        total = sum(halves)
         if piece.expected_rows is not None and piece.expected_rows != total:
             raise DispatchError(
                 f"the arguments of one call disagree in rows: a future brought {total} rows, the other "
                 f"arguments have {piece.expected_rows}; pass the same number of rows in each, or px.replicate(x)"
             )
         start, stop = piece_bounds(total, piece.count, piece.index)
-        wanted = list(_overlaps(counts, start, stop))
+        wanted = list(_overlaps(halves, start, stop))
+        refs = [i for pair in zip(piece.parts, piece.rests, strict=True) for i in pair]
         with decoding(Policy.VIEW):
-            parts = self._fetch([self._refs[piece.parts[source]] for source, _, _ in wanted])
+            parts = self._fetch([self._refs[refs[half]] for half, _, _ in wanted])
         rows = join_rows([slice_rows(part, a, b) for part, (_, a, b) in zip(parts, wanted, strict=True)])
         return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
 
@@ -79,7 +84,7 @@ def _rows_of(info: PartInfo, source: int) -> int:
 
 
 def _overlaps(counts: Sequence[int], start: int, stop: int) -> Sequence[tuple[int, int, int]]:
-    """(source, first, last) rows of each source that lie in [start, stop); one empty part when there are none."""
+    """(index, first, last) rows of each of them that lie in [start, stop); one empty part when there are none."""
     found: list[tuple[int, int, int]] = []
     offset = 0
     for source, count in enumerate(counts):
@@ -88,12 +93,3 @@ def _overlaps(counts: Sequence[int], start: int, stop: int) -> Sequence[tuple[in
             found.append((source, first, last))
         offset += count
     return found or [(0, 0, 0)]
-
-
-def describe(value: Any, nbytes: int) -> PartInfo:
-    """What the driver and other ranks may know of an output without fetching it."""
-    try:
-        rows = count_rows(value)
-    except DispatchError:  # leaves of different row counts: a fair result, only not the rows of another call
-        rows = None
-    return PartInfo(rows, nbytes)

@@ -16,19 +16,19 @@ from typing import Any, Protocol
 from phalanx.declare.worker import WorkerContext, being_made
 from phalanx.errors import DispatchError
 from phalanx.execution import rendezvous
-from phalanx.execution.arguments import Arguments, describe
+from phalanx.execution.arguments import Arguments
 from phalanx.execution.bootstrap import apply
 from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
+from phalanx.execution.results import described, encoded
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.board import SETUP_CALL
-from phalanx.wire.codec import decode, decoding, encode
+from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import CLOSE, KEEP, MESHES, ORDER, RECALL, RUN, Facts, RankCall, RankSetup
 
 _REMEMBERED = 256
 _NOWHERE: AbstractContextManager[None] = nullcontext()
-_PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class Services(Protocol):
@@ -151,7 +151,7 @@ class Host:
         slot = self._control.begin_bare() if self._control else 0
         try:
             result = getattr(self._target(role), method)()
-            return _encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
+            return encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
         except Exception as error:
             raise self._failure(error, role, method) from None
         finally:
@@ -251,10 +251,7 @@ class Host:
             guard.check(call.method, self._setup.rank if self._setup else -1)
         if not call.keep:
             result = None
-        encoded = _encoded(result)
-        if not call.describe:
-            return encoded
-        return describe(result, getattr(encoded, "nbytes", 0)), encoded
+        return described(result) if call.describe else encoded(result)
 
     def _close(self) -> None:
         """The user's own ``close()`` of each role, last made first; errors are reported after all had their turn."""
@@ -287,10 +284,6 @@ class Host:
             accelerator=_accelerator(setup),
             node_id=setup.node_id if setup else None,
         )
-
-
-def _encoded(result: Any) -> Any:
-    return result if type(result) in _PLAIN else encode(result)
 
 
 def _device_of(context: WorkerContext) -> Any:

@@ -77,7 +77,8 @@ class References:
         parts = future.parts(self._transport)
         if parts is None:
             return self._put(future.result())
-        return Whole(tuple(self._add(part.value) for part in parts), future.plan.gather)
+        rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
+        return Whole(tuple(self._add(part.value) for part in parts), rests, future.plan.gather)
 
     def _piece(self, piece: FuturePiece) -> Piece | Stored:
         future: CallFuture = piece.future
@@ -86,6 +87,7 @@ class References:
             return self._put(_rows_of(future.result(), piece))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
+            rests=tuple(self._add(part.rest) for part in parts),
             infos=tuple(self._add(part.info) for part in parts),
             index=piece.index,
             count=piece.count,

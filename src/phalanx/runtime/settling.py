@@ -57,6 +57,7 @@ class Settling(GroupState):
             owner=self.owner,
             started=future.started,
             meter=self.book.arrived,
+            rests=[ticket.rest for ticket in future.tickets if ticket.rest is not None],
         )
 
     def settle(self, future: CallFuture[Any], limit: float | None) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx.collect.failures import combine, with_victims
-from phalanx.collect.join import gather
+from phalanx.collect.join import gather, whole, with_rests
 from phalanx.collect.message import render
 from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, PhalanxError, RankReport
 from phalanx.runtime.spmd import check_replicated
@@ -42,6 +42,7 @@ class Watch:
         owner: bool = True,
         started: float | None = None,
         meter: Meter | None = None,
+        rests: Sequence[Any] = (),
     ) -> None:
         self.transport = transport
         self.group = group
@@ -50,6 +51,7 @@ class Watch:
         self.ranks = tuple(ranks)
         self.endpoints = tuple(endpoints)
         self.refs = tuple(refs)
+        self.rests = tuple(rests)  # second halves of the outputs, by position, where they may come in two
         self.grace_s = grace_s
         self.call = call
         self.owner = owner
@@ -59,7 +61,9 @@ class Watch:
     def values(self, limit: float | None, policy: Policy) -> list[Any]:
         """The outputs of all ranks. Raises FetchFailed or NotReady as the transport does."""
         with decoding(policy, meter=self.meter):
-            outputs = self.transport.fetch(self.refs, self._until(limit))
+            outputs = self.transport.fetch(self.refs + self.rests, self._until(limit))
+        if self.rests:
+            outputs = with_rests(outputs[: len(self.refs)], outputs[len(self.refs) :])
         if self.meter is not None:
             for output in outputs:
                 if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
@@ -231,9 +235,10 @@ class Watch:
             if not done:
                 raise NotReady
             for position in (pending[index] for index in done):
+                refs = [self.refs[position], *self.rests[position : position + 1]]
                 with decoding(meter=self.meter):
-                    output = self.transport.fetch([self.refs[position]])[0]
-                yield self.ranks[position], output
+                    output, *second = self.transport.fetch(refs)
+                yield self.ranks[position], whole(with_rests([output], second)[0])
             pending = [pending[index] for index in rest]
 
 

@@ -92,10 +92,14 @@ class Endpoint:
 
 
 class Ticket(NamedTuple):
-    """One submitted call on one rank: its value, and its ``PartInfo`` where that was asked for."""
+    """One submitted call on one rank: its value, and where it was to be described its ``PartInfo`` and its ``rest``.
+
+    ``rest`` stands for None, or for the second half of the rows where the value is only the first.
+    """
 
     value: Ref
     info: Ref | None = None
+    rest: Ref | None = None
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class InlineTransport:
         if data == BARE:
             return Ticket(self._run(endpoint, lambda: endpoint.handle.host.run_bare(role, method)))
         ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=describe)
-        return ref if isinstance(ref, Ticket) else Ticket(ref, ref if describe else None)
+        return ref if isinstance(ref, Ticket) else Ticket(ref, *(ref, ref) if describe else ())
 
     def _run(self, endpoint: Endpoint, work: Any, split: bool = False) -> Any:
         rank: _Rank = endpoint.handle
@@ -202,8 +202,8 @@ class InlineTransport:
             except Exception as error:  # the host catches what users raise: this is ours
                 return InlineRef(failure=capture(error))
         if split:
-            info, encoded = value
-            return Ticket(InlineRef(encoded), InlineRef(info))
+            info, encoded, rest = value
+            return Ticket(InlineRef(encoded), InlineRef(info), InlineRef(rest))
         return InlineRef(value)
 
     def put(self, value: Any) -> Ref:

@@ -96,10 +96,12 @@ class Reference:
 class Piece:
     """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
 
-    ``parts`` and ``infos`` index the references to each source part and to its :class:`PartInfo`.
+    ``parts`` and ``rests`` index the references to the two halves of each source part, ``infos`` those to its
+    :class:`PartInfo`.
     """
 
     parts: tuple[int, ...]
+    rests: tuple[int, ...]
     infos: tuple[int, ...]
     index: int
     count: int
@@ -109,17 +111,25 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined."""
+    """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined.
+
+    ``rests`` are the second halves of the parts, where these may lie in two; else there are none.
+    """
 
     parts: tuple[int, ...]
+    rests: tuple[int, ...]
     gather: Any
 
 
 class PartInfo(NamedTuple):
-    """What is known of a stored part without fetching it."""
+    """What is known of a stored part without fetching it.
+
+    A part that lies in two halves has its first ``first_rows`` rows in the first; one that lies in one, all.
+    """
 
     rows: int | None
     nbytes: int
+    first_rows: int | None = None
 
 
 class SideChannel(NamedTuple):

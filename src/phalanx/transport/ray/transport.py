@@ -149,8 +149,8 @@ class RayTransport:
         args = (data, list(refs)) if refs else (data,)
         if not describe:
             return Ticket(remote.remote(*args))
-        info, value = remote.options(num_returns=2).remote(*args)
-        return Ticket(value, info)
+        info, value, rest = remote.options(num_returns=3).remote(*args)
+        return Ticket(value, info, rest)
 
     def put(self, value: Any) -> Ref:
         return ray.put(value)

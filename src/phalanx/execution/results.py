@@ -1,0 +1,51 @@
+"""From what a worker method returns to what its process gives back.
+
+A large output of rows that may be handed on by reference is given back as two halves, each stored by itself. Whoever
+needs some rows of it, and they need not be those of one whole output, then fetches at most half an output too much at
+either end of what it needs: its own share and one output at most.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from phalanx.dispatch.split import count_rows, slice_rows
+from phalanx.dispatch.structure import flatten
+from phalanx.errors import DispatchError
+from phalanx.wire.codec import encode
+from phalanx.wire.lazy import is_tensor
+from phalanx.wire.messages import PartInfo
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_HALVED_FROM = 256 << 10  # bytes; below, another object costs more than the bytes that it saves
+
+
+def encoded(result: Any) -> Any:
+    """An output as it travels: plain small things as they are, all else encoded."""
+    return result if type(result) in _PLAIN else encode(result)
+
+
+def described(result: Any) -> tuple[PartInfo, Any, Any]:
+    """What may be known of an output without fetching it, and the output: whole and None, or as two halves."""
+    try:
+        rows = count_rows(result)
+    except DispatchError:  # leaves of different row counts: a fair result, only not the rows of another call
+        rows = None
+    whole = encoded(result)
+    nbytes = getattr(whole, "nbytes", 0)
+    if rows is None or rows < 2 or nbytes < _HALVED_FROM or not _halves_are_rows(result):
+        return PartInfo(rows, nbytes, rows), whole, None
+    middle = -(-rows // 2)
+    first, second = slice_rows(result, 0, middle), slice_rows(result, middle, rows)
+    return PartInfo(rows, nbytes, middle), encode(first), encode(second)
+
+
+def _halves_are_rows(result: Any) -> bool:
+    """Whether the halves joined are what the output is: plain tensors and arrays, and nothing without rows."""
+    leaves, _ = flatten(result, "")
+    return all(
+        isinstance(leaf.value, np.ndarray) or (is_tensor(leaf.value) and not leaf.value.requires_grad)
+        for leaf in leaves
+    )

@@ -1,0 +1,107 @@
+"""What a worker process gives back of an output that may be handed on by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import phalanx as px
+from phalanx.collect.join import whole, with_rests
+from phalanx.execution.results import described
+from phalanx.wire.codec import Encoded, decode
+
+LARGE = 128  # columns of float32 that make 1024 rows large enough to be halved
+
+
+def given_back(output: Any) -> Any:
+    _, first, rest = described(output)
+    values = [decode(value.to_bytes()) if isinstance(value, Encoded) else value for value in (first, rest)]
+    return whole(with_rests(values[:1], values[1:])[0])
+
+
+def test_a_large_output_of_rows_is_stored_in_two_halves() -> None:
+    info, first, rest = described(torch.ones(1025, LARGE))
+    assert (info.rows, info.first_rows) == (1025, 513)
+    assert first.nbytes > rest.nbytes > 0
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        torch.ones(4, 4),
+        torch.ones(1, 1 << 20),
+        {"x": torch.ones(1024, LARGE), "loss": 0.5},
+        torch.ones(1024, LARGE, requires_grad=True),
+        {"x": torch.ones(1024, LARGE), "names": ["a"] * 1024},
+        {"x": torch.ones(1024, LARGE), "y": torch.ones(3)},
+    ],
+    ids=["small", "one row", "without rows", "with grad", "a list", "other rows"],
+)
+def test_any_other_output_is_stored_as_one(output: Any) -> None:
+    _, _, rest = described(output)
+    assert rest is None
+
+
+@settings(deadline=None)
+@given(rows=st.integers(2, 40), columns=st.integers(1, 5), as_dict=st.booleans())
+def test_halves_joined_are_the_output(rows: int, columns: int, as_dict: bool) -> None:
+    tensor = torch.arange(rows * columns * 40_000, dtype=torch.int32).view(rows, columns, -1)
+    output = {"x": tensor, "y": tensor[:, 0].numpy()} if as_dict else tensor
+    back = given_back(output)
+    assert torch.equal(back["x"] if as_dict else back, tensor)
+
+
+class Maker(px.Worker):
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def make(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"x": rows[:, None].repeat(1, 1024), "rank": torch.full((len(rows),), self.rank)}
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=64)
+    def make_padded(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows[:, None].repeat(1, 1024)
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def firsts(self, made: dict[str, torch.Tensor]) -> list[float]:
+        return made["x"][:, 0].tolist()
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def share(self, made: dict[str, torch.Tensor]) -> tuple[list[float], list[int]]:
+        return made["x"][:, 0].tolist(), made["rank"].tolist()
+
+
+@pytest.fixture(scope="module")
+def group(backend: str) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([2], use_gpu=False, backend=backend) as pool, px.WorkerGroup(pool, Maker) as made:
+        yield made
+
+
+ROWS = torch.arange(257, dtype=torch.float32)
+
+
+def test_the_driver_gets_the_rows_of_halved_outputs_in_order(group: px.WorkerGroup) -> None:
+    value = group.make.submit(ROWS).result()
+    assert torch.equal(value["x"][:, 0], ROWS)
+    assert value["rank"].tolist() == [0] * 129 + [1] * 128
+
+
+def test_a_stream_gives_each_output_whole(group: px.WorkerGroup) -> None:
+    sizes = {rank: len(output["x"]) for rank, output in group.make.stream(ROWS)}
+    assert sizes == {0: 129, 1: 128}
+
+
+def test_padding_of_halved_outputs_is_removed(group: px.WorkerGroup) -> None:
+    assert torch.equal(group.make_padded.submit(ROWS).result()[:, 0], ROWS)
+
+
+def test_a_halved_result_reaches_every_rank_whole(group: px.WorkerGroup) -> None:
+    assert group.firsts(group.make.submit(ROWS)) == [ROWS.tolist()] * 2
+
+
+def test_a_halved_result_is_dealt_in_rows(group: px.WorkerGroup) -> None:
+    shares = group.share(group.make.submit(ROWS))
+    assert [value for values, _ in shares for value in values] == ROWS.tolist()
