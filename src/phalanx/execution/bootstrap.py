@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -9,7 +10,13 @@ from phalanx.wire.messages import RankSetup
 
 
 def apply(setup: RankSetup, in_driver: bool) -> None:
-    """Write the rank's environment into this process; ranks inside the driver's process swap it per call."""
+    """Write the rank's environment into this process; ranks inside the driver's process swap it per call.
+
+    Also makes the folder of the rank's files.
+    """
+    if setup.files:
+        with contextlib.suppress(OSError):  # a full disk: whoever writes there says so
+            os.makedirs(os.path.dirname(setup.files), exist_ok=True)
     if in_driver:
         return
     os.environ.update(setup.environment)

@@ -43,6 +43,10 @@ class Services(Protocol):
         """Where this process runs, its log files and the backend's name of it."""
         ...
 
+    def folder(self) -> str:
+        """Where this process may keep files of its own, on its node; made when it is first written to."""
+        ...
+
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
         """The values behind the transport's references."""
         ...
@@ -71,7 +75,8 @@ class Host:
             side = self._control.describe() if self._control else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
-        return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id, side)
+        folder = self._services.folder()
+        return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id, side, folder)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> None:
         """Become a rank: environment first, then the classes (which may import torch), then the instances."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import PlacementError
 from phalanx.execution.factory import make_host
+from phalanx.runtime.cluster import RUN_ID
 from phalanx.runtime.options import GroupOptions
 from phalanx.runtime.pool import ResourcePool
 from phalanx.runtime.sender import Outlet, encode_body
@@ -29,6 +31,7 @@ from phalanx.transport.facade import facade_name
 from phalanx.wire.messages import STORE_VARIABLE, RankSetup
 
 Roles = Mapping[str, ClassWithInitArgs]
+_LABEL_LENGTH = 80
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def launch(
             ordered = _in_rank_order(pool, endpoints)
             setups = _setups(pool, ordered, name, epoch, options)
             setups = [amend(setup) for setup in setups] if amend else setups
+            for endpoint, setup in zip(ordered, setups, strict=True):
+                endpoint.facts = endpoint.facts._replace(files=setup.files)
             tickets = _send(outlet, ordered, roles, setups)
         except BaseException:
             transport.kill(endpoints)
@@ -168,6 +173,7 @@ def _setups(
     view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
     first = endpoints[0].facts
     on_node = _devices_by_node(pool, endpoints)
+    label = _labels.new(name, epoch)
     setups: list[RankSetup] = []
     for rank, endpoint in enumerate(endpoints):
         facts = endpoint.facts.slot
@@ -208,6 +214,7 @@ def _setups(
                 threads=threads_per_rank(facts.cpus_of_node or 1, ranks_here),
                 meshes=dict(options.meshes),
                 asynchronous=options.max_concurrency is not None,
+                files=_files(endpoint.facts.folder, label, rank),
             )
         )
     return setups
@@ -243,4 +250,27 @@ def _send(
     ]
 
 
-group_numbers = itertools.count(1)
+class Labels:
+    """Names for the folders of groups: safe in a path, and never given twice."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+
+    def new(self, name: str, epoch: int) -> str:
+        """``<group>-<epoch>``, with a number behind it where another group of this process bears the name."""
+        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LABEL_LENGTH].lstrip(".") or "group"
+        with self._lock:
+            label, number = f"{safe}-{epoch}", 1
+            while label in self._given:
+                number += 1
+                label = f"{safe}-{epoch}.{number}"
+            self._given.add(label)
+            return label
+
+
+def _files(folder: str, label: str, rank: int) -> str:
+    return f"{folder}/{RUN_ID}/{label}/rank-{rank}" if folder else ""
+
+
+_labels = Labels()

@@ -240,6 +240,19 @@ class TransportConformance:
         with pytest.raises(px.DispatchError, match="generator"):
             group.later(n for n in range(3))
 
+    def test_every_rank_has_files_of_its_own_that_can_be_read_from_beside_it(self, group: Any) -> None:
+        transport, endpoints = group.core.transport, group.core.endpoints
+        paths = [endpoint.facts.files + ".test" for endpoint in endpoints]
+        group.run(_write, paths)
+        assert [transport.read(e, p, 0, 100) for e, p in zip(endpoints, paths, strict=True)] == [
+            f"rank {rank}".encode() for rank in range(group.world_size)
+        ]
+        assert transport.read(endpoints[1], paths[1], 5, 100) == b"1"
+        assert transport.read(endpoints[1], paths[1], -3, 2) == b"k "
+        assert transport.read(endpoints[1], paths[1], 100, 1) == b""
+        with pytest.raises(FileNotFoundError, match="missing"):
+            transport.read(endpoints[1], paths[1] + ".missing", 0, 1)
+
     def test_a_closed_group_says_so(self, pool: px.ResourcePool) -> None:
         group = px.WorkerGroup(pool, Probe)
         group.close()
@@ -256,6 +269,11 @@ class TransportConformance:
 
     def test_explain_names_every_rank(self, group: Any) -> None:
         assert [row["rank"] for row in group.explain().to_dict()["rows"]] == list(range(group.world_size))
+
+
+def _write(worker: px.Worker, paths: list[str]) -> None:
+    with open(paths[worker.rank], "w") as file:
+        file.write(f"rank {worker.rank}")
 
 
 class FailsOnRankOne(px.Worker):

@@ -289,6 +289,17 @@ class Transport(Protocol):
         """Send a signal to the ranks' processes, for fault injection."""
         ...
 
+    def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
+        """Bytes of a file on a rank's node, also while the rank is busy or dead: at most ``limit`` from ``offset`` on.
+
+        A negative offset counts from the end of the file. Nothing is given where the file ends.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            OSError: it cannot be read, or nothing on that node answers.
+        """
+        ...
+
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         """All that can be told of a lost rank: cause, last lines, hints. ``lost`` is what its call ended with."""
         ...

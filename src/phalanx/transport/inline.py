@@ -7,12 +7,15 @@ swapped per rank.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
 import pickle
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -34,6 +37,7 @@ from phalanx.transport.base import (
     SpawnRequest,
     Ticket,
 )
+from phalanx.transport.files import read_file
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
@@ -83,11 +87,15 @@ class InlineServices:
 
     in_driver = True
 
-    def __init__(self, facts: SlotFacts) -> None:
+    def __init__(self, facts: SlotFacts, folder: str) -> None:
         self._facts = facts
+        self._folder = folder
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
         return self._facts, (), ""
+
+    def folder(self) -> str:
+        return self._folder
 
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
         return [ref.get() for ref in refs]
@@ -112,6 +120,7 @@ class InlineTransport:
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[int, InlineReservation] = {}
         self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
+        self._folder: str | None = None
 
     def nodes(self) -> list[NodeCapacity]:
         free = dict(self._total)
@@ -167,10 +176,17 @@ class InlineTransport:
                 accelerator_ids=ids,
                 cpus_of_node=os.cpu_count(),
             )
-            host = request.factory(InlineServices(facts))
+            host = request.factory(InlineServices(facts, self._own_folder()))
             name = request.names[index] if request.names else None
             endpoints.append(Endpoint(slot, _Rank(host), host.report(), name))
         return endpoints
+
+    def _own_folder(self) -> str:
+        """A folder for the files of all ranks, until this process exits."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="phalanx-")
+            atexit.register(_remove, self._folder, os.getpid())
+        return self._folder
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         setup, _ = RankSetup.unpack(data)
@@ -274,11 +290,19 @@ class InlineTransport:
                 endpoint.handle.alive = False
                 endpoint.handle.lost = Lost("the rank was ended by an injected signal", f"signal {name}")
 
+    def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
+        return read_file(path, offset, limit)
+
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         return frozenset()
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # not in a process that was forked
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _inline(reservation: Reservation) -> InlineReservation:

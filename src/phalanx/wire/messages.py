@@ -147,7 +147,11 @@ class SideChannel(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a worker process reports of itself before it has a rank."""
+    """What a worker process reports of itself before it has a rank.
+
+    ``folder`` is where the process may keep files of its own. ``files`` is filled in on the driver once the process
+    is a rank: see :class:`RankSetup`.
+    """
 
     slot: SlotFacts
     pid: int
@@ -156,11 +160,17 @@ class Facts(NamedTuple):
     log_paths: tuple[str, ...] = ()
     worker_id: str = ""
     side: SideChannel | None = None
+    folder: str = ""
+    files: str = ""
 
 
 @dataclass(frozen=True)
 class RankSetup:
-    """What makes a process a rank. Plain data: it is read before any of the user's modules are imported."""
+    """What makes a process a rank. Plain data: it is read before any of the user's modules are imported.
+
+    ``files`` is the beginning of the path of each file that this rank keeps, ``<folder>/<run>/<group>-<epoch>/rank-3``;
+    the folder is there once the process is a rank, and no other rank's files begin like this.
+    """
 
     rank: int
     world_size: int
@@ -177,6 +187,7 @@ class RankSetup:
     threads: int | None = None
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     asynchronous: bool = False
+    files: str = ""
 
     def pack(self, body: bytes | None) -> bytes:
         """With the encoded ``{role: (class, args, kwargs)}`` in ``body``; None: the last reference holds it."""

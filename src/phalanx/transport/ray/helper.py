@@ -22,6 +22,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.transport.base import Endpoint, Sight
+from phalanx.transport.files import read_file
 from phalanx.transport.ray import reaper
 from phalanx.transport.ray.remains import Remains, node_memory, oom_kills, read_logs, readable_stack
 from phalanx.wire import board
@@ -194,6 +195,15 @@ class NodeAgent:
                         os.write(fd, request)
                     finally:
                         os.close(fd)
+
+    def read(self, target: Target, path: str, offset: int, limit: int) -> bytes | str:
+        """Bytes of a file of this node; why there are none."""
+        try:
+            return read_file(path, offset, limit)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return str(error)
 
     def remains(self, target: Target) -> Remains:
         """What is left to be read of a rank whose process is gone."""

@@ -37,6 +37,10 @@ class RayServices:
         )
         return slot, _log_paths(context.get_worker_id()), context.get_worker_id()
 
+    def folder(self) -> str:
+        logs = _logs_folder()
+        return os.path.join(logs, "phalanx") if logs else ""
+
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
         try:
             return ray.get(list(refs))
@@ -48,11 +52,17 @@ class RayServices:
 
 def _log_paths(worker_id: str) -> tuple[str, ...]:
     """Ray's own files with what this process prints: worker-{worker id}-{job}-{pid}.out and .err."""
-    node = getattr(ray._private.worker, "_global_node", None)  # pyright: ignore[reportAttributeAccessIssue]
-    if node is None:
+    logs = _logs_folder()
+    if logs is None:
         return ()
-    pattern = os.path.join(node.get_logs_dir_path(), f"worker-{worker_id}-*-{os.getpid()}.*")
+    pattern = os.path.join(logs, f"worker-{worker_id}-*-{os.getpid()}.*")
     return tuple(sorted(glob.glob(pattern), reverse=True))
+
+
+def _logs_folder() -> str | None:
+    """The folder of Ray's session in which this node's processes log."""
+    node = getattr(ray._private.worker, "_global_node", None)  # pyright: ignore[reportAttributeAccessIssue]
+    return None if node is None else node.get_logs_dir_path()
 
 
 class Shell:

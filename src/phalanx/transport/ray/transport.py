@@ -235,6 +235,18 @@ class RayTransport:
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
         self._agents.ask(endpoints, "send_signal", signum, timeout=_AGENT_WITHIN_S, each=True)
 
+    def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
+        asked = [endpoint]
+        answer = self._agents.ask(asked, "read", path, offset, limit, timeout=_AGENT_WITHIN_S, each=True)[0]
+        if isinstance(answer, bytes):
+            return answer
+        host = endpoint.facts.slot.host
+        if answer is None:
+            raise OSError(f"{path}: nothing on host {host} answers")
+        if not answer:
+            raise FileNotFoundError(f"{path}: there is no such file on host {host}")
+        raise OSError(f"on host {host}: {answer}")
+
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
         found = lost or self._ask_ray(endpoint)
