@@ -221,7 +221,8 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
         timeout: seconds to wait for all of them together; the calls go on when they are over.
 
     Raises:
-        The error of the future that fails first, as soon as it does; CallTimeout when not all are here in time.
+        PhalanxError: that of the future which fails first, as soon as it does.
+        CallTimeout: not all are here in time.
     """
     for future in futures:
         if not isinstance(future, CallFuture):

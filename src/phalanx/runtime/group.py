@@ -44,7 +44,9 @@ class WorkerGroup(GroupView):
         name: for tables, errors and ``px.attach``; default from the class.
         env: variables for every rank, set before any of the user's modules are imported.
         runtime_env: Ray's, for what must be there before the process starts (slower: no process is reused).
-        num_cpus, memory, resources: reserved per rank on the slot's node, beside the slot (memory in bytes).
+        num_cpus: cores reserved per rank on the slot's node, beside the slot.
+        memory: bytes of memory reserved in the same way.
+        resources: other resources of Ray reserved in the same way, by name.
         start_timeout: seconds within which all constructors must have returned.
         call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
         stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
