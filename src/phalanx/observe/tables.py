@@ -75,4 +75,4 @@ def _width(table: Table) -> int:
     widest = [
         max([len(name), *(len(_text(row[i])) for row in table.rows)]) for i, name in enumerate(table.columns)
     ]
-    return max(80, min(200, sum(widest) + 3 * len(widest)))
+    return max(80, min(200, sum(widest) + 3 * len(widest) + 1))  # blanks and edges of the box
