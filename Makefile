@@ -8,7 +8,7 @@ ARGS ?=
 VERL ?= .venv-verl/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check bench compat-diff clean
+.PHONY: help venv demo docs test test-slow check bench compat-diff clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,11 +21,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Phalanx needs Python 3.10 or newer, but $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools wheel torch
-	$(PIP) --no-build-isolation --editable '.[demo,megatron,verl,data,dev]'
+	$(PIP) --no-build-isolation --editable '.[demo,megatron,verl,data,docs,dev]'
 	@touch $@
 
 demo: $(STAMP) ## post-train a small language model with GRPO (ARGS="--steps 100" and so on)
 	$(BIN)/python examples/grpo.py $(ARGS)
+
+docs: $(STAMP) ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" chooses)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
@@ -33,11 +37,11 @@ test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" choose
 test-slow: $(STAMP) ## injected faults, many groups, whole examples
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: $(STAMP) ## lint, format, types, and who may import whom
+check: $(STAMP) ## lint, format, types, who may import whom, and the documentation built strictly
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -q tests/imports
+	$(BIN)/python -m pytest -q tests/imports tests/docs/test_site.py
 
 bench: $(STAMP) ## compare with verl and bare Ray (ARGS="--quick" for a short one)
 	$(BIN)/python bench/run.py $(ARGS)
@@ -46,5 +50,5 @@ compat-diff: $(STAMP) ## compare the drop-in with an installed verl 0.9.1 (VERL=
 	$(BIN)/python tests/compat/differential/compare.py --verl $(VERL) $(ARGS)
 
 clean: ## remove the virtual environment and what tools left
-	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist out site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
