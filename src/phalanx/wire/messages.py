@@ -32,7 +32,10 @@ RECALL = "__phalanx_recall__"
 
 
 class RankCall(NamedTuple):
-    """What one rank is asked to do. ``body`` holds the encoded (args, kwargs); None: the last reference does."""
+    """What one rank is asked to do. ``body`` holds the encoded (args, kwargs); None: the last reference does.
+
+    ``trace`` is the id of the trace for which the rank notes what it does; empty: for none.
+    """
 
     call: int
     epoch: int
@@ -44,6 +47,7 @@ class RankCall(NamedTuple):
     to_device: bool
     body: bytes | None
     debug: bool = False
+    trace: str = ""
 
     def pack(self) -> bytes:
         return MAGIC + pickle.dumps(tuple(self), 5)
@@ -188,6 +192,7 @@ class RankSetup:
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     asynchronous: bool = False
     files: str = ""
+    trace: str = ""
 
     def pack(self, body: bytes | None) -> bytes:
         """With the encoded ``{role: (class, args, kwargs)}`` in ``body``; None: the last reference holds it."""

@@ -1,0 +1,56 @@
+"""The tapes of a worker process: one for each trace for which it is told to note what it does."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from phalanx.observe.spans import process
+from phalanx.observe.tape import Noted, Tape, path_of
+
+_KEPT = 8
+_NOT_TRACED: AbstractContextManager[None] = nullcontext()
+
+
+class Tapes:
+    """Opened when the first call of a trace arrives. ``own_process``: no driver and no other rank lives here."""
+
+    def __init__(self, own_process: bool) -> None:
+        self.files = ""
+        self.on = False
+        self._own_process = own_process
+        self._open: dict[str, Tape] = {}
+
+    def of(self, trace: str, number: int, role: str, method: str) -> AbstractContextManager[Noted | None]:
+        """A context around one call; it gives None where the call is not traced."""
+        if not trace:
+            if self.on:
+                self.off()
+            return _NOT_TRACED
+        tape = self._open.get(trace)
+        if tape is None:
+            tape = self._make(trace)
+        if self._own_process:
+            process.sink = tape
+            self.on = True
+        return Noted(tape, number, role, method)
+
+    def off(self) -> None:
+        """The driver has ended its trace: spans that lie in no call have nobody to hear of them."""
+        process.sink = None
+        self.on = False
+
+    def _make(self, trace: str) -> Tape:
+        if len(self._open) >= _KEPT:
+            self._open.pop(next(iter(self._open))).close()
+        tape = self._open[trace] = Tape(path_of(self.files, trace))
+        return tape
+
+
+def size_of(sent_back: Any) -> int:
+    """Bytes of what a rank gives back for one call: an output, or what is known of it with its halves."""
+    if isinstance(sent_back, tuple):
+        return sent_back[0].nbytes
+    if isinstance(sent_back, bytes | str):
+        return len(sent_back)
+    return getattr(sent_back, "nbytes", 0)
