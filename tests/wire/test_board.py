@@ -29,6 +29,32 @@ def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
     assert read(page).running == {}
 
 
+def test_the_method_of_a_running_call_is_on_the_board() -> None:
+    page = board.Board()
+    for call, method in [(1, "actor.update"), (2, ""), (3, "actor.update"), (4, "größe")]:
+        page.begin(call, method)
+
+    assert read(page).methods == {1: "actor.update", 2: "", 3: "actor.update", 4: "größe"}
+
+
+def test_more_methods_than_there_is_room_for_have_no_name() -> None:
+    page = board.Board()
+    for number in range(1, board.NAMES):
+        page.end(page.begin(number, f"method_{number}"))
+    page.begin(1, f"method_{board.NAMES - 1}")
+    page.begin(2, "one too many")
+
+    assert read(page).methods == {1: f"method_{board.NAMES - 1}", 2: ""}
+
+
+def test_a_name_that_is_too_long_is_cut() -> None:
+    page = board.Board()
+    page.begin(1, "x" * 100)
+    page.begin(2, "y")
+
+    assert read(page).methods == {1: "x" * 64, 2: "y"}
+
+
 @given(st.lists(NUMBERS, unique=True, max_size=2 * board.SLOTS))
 def test_calls_that_run_at_once_each_have_a_slot_as_long_as_there_are_any(numbers: list[int]) -> None:
     page = board.Board()

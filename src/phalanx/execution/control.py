@@ -57,13 +57,13 @@ class Control:
         return SideChannel(_started(), self._board.fd, self._stacks, self._wake, self._mark)
 
     @contextlib.contextmanager
-    def call(self, number: int) -> Generator[None]:
-        """The time of one call on the thread that runs it.
+    def call(self, number: int, method: str = "") -> Generator[None]:
+        """The time of one call of a method on the thread that runs it.
 
         Raises:
             Interrupted: the call was cancelled, before it began or while it ran.
         """
-        slot = self._board.begin(number)
+        slot = self._board.begin(number, method)
         try:
             if self._board.cancelled(number):
                 raise Interrupted("cancelled before it began")
@@ -73,18 +73,18 @@ class Control:
             self._current = 0
             self._board.end(slot)
 
-    def begin_bare(self) -> int:
+    def begin_bare(self, method: str = "") -> int:
         """Note that a call without a message has begun, which nobody can cancel; what to give to `end_bare`."""
-        return self._board.begin(BARE_CALL)
+        return self._board.begin(BARE_CALL, method)
 
     def end_bare(self, slot: int) -> None:
         """Note that it has ended."""
         self._board.end(slot)
 
     @contextlib.contextmanager
-    def task(self, number: int) -> Generator[None]:
+    def task(self, number: int, method: str = "") -> Generator[None]:
         """The time of one call as a task of the running loop; it is cancelled as any task is."""
-        slot = self._board.begin(number)
+        slot = self._board.begin(number, method)
         try:
             if self._board.cancelled(number):
                 raise Interrupted("cancelled before it began")

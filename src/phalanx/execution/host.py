@@ -86,7 +86,7 @@ class Host:
             apply(setup, self._services.in_driver)
             self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
-            with self._during(SETUP_CALL):
+            with self._during(SETUP_CALL, "", "__init__"):
                 with decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
                 self._make(setup, roles)
@@ -138,7 +138,7 @@ class Host:
         """
         call = RankCall.unpack(data)
         try:
-            with self._during(call.call):
+            with self._during(call.call, call.role, call.method):
                 guard = Guard() if call.debug else None
                 result = self._invoke(call, refs, guard)
                 if isinstance(result, Awaitable):
@@ -153,7 +153,7 @@ class Host:
         Raises:
             RankFailure: whatever the call raised.
         """
-        slot = self._control.begin_bare() if self._control else 0
+        slot = self._control.begin_bare(f"{role}.{method}" if role else method) if self._control else 0
         try:
             result = getattr(self._target(role), method)()
             return encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
@@ -163,14 +163,17 @@ class Host:
             if self._control:
                 self._control.end_bare(slot)
 
-    def _during(self, call: int) -> AbstractContextManager[None]:
-        return self._control.call(call) if self._control else _NOWHERE
+    def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
+        if self._control is None:
+            return _NOWHERE
+        return self._control.call(call, f"{role}.{method}" if role else method)
 
     async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
         """As :meth:`run`, on the running loop: awaits of several calls interleave."""
         call = RankCall.unpack(data)
         try:
-            with self._control.task(call.call) if self._control else _NOWHERE:
+            name = f"{call.role}.{call.method}" if call.role else call.method
+            with self._control.task(call.call, name) if self._control else _NOWHERE:
                 guard = Guard() if call.debug else None
                 result = self._invoke(call, refs, guard)
                 if isinstance(result, Awaitable):

@@ -120,6 +120,8 @@ class Lost:
 class Sight:
     """What was seen of a rank's process from beside it: ``running`` is seconds by number of each call it is at.
 
+    ``methods`` are their names by number, a role's with the role before a dot.
+
     ``reachable`` is False for a process that is gone, or stopped by a signal: ``note`` says so.
     """
 
@@ -127,6 +129,7 @@ class Sight:
     running: Mapping[int, float] = field(default_factory=dict[int, float])
     stack: str = ""
     note: str = ""
+    methods: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def with_stack(self, stack: str, note: str) -> Sight:
         """The same with its stacks, or with why there are none."""

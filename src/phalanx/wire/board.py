@@ -1,6 +1,6 @@
 """A page of shared memory in which a rank says what it is doing, readable while the rank itself cannot answer.
 
-A worker process writes the number of each call when it begins and ends it; a process beside it on the node opens
+A worker process writes number and method of each call when it begins it, and when it ends it; a process beside it on the node opens
 the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the GIL or was
 stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere there is
 no board, and nothing is known of a busy rank.
@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-SIZE = 4096
+SIZE = 12288
 SLOTS = 64
 CANCELLED = 128
 
@@ -25,11 +25,16 @@ CLOSE_CALL = 2
 #: Number of every call that comes without a message.
 BARE_CALL = 3
 
-_RUNNING = struct.Struct("<Qd")  # call, when it began on the node's monotonic clock
+_RUNNING = struct.Struct(
+    "<QdQ"
+)  # call, when it began on the node's monotonic clock, place of its method's name
 _NUMBER = struct.Struct("<Q")
 _RUNNING_AT = 64
 _CANCELLED_AT = _RUNNING_AT + SLOTS * _RUNNING.size
 _CANCELLED_COUNT_AT = 0
+_NAMES_AT = 4096
+_NAME_BYTES = 64
+NAMES = (SIZE - _NAMES_AT) // _NAME_BYTES  # the first one stands for methods without a name here
 
 
 def available() -> bool:
@@ -45,18 +50,36 @@ class Board:
         os.ftruncate(self.fd, SIZE)
         self._page = mmap.mmap(self.fd, SIZE)
         self._free = list(range(SLOTS - 1, -1, -1))
+        self._names: dict[str, int] = {"": 0}
 
-    def begin(self, call: int) -> int:
-        """Note that a call has begun; the slot to give to :meth:`end`. More calls than slots are not noted."""
+    def begin(self, call: int, method: str = "") -> int:
+        """Note that a call has begun; the slot to give to :meth:`end`. More calls than slots are not noted.
+
+        ``method`` is its name, with the role before a dot. A name is written when it is first met; beyond ``NAMES`` of
+        them, and beyond 64 bytes of one, there is no room.
+        """
+        name = self._names.get(method)
+        if name is None:
+            name = self._note_name(method)
         slot = self._free.pop() if self._free else SLOTS
         if slot < SLOTS:
-            _RUNNING.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, call, time.monotonic())
+            at = _RUNNING_AT + slot * _RUNNING.size
+            _RUNNING.pack_into(self._page, at, call, time.monotonic(), name)
         return slot
+
+    def _note_name(self, method: str) -> int:
+        if len(self._names) >= NAMES:
+            return 0
+        index = len(self._names)
+        at = _NAMES_AT + index * _NAME_BYTES
+        self._page[at : at + _NAME_BYTES] = method.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+        self._names[method] = index
+        return index
 
     def end(self, slot: int) -> None:
         """Note that it has ended."""
         if slot < SLOTS:
-            _RUNNING.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, 0, 0.0)
+            _RUNNING.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, 0, 0.0, 0)
             self._free.append(slot)
 
     def cancelled(self, call: int) -> bool:
@@ -68,19 +91,27 @@ class Board:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a board said: begin of each running call by its number, and the calls that were cancelled."""
+    """What a board said: begin and method of each running call by its number, and the calls that were cancelled."""
 
     running: dict[int, float]
     cancelled: frozenset[int]
+    methods: dict[int, str]
 
 
 def read(page: bytes) -> Reading:
     """The content of a board."""
-    running = {
-        call: begun for call, begun in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if call != 0
-    }
+    slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0] != 0]
     numbers = page[_CANCELLED_AT : _CANCELLED_AT + CANCELLED * _NUMBER.size]
-    return Reading(running, frozenset(n for (n,) in _NUMBER.iter_unpack(numbers) if n != 0))
+    return Reading(
+        running={call: begun for call, begun, _ in slots},
+        cancelled=frozenset(n for (n,) in _NUMBER.iter_unpack(numbers) if n != 0),
+        methods={call: _name(page, index) for call, _, index in slots},
+    )
+
+
+def _name(page: bytes, index: int) -> str:
+    at = _NAMES_AT + index * _NAME_BYTES
+    return page[at : at + _NAME_BYTES].rstrip(b"\0").decode(errors="replace")
 
 
 def cancel(fd: int, call: int) -> None:

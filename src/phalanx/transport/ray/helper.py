@@ -130,15 +130,16 @@ class NodeAgent:
         process = target.same()
         if process is None:
             return Sight(reachable=False, note="its process is gone")
-        running: dict[int, float] = {}
+        seen = board.Reading({}, frozenset(), {})
         with contextlib.suppress(OSError):
-            running = board.read(_page(target)).running
+            seen = board.read(_page(target))
         now = time.monotonic()
         stopped = process.state in "Tt"
         return Sight(
             reachable=not stopped,
-            running={call: now - begun for call, begun in running.items()},
+            running={call: now - begun for call, begun in seen.running.items()},
             note=_STOPPED if stopped else "",
+            methods=seen.methods,
         )
 
     def _ask_stack(self, target: Target) -> str:
