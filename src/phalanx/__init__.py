@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from phalanx.errors import StaleEpoch as StaleEpoch
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
+    from phalanx.observe.spans import span as span
     from phalanx.runtime.attach import attach as attach
     from phalanx.runtime.cluster import init as init
     from phalanx.runtime.cluster import shutdown as shutdown
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.pool import ResourcePool as ResourcePool
     from phalanx.runtime.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pool import split_resource_pool as split_resource_pool
+    from phalanx.runtime.tracing import trace as trace
     from phalanx.runtime.values import put as put
     from phalanx.runtime.values import readonly as readonly
     from phalanx.topology.mesh import Mesh as Mesh
@@ -96,10 +98,12 @@ _HOME = {
     "register_shardable": "phalanx.dispatch.shardable",
     "replicate": "phalanx.dispatch.shardable",
     "shutdown": "phalanx.runtime.cluster",
+    "span": "phalanx.observe.spans",
     "split_resource_pool": "phalanx.runtime.pool",
     "split_rows": "phalanx.dispatch.split",
     "statistics": "phalanx.runtime.counts",
     "status": "phalanx.runtime.cluster",
+    "trace": "phalanx.runtime.tracing",
 }
 
 __version__ = "0.1.0"

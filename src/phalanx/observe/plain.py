@@ -165,10 +165,11 @@ def _call(record: dict[str, Any], zero: int) -> Call:
 
 def _part(record: list[Any], zero: int) -> Part:
     rank, *rest = record
-    times = [_plus(time, zero) for time in rest[: len(_PART_TIMES)]]
-    sizes = rest[len(_PART_TIMES) : len(_PART_TIMES) + len(_PART_SIZES)]
-    error = rest[len(_PART_TIMES) + len(_PART_SIZES) :]
-    return Part(rank, *times, *sizes, error[0] if error else None)
+    count = len(_PART_TIMES)
+    times = {name: _plus(time, zero) for name, time in zip(_PART_TIMES, rest[:count], strict=True)}
+    sizes = dict(zip(_PART_SIZES, rest[count:], strict=False))
+    error = rest[count + len(_PART_SIZES) :]
+    return Part(rank, **times, **sizes, error=error[0] if error else None)
 
 
 def _span(record: dict[str, Any], zero: int) -> Span:

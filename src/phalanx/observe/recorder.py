@@ -104,10 +104,12 @@ class Draft:
             if not immediate:
                 self.sent.append(time.time_ns())
 
-    def arrived(self) -> None:
-        """All outputs are here."""
+    def arrived(self, rank: int | None = None) -> None:
+        """The output of a rank is here; None: of all."""
         now = time.time_ns()
-        self.fetched = dict.fromkeys(range(len(self.ranks)), now)
+        for position, one in enumerate(self.ranks):
+            if rank is None or one == rank:
+                self.fetched.setdefault(position, now)
 
     def end(self, error: BaseException | None) -> None:
         """Its value is there, or its error."""
@@ -207,6 +209,13 @@ tracing = Switch()
 drafting: ContextVar[Draft | None] = ContextVar("phalanx_drafted_call", default=None)
 
 
+def note_source(source: Draft | None) -> None:
+    """Note that the result of a call is an argument of the one whose messages are being made."""
+    draft = drafting.get() if source is not None else None
+    if draft is not None and source is not None:
+        draft.sources.append(source.id)
+
+
 def assemble(
     places: Sequence[Place],
     drafts: Sequence[Draft],
@@ -224,7 +233,7 @@ def assemble(
     clocks = _clocks(drafts, parts, tracks, here)
     offsets = {clock.host: clock.offset for clock in clocks}
 
-    def offset(key: TrackKey | None) -> int:
+    def offset(key: TrackKey) -> int:
         return offsets.get(tracks[key].host, 0) if key in tracks else 0
 
     calls = [

@@ -294,7 +294,7 @@ def _phases(trace: Trace) -> Table:
                 _mean((p.returned, p.finished) for p in call.parts),
             ]
             fetch = _between(call.fetched, max(call.returned or 0, call.asked or 0) or None)
-            own = [_between(call.planned, call.began), _between(call.sent, call.planned)]
+            own = [_between(call.planned, call.began), _between(call.sent, call.planned or call.began)]
             values = [*own, *waits[call.id], *on_ranks, fetch + _between(call.joined, call.fetched)]
             sums = [total + value for total, value in zip(sums, values, strict=True)]
         rows.append((group, name, *(_round(total / _MS) for total in sums)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.observe.events import Call, Part, Span, Trace, TrackKey
+from phalanx.observe.events import STARTING, Call, Part, Span, Trace, TrackKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ def _of_call(call: Call, until: int) -> list[Slice]:
 
 
 def _phases_of_call(call: Call, whole: Slice) -> Iterator[Slice]:
-    marks: list[tuple[str, int | None]] = [("plan", call.planned), ("send", call.sent)]
+    sending = "start processes" if call.method == STARTING else "send"
+    marks: list[tuple[str, int | None]] = [("plan", call.planned), (sending, call.sent)]
     if call.asked is not None:
         idle = call.asked if call.sent is not None and call.asked > call.sent else None
         fetched = call.fetched
@@ -147,13 +148,7 @@ def _of_span(span: Span, until: int) -> Slice:
 def _within(inner: Slice, outer: Slice) -> Slice:
     """The slice cut to what lies in the other."""
     start = min(max(inner.start, outer.start), outer.end)
-    return _moved(inner, start=start, end=max(start, min(inner.end, outer.end)))
-
-
-def _moved(one: Slice, **changes: Any) -> Slice:
-    from dataclasses import replace
-
-    return replace(one, **changes)
+    return replace(inner, start=start, end=max(start, min(inner.end, outer.end)))
 
 
 def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
@@ -170,7 +165,7 @@ def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
         free += [0] * (lane + height - len(free))
         for offset in range(height):
             free[lane + offset] = max(free[lane + offset], family[0].end)
-        placed += [_moved(one, lane=one.lane + lane) for one in inner]
+        placed += [replace(one, lane=one.lane + lane) for one in inner]
     return placed
 
 
@@ -191,10 +186,10 @@ def _nested(family: Sequence[Slice]) -> tuple[list[Slice], int]:
             while stack and stack[-1].end <= one.start and stack[-1] is not first:
                 stack.pop()
             if not stack or one.end <= stack[-1].end:
-                placed.append(_moved(one, lane=lane, depth=len(stack)))
+                placed.append(replace(one, lane=lane, depth=len(stack)))
                 stack.append(one)
                 break
         else:
-            placed.append(_moved(one, lane=len(lanes), depth=0))
+            placed.append(replace(one, lane=len(lanes), depth=0))
             lanes.append([one])
     return placed, len(lanes)

@@ -13,6 +13,7 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
 from phalanx.runtime import cluster
 from phalanx.runtime.core import GroupCore, GroupRecord
+from phalanx.runtime.tracing import collect, from_environment
 from phalanx.runtime.views import GroupView
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Endpoint
@@ -67,6 +68,8 @@ class AttachedGroup(GroupView):
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
+            if self.core.traced is not None:
+                collect(self.core)
             self.core.transport.kill(self.core.endpoints)
             if pool:
                 for keys in self._reservations.values():
@@ -111,6 +114,7 @@ def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGrou
         Endpoint(slot, found, facts, f"{name}:{rank}")
         for rank, (slot, found, facts) in enumerate(zip(record.slots, handles, record.facts, strict=True))
     ]
+    from_environment()
     core = GroupCore(record.record, transport, endpoints, owner=False)
     core.started()
     return AttachedGroup(core, record.reservations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -11,6 +12,7 @@ from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DispatchError
+from phalanx.observe.recorder import tracing
 from phalanx.runtime.future import CallFuture
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class BoundMethod(Generic[P, R]):
         return self._send(args, kwargs, waits=False)
 
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[R]:
+        began = time.time_ns() if tracing.recorder is not None else 0
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._planner(args, kwargs)
         view, spec, options = self._view, self._spec, self._options
@@ -85,6 +88,7 @@ class BoundMethod(Generic[P, R]):
             describe=not waits and plan.gather.how == "rows",
             bare=empty and waits and not spec.replay and spec.needs_nothing,
             stall_report_after=options.stall_report_after,
+            began=began,
         )
 
     def _plan_of_nothing(self) -> CallPlan:

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.errors import DispatchError
+from phalanx.observe.recorder import Draft, tracing
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.lifecycle import State
 from phalanx.runtime.room import Room
@@ -20,6 +21,7 @@ from phalanx.runtime.sentinel import sentinel
 from phalanx.runtime.settling import Settling
 from phalanx.runtime.spmd import Executed, check_order
 from phalanx.runtime.state import GroupRecord
+from phalanx.runtime.tracing import Traced, composing, draft_of, keep
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Ticket, Transport
 from phalanx.wire.board import BARE_CALL
@@ -47,6 +49,7 @@ class GroupCore(Settling):
         self._registered: dict[str, Mesh] = {}
         self._under_way: deque[weakref.ref[CallFuture[Any]]] = deque()
         self.restarting = threading.RLock()
+        self.traced: Traced | None = None  # while a trace is on
         #: Brings a broken group back where a policy says so; called before a call that would fail.
         self.reviver: Callable[[], None] | None = None
         _cores.add(self)
@@ -62,13 +65,14 @@ class GroupCore(Settling):
         describe: bool = False,
         bare: bool = False,
         stall_report_after: float | None = None,
+        began: int = 0,
     ) -> CallFuture[Any]:
         """Send one call to its ranks; does not wait for it.
 
         ``describe`` asks each rank for the row count of its output beside the output, for a future that may be
         handed on by reference. ``bare`` says that nobody but the caller waits for this call, which has no arguments
         and keeps every output: it then goes without a message. ``timeout`` and ``stall_report_after`` are those of
-        the call, where it has its own.
+        the call, where it has its own. ``began`` is when the caller began to plan it, for a trace.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
@@ -79,8 +83,8 @@ class GroupCore(Settling):
         self.lifecycle.check_callable()
         self._make_room()
         debug = self._settings.debug
-        bare = bare and not debug  # the ranks tell calls apart by number
-        bare = bare and not self._settings.debug  # the checks of debug mode look at messages
+        draft = None if tracing.recorder is None else draft_of(self, role, spec.name, plan, began)
+        bare = bare and not debug and draft is None  # the ranks tell calls apart by number
         number = BARE_CALL if bare else next(self._numbers)
         header = RankCall(
             call=number,
@@ -93,6 +97,7 @@ class GroupCore(Settling):
             to_device=spec.to_device,
             body=None,
             debug=debug,
+            trace="" if draft is None else keep(draft, number),
         )
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
@@ -101,26 +106,33 @@ class GroupCore(Settling):
             if bare
             else messages(self.outlet, _all_kept(plan) if debug and spec.replicated else plan, header)
         )
-        kept = composed = list(composed) if spec.replay else composed
-        with self._order:
-            tickets = self._submit(plan, header, composed)
+        kept = None
+        with composing(draft), self._order:
+            if spec.replay:
+                kept = composed = list(composed)
+            tickets = self._submit(plan, header, composed, draft)
         future: CallFuture[Any] = CallFuture(self, plan, tickets, spec.name, role, limit, target, number)
+        future.draft = draft
         future.replicated = debug and spec.replicated
         if stall is not None:
             future.stall_report_after, future.stall_at = stall, future.started + stall
         if (stall is not None or limit is not None) and not self.transport.immediate:
             sentinel.add(self)
-        if spec.replay and isinstance(kept, list):
+        if kept is not None:
             self.replays.add(future, kept)
         for rank in plan.ranks:
             self._counts[rank] += 1
         self._under_way.append(weakref.ref(future))
         return future
 
-    def _submit(self, plan: CallPlan, header: RankCall, composed: Iterable[Message]) -> list[Ticket]:
+    def _submit(
+        self, plan: CallPlan, header: RankCall, composed: Iterable[Message], draft: Draft | None
+    ) -> list[Ticket]:
         submit, endpoints = self.transport.submit, self.endpoints
         tickets: list[Ticket] = []
         sent = 0
+        if draft is not None:
+            composed = draft.noted(composed, self.transport.immediate)
         for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
             tickets.append(submit(endpoints[rank], header.role, header.method, data, refs, header.describe))
             sent += len(data)

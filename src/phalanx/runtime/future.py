@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, DispatchError, PhalanxError
+from phalanx.observe.recorder import Draft
 from phalanx.transport.base import Ticket, Transport
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class CallFuture(Generic[T]):
         self._error: BaseException | None = None
         self._settled = False
         self.replicated = False  # debug mode compares its outputs
+        self.draft: Draft | None = None  # what a trace records of it
         self.expired = False  # its own deadline has passed: the call is over
         self.stall_report_after: float | None = None
         self.stall_at: float | None = None
@@ -100,6 +102,8 @@ class CallFuture(Generic[T]):
         except Exception as error:
             self._error = error
         self._settled = True
+        if self.draft is not None:
+            self.draft.end(self._error)
         self._core.ended(self)
         self._core.replays.ended(self, self._error is None)
 

@@ -32,10 +32,12 @@ class Replay:
     def key(self) -> tuple[str, str, tuple[int, ...]]:
         return self.role, self.method, self.ranks
 
-    def messages(self, number: int, epoch: int) -> Iterator[tuple[int, Message]]:
-        """(rank, message) for the ranks of a new epoch."""
+    def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[tuple[int, Message]]:
+        """(rank, message) for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
         for rank, message in zip(self.ranks, self.sent, strict=True):
-            header = RankCall.unpack(message.data)._replace(call=number, epoch=epoch, describe=False)
+            header = RankCall.unpack(message.data)._replace(
+                call=number, epoch=epoch, describe=False, trace=trace
+            )
             yield rank, Message(header.pack(), message.refs)
 
 

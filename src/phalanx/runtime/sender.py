@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
+from phalanx.observe.recorder import drafting, note_source, tracing
 from phalanx.runtime.counts import Book
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.room import Room
@@ -32,6 +33,8 @@ class Outlet:
         """Store a value."""
         nbytes = encoded.nbytes
         ref = self.transport.put(encoded)
+        if tracing.recorder is not None and (draft := drafting.get()) is not None:
+            draft.stored_bytes += nbytes
         self.book.stored(nbytes)
         self.room.took(nbytes)
         return ref
@@ -74,6 +77,7 @@ class References:
         return self._put(marked.value, Policy.READONLY)
 
     def _future(self, future: CallFuture) -> Stored | Whole:
+        note_source(future.draft)
         parts = future.parts(self._transport)
         if parts is None:
             return self._put(future.result())
@@ -82,6 +86,7 @@ class References:
 
     def _piece(self, piece: FuturePiece) -> Piece | Stored:
         future: CallFuture = piece.future
+        note_source(future.draft)
         parts = future.row_parts(self._transport)
         if parts is None:
             return self._put(_rows_of(future.result(), piece))

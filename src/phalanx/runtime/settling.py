@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from phalanx.collect.failures import combine
 from phalanx.config import settings
 from phalanx.errors import CallTimeout, GroupClosed, PhalanxError, StaleEpoch, WorkerDiedError
+from phalanx.observe.recorder import tracing
 from phalanx.runtime.counts import Book, process
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.lifecycle import State
@@ -62,6 +64,8 @@ class Settling(GroupState):
 
     def settle(self, future: CallFuture[Any], limit: float | None) -> Any:
         """Wait for a call and give its value, or raise its one error."""
+        if future.draft is not None and future.draft.asked is None:
+            future.draft.asked = time.time_ns()
         self._check_epoch(future)
         if future.cancel_error is not None:
             raise future.cancel_error
@@ -250,11 +254,12 @@ class Settling(GroupState):
         """
         for entry in self.replays.to_make():
             number = next(self._numbers)
+            trace = "" if tracing.recorder is None else tracing.recorder.id
             tickets = [
                 self.transport.submit(
                     self.endpoints[rank], entry.role, entry.method, message.data, message.refs, False
                 )
-                for rank, message in entry.messages(number, self.epoch)
+                for rank, message in entry.messages(number, self.epoch, trace)
             ]
             watch = Watch(
                 self.transport,
@@ -294,6 +299,8 @@ class Settling(GroupState):
     def stream(self, future: CallFuture[Any], timeout: float | None) -> Iterator[tuple[int, Any]]:
         """(rank, output) of each rank as it finishes."""
         self._check_epoch(future)
+        if future.draft is not None and future.draft.asked is None:
+            future.draft.asked = time.time_ns()
         limit = None if timeout is None else self.now() + timeout
         limits = [at for at in (limit, future.deadline) if at is not None]
         watch = self.watch(future)
@@ -304,11 +311,17 @@ class Settling(GroupState):
                 for rank, output in watch.stream(until):
                     if rank not in given:
                         given.add(rank)
+                        if future.draft is not None:
+                            future.draft.arrived(rank)
                         yield rank, output
+                if future.draft is not None:
+                    future.draft.end(None)
                 return
             except NotReady:
                 error, until = self._late(future, watch, limit), None
             except FetchFailed:
                 error = self.failed(watch, future)
             if error is not None:
+                if future.draft is not None and (future.expired or not isinstance(error, CallTimeout)):
+                    future.draft.end(error)
                 raise error from None

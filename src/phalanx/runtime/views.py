@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
@@ -12,6 +13,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.dispatch.planner import plan, plan_execute_all, plan_execute_rank_zero
 from phalanx.errors import DeclarationError, DispatchError
+from phalanx.observe.recorder import tracing
 from phalanx.runtime.calls import BoundMethod, Planner
 from phalanx.runtime.core import GroupCore
 from phalanx.runtime.future import CallFuture
@@ -206,6 +208,7 @@ class GroupView:
         Returns:
             The outputs by rank; of ``group[i].run(...)`` the one output.
         """
+        began = _now_if_traced()
         if not callable(function):
             raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
         spec = MethodSpec(RUN)
@@ -215,7 +218,7 @@ class GroupView:
             same = {name: Same(value) for name, value in kwargs.items()}
             given = tuple(map(Same, (function, *args)))
             plan_ = CallPlan(self._ranks, given, same, GatherPlan("list", range(len(self._ranks))))
-        return self._core.send(plan_, spec, self._role, None, self).result()
+        return self._core.send(plan_, spec, self._role, None, self, began=began).result()
 
     def execute_all_sync(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks and wait: outputs by rank.
@@ -227,9 +230,10 @@ class GroupView:
 
     def execute_all_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
+        began = _now_if_traced()
         spec = self._spec_of(method)
         plan_ = plan_execute_all(self._target(), args, kwargs, spec=spec, ranks=self._part())
-        return self._core.send(plan_, spec, self._role, None, self)
+        return self._core.send(plan_, spec, self._role, None, self, began=began)
 
     def execute_all(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
         """The same as :meth:`execute_all_async`."""
@@ -241,9 +245,10 @@ class GroupView:
 
     def execute_rank_zero_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
+        began = _now_if_traced()
         spec = replace(self._spec_of(method), execute=Execute.RANK_ZERO)
         plan_ = plan_execute_rank_zero(self._target(), args, kwargs, spec=spec, ranks=self._part())
-        return self._core.send(plan_, spec, self._role, None, self)
+        return self._core.send(plan_, spec, self._role, None, self, began=began)
 
     def execute_rank_zero(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """The same as :meth:`execute_rank_zero_async`."""
@@ -255,6 +260,10 @@ class GroupView:
 
     def __reduce__(self) -> Any:
         return _rebuild, (self._core.portable(), self._ranks, self._role, self._single, self._choose)
+
+
+def _now_if_traced() -> int:
+    return time.time_ns() if tracing.recorder is not None else 0
 
 
 def _result(future: CallFuture[Any]) -> Any:
