@@ -60,6 +60,7 @@ class Call:
         gather: GatherPlan,
         rows: Sequence[int] | None = None,
         shared: tuple[Any, ...] = (),
+        pieces: Sequence[int] | None = None,
     ) -> CallPlan:
         """The plan in which each argument is what ``given`` makes of it."""
         if not isinstance(self.ranks, range):  # a slice of the group: positions are not ranks
@@ -67,7 +68,7 @@ class Call:
         values = {argument.key: given(argument) for argument in self.arguments()}
         args = tuple(values[index] for index in range(len(self.args)))
         kwargs = {key: values[key] for key in self.kwargs}
-        return CallPlan(self.ranks, args, kwargs, gather, rows, shared)
+        return CallPlan(self.ranks, args, kwargs, gather, rows, shared, pieces)
 
     def settled(self, value: Any) -> Any:
         """``value`` with every future in it replaced by its result.

@@ -137,6 +137,7 @@ def _plan_mesh_lists(dp_axes: tuple[str, ...]) -> Callable[[Call], CallPlan]:
         return call.planned(
             lambda argument: _dealt(call, argument, parts.count, meaning, parts.deal),
             GatherPlan("list", parts.take),
+            pieces=parts.of,
         )
 
     return planner

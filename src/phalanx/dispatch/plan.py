@@ -65,7 +65,11 @@ class GatherPlan:
 
 @dataclass(frozen=True)
 class CallPlan:
-    """Everything decided about one call before anything is sent."""
+    """Everything decided about one call before anything is sent.
+
+    ``rows`` are the real rows by position, ``pieces`` the number of the piece that each position gets, where rows or
+    elements are split; two positions with the same number get the same piece.
+    """
 
     ranks: Sequence[int]
     args: tuple[Same | Each, ...]
@@ -73,6 +77,7 @@ class CallPlan:
     gather: GatherPlan
     rows: Sequence[int] | None = None
     shared: tuple[Any, ...] = field(default=())
+    pieces: Sequence[int] | None = None
 
     def arguments_of(self, position: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and keyword arguments for the rank at ``position``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +70,7 @@ def plan_rows(call: Call, parts: Parts, how: str = "rows", whole: int | str | No
         _gather_plan(how, parts, cut),
         [cut.sizes[i] for i in parts.of],
         taken.shared,
+        parts.of,
     )
     return _with_mask(plan, call, parts.deal(_masks(cut)) if call.spec.pad_mask else None)
 
@@ -78,7 +79,11 @@ def _plan_without_rows(call: Call, parts: Parts, how: str, taken: _TakenApart) -
     """No row is known yet (futures alone), or there are none at all: then every rank gets the same."""
     cut = Cut([0] * parts.count)
     plan = call.planned(
-        lambda argument: taken.given(argument, parts, cut), GatherPlan(how, parts.take), None, taken.shared
+        lambda argument: taken.given(argument, parts, cut),
+        GatherPlan(how, parts.take),
+        None,
+        taken.shared,
+        parts.of if taken.futures else None,
     )
     return _with_mask(plan, call, Same(None) if call.spec.pad_mask else None)
 
@@ -157,7 +162,7 @@ def _with_mask(plan: CallPlan, call: Call, mask: Same | Each | None) -> CallPlan
     if mask is None or call.spec.pad_mask is None:
         return plan
     kwargs = {**plan.kwargs, call.spec.pad_mask: mask}
-    return CallPlan(plan.ranks, plan.args, kwargs, plan.gather, plan.rows, plan.shared)
+    return replace(plan, kwargs=kwargs)
 
 
 def _lengths(call: Call, balance: str | Callable[..., Any], rows: int) -> list[float]:
