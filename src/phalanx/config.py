@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from phalanx.errors import DeclarationError
 
 BACKENDS = ("ray", "inline")
+Shown = Literal["all"] | tuple[int, ...]
+"""The ranks whose output the driver shows."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,9 @@ class Settings:
         start_timeout: seconds within which a group must have started (``PHALANX_START_TIMEOUT``).
         debug: compare outputs declared replicated, check read-only tensors (``PHALANX_DEBUG``).
         max_in_flight: submitted calls per group that may wait at once (``PHALANX_MAX_IN_FLIGHT``).
+        show_ranks: whose output the driver shows: "all", "none" or ranks as in "0,3" (``PHALANX_SHOW_RANKS``).
+        progress: whether waits of more than 2 s are shown in a terminal or a notebook (``PHALANX_PROGRESS``).
+        trace: where to write a trace of the whole run (``PHALANX_TRACE``); see ``px.trace``.
     """
 
     backend: str = "ray"
@@ -30,6 +37,9 @@ class Settings:
     start_timeout: float = 300.0
     debug: bool = False
     max_in_flight: int = 1000
+    show_ranks: Shown = (0,)
+    progress: bool = True
+    trace: str | None = None
 
 
 def settings() -> Settings:
@@ -45,6 +55,9 @@ def settings() -> Settings:
         start_timeout=_number("PHALANX_START_TIMEOUT", Settings.start_timeout),
         debug=os.environ.get("PHALANX_DEBUG", "") not in ("", "0", "false"),
         max_in_flight=int(_number("PHALANX_MAX_IN_FLIGHT", Settings.max_in_flight)),
+        show_ranks=shown_ranks(os.environ.get("PHALANX_SHOW_RANKS") or Settings.show_ranks),
+        progress=os.environ.get("PHALANX_PROGRESS", "") not in ("0", "false"),
+        trace=os.environ.get("PHALANX_TRACE") or None,
     )
 
 
@@ -57,6 +70,30 @@ def backend_name(given: str) -> str:
     if given not in BACKENDS:
         raise DeclarationError(f"backend {given!r}: expected one of {', '.join(BACKENDS)}")
     return given
+
+
+def shown_ranks(given: Any) -> Shown:
+    """The ranks that ``given`` names: "all", "none", a rank, a list of ranks, or a text such as "0,3".
+
+    Raises:
+        DeclarationError: it is nothing of this.
+    """
+    if given in ("all", "none"):
+        return "all" if given == "all" else ()
+    ranks: Any = given
+    if isinstance(given, str):
+        ranks = [int(part) if part.strip().isdigit() else part for part in given.split(",")]
+    elif isinstance(given, int):
+        ranks = [given]
+    if not isinstance(ranks, Sequence) or not all(map(_is_rank, ranks)):
+        raise DeclarationError(
+            f"show_ranks={given!r}: expected 'all', 'none', or ranks such as [0, 3] or '0,3'"
+        )
+    return tuple(ranks)
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def running_cluster() -> str | None:

@@ -152,6 +152,8 @@ def _details(causes: Sequence[Alike]) -> Iterator[str]:
             path = f" ({first.log_path})" if first.log_path else ""
             lines = first.log_tail[-_LOG_LINES:]
             yield _block(f"last lines logged by rank {first.rank}{path}:", lines)
+        elif first.log_path:
+            yield f"log of rank {first.rank}: {first.log_path}"
 
 
 def _victims(victims: Sequence[Alike], causes: Sequence[Alike]) -> Iterator[str]:

@@ -64,6 +64,7 @@ class Host:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._control: Control | None = None
         self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
+        self._log: str | None = None
         self._kept: bytes | None = None  # what a detached group leaves for drivers to come
 
     def report(self) -> Facts:
@@ -83,7 +84,7 @@ class Host:
         setup, body = RankSetup.unpack(data)
         self._setup = setup
         try:
-            apply(setup, self._services.in_driver)
+            self._log = apply(setup, self._services.in_driver)
             self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
             with self._during(SETUP_CALL, "", "__init__"):
@@ -291,6 +292,7 @@ class Host:
             pid=os.getpid(),
             accelerator=_accelerator(setup),
             node_id=setup.node_id if setup else None,
+            log_path=self._log,
         )
 
 

@@ -7,10 +7,10 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import backend_name, running_cluster, settings
+from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.observe.tables import Table
 from phalanx.transport.base import Transport
@@ -30,6 +30,7 @@ class _State:
         self.transports: dict[str, Transport] = {}
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
+        self.show_ranks: Shown | None = None
         self.pools: weakref.WeakSet[ResourcePool] = weakref.WeakSet()
 
 
@@ -42,6 +43,7 @@ def init(
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     address: str | None = None,
+    show_ranks: str | int | Sequence[int] | None = None,
     **ray_options: Any,
 ) -> None:
     """Start or join the cluster with options of your own. Optional: the first pool does it with defaults.
@@ -53,6 +55,8 @@ def init(
             numbers for them and ``worker.device`` is the CPU.
         address: of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else one on this machine, else
             a new local one.
+        show_ranks: whose output this driver shows, unless a group says otherwise: "all", "none", a rank or a list of
+            ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Counts for groups that are made from now on.
         **ray_options: anything else that ``ray.init`` takes.
 
     Raises:
@@ -62,6 +66,10 @@ def init(
     counts = {
         key: value for key, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)) if value is not None
     }
+    if show_ranks is not None:
+        _state.show_ranks = shown_ranks(show_ranks)
+    elif ray_options.get("log_to_driver") is False:
+        _state.show_ranks = ()
     with _state.lock:
         _state.inline_resources = {
             name: float(counts[key])
@@ -150,11 +158,17 @@ def shutdown() -> None:
             pool.close()
         _state.transports.clear()
         _state.inline_resources = {}
+        _state.show_ranks = None
         if _state.started_ray:
             from phalanx.transport.ray import cluster as ray_cluster
 
             ray_cluster.stop()
             _state.started_ray = False
+
+
+def show_ranks() -> Shown:
+    """The ranks whose output this driver shows, of groups that say nothing of it."""
+    return _state.show_ranks if _state.show_ranks is not None else settings().show_ranks
 
 
 def remember(pool: ResourcePool) -> None:

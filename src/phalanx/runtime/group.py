@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.observe.tables import Table
 from phalanx.runtime.attach import leave_record
 from phalanx.runtime.core import GroupCore, GroupRecord
+from phalanx.runtime.display import display
 from phalanx.runtime.launch import launch
 from phalanx.runtime.options import GroupOptions, checked_options
 from phalanx.runtime.policy import Restart
@@ -54,6 +55,8 @@ class WorkerGroup(GroupView):
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
+        show_ranks: whose output this driver shows: "all", "none", a rank or a list of ranks; default as given to
+            ``px.init``, else rank 0. Every rank's output is in its own file, whatever is shown.
 
     Raises:
         DeclarationError: the class or an option is declared wrongly.
@@ -81,6 +84,7 @@ class WorkerGroup(GroupView):
         max_concurrency: int | None = None,
         visible_devices: Literal["own", "node"] = "own",
         detached: bool = False,
+        show_ranks: str | int | Sequence[int] | None = None,
     ) -> None:
         if not isinstance(pool, ResourcePool):
             raise DeclarationError(
@@ -101,6 +105,7 @@ class WorkerGroup(GroupView):
             "max_concurrency": max_concurrency,
             "visible_devices": visible_devices,
             "detached": detached or None,
+            "show_ranks": show_ranks,
         }
         options = checked_options(mesh, pool.world_size, given)
         for one in bound.values():
@@ -170,6 +175,7 @@ class WorkerGroup(GroupView):
             with contextlib.suppress(PhalanxError, NotReady):
                 self._close_workers(self._patience())
         core.transport.kill(core.endpoints)
+        display.finish(core.endpoints)
         if self._extras is not None:
             core.transport.release(self._extras)
             self._extras = None

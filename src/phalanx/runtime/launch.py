@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import PlacementError
 from phalanx.execution.factory import make_host
-from phalanx.runtime.cluster import RUN_ID
+from phalanx.observe.logs import label_of
+from phalanx.runtime.cluster import RUN_ID, show_ranks
+from phalanx.runtime.display import display
 from phalanx.runtime.options import GroupOptions
 from phalanx.runtime.pool import ResourcePool
 from phalanx.runtime.sender import Outlet, encode_body
@@ -88,11 +90,14 @@ def launch(
         )
         try:
             ordered = _in_rank_order(pool, endpoints)
-            setups = _setups(pool, ordered, name, epoch, options)
+            label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
+            setups = _setups(pool, ordered, name, label, epoch, options)
             setups = [amend(setup) for setup in setups] if amend else setups
             for endpoint, setup in zip(ordered, setups, strict=True):
                 endpoint.facts = endpoint.facts._replace(files=setup.files)
             tickets = _send(outlet, ordered, roles, setups)
+            shown = options.show_ranks if options.show_ranks is not None else show_ranks()
+            display.begin(transport, ordered, label, shown)
         except BaseException:
             transport.kill(endpoints)
             raise
@@ -168,12 +173,17 @@ def _in_rank_order(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> list[En
 
 
 def _setups(
-    pool: ResourcePool, endpoints: Sequence[Endpoint], name: str, epoch: int, options: GroupOptions
+    pool: ResourcePool,
+    endpoints: Sequence[Endpoint],
+    name: str,
+    label: str,
+    epoch: int,
+    options: GroupOptions,
 ) -> list[RankSetup]:
     view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
     first = endpoints[0].facts
     on_node = _devices_by_node(pool, endpoints)
-    label = _labels.new(name, epoch)
+    folder = _labels.new(name, epoch)
     setups: list[RankSetup] = []
     for rank, endpoint in enumerate(endpoints):
         facts = endpoint.facts.slot
@@ -214,7 +224,8 @@ def _setups(
                 threads=threads_per_rank(facts.cpus_of_node or 1, ranks_here),
                 meshes=dict(options.meshes),
                 asynchronous=options.max_concurrency is not None,
-                files=_files(endpoint.facts.folder, label, rank),
+                files=_files(endpoint.facts.folder, folder, rank),
+                label=label,
             )
         )
     return setups
@@ -269,8 +280,8 @@ class Labels:
             return label
 
 
-def _files(folder: str, label: str, rank: int) -> str:
-    return f"{folder}/{RUN_ID}/{label}/rank-{rank}" if folder else ""
+def _files(own: str, folder: str, rank: int) -> str:
+    return f"{own}/{RUN_ID}/{folder}/rank-{rank}" if own else ""
 
 
 _labels = Labels()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from phalanx.config import settings
+from phalanx.config import Shown, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.runtime.policy import Restart
 from phalanx.topology.mesh import Mesh
@@ -30,6 +30,7 @@ class GroupOptions:
     max_concurrency: int | None = None
     visible_devices: Literal["own", "node"] = "own"
     detached: bool = False
+    show_ranks: Shown | None = None
 
     def extras(self) -> dict[str, float]:
         """Resources beside the slot's own, reserved per rank on the slot's node."""
@@ -75,6 +76,8 @@ def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> Gro
         raise DeclarationError(
             f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
         )
+    if "show_ranks" in values:
+        values["show_ranks"] = shown_ranks(values["show_ranks"])
     if values.get("visible_devices", "own") not in ("own", "node"):
         raise DeclarationError(
             f"WorkerGroup(visible_devices={values['visible_devices']!r}): expected 'own' (each rank sees its own "

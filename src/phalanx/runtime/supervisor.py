@@ -177,7 +177,7 @@ class Watch:
             pid=facts.pid,
             accelerator=f"GPU {','.join(ids)}" if ids else None,
             node_id=facts.slot.node_id,
-            log_path=facts.log_paths[0] if facts.log_paths else None,
+            log_path=facts.log,
         )
 
     def error(self, *, init: bool = False) -> tuple[PhalanxError, list[int], bool]:

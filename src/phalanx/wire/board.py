@@ -1,8 +1,8 @@
 """A page of shared memory in which a rank says what it is doing, readable while the rank itself cannot answer.
 
-A worker process writes number and method of each call when it begins it, and when it ends it; a process beside it on the node opens
-the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the GIL or was
-stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere there is
+A worker process writes number and method of each call when it begins it, and when it ends it; a process beside it on
+the node opens the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the
+GIL or was stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere there is
 no board, and nothing is known of a busy rank.
 """
 

@@ -167,6 +167,13 @@ class Facts(NamedTuple):
     folder: str = ""
     files: str = ""
 
+    @property
+    def log(self) -> str | None:
+        """The file with what the process prints: the rank's own, or that of the backend before it has a rank."""
+        if self.files and self.log_paths:
+            return self.files + ".log"
+        return self.log_paths[0] if self.log_paths else None
+
 
 @dataclass(frozen=True)
 class RankSetup:
@@ -174,6 +181,7 @@ class RankSetup:
 
     ``files`` is the beginning of the path of each file that this rank keeps, ``<folder>/<run>/<group>-<epoch>/rank-3``;
     the folder is there once the process is a rank, and no other rank's files begin like this.
+    ``label`` names its roles, or its class, for people.
     """
 
     rank: int
@@ -192,6 +200,7 @@ class RankSetup:
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     asynchronous: bool = False
     files: str = ""
+    label: str = ""
     trace: str = ""
 
     def pack(self, body: bytes | None) -> bytes:

@@ -301,7 +301,9 @@ def _catches(pid: int, signum: int) -> bool:
 
 def target_of(endpoint: Endpoint) -> Target:
     """The process behind an endpoint."""
-    return Target(endpoint.facts.pid, endpoint.facts.side, endpoint.facts.log_paths)
+    facts = endpoint.facts
+    own = (facts.log,) if facts.log and facts.files else ()
+    return Target(facts.pid, facts.side, (*own, *facts.log_paths))
 
 
 class Agents:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from phalanx.observe.logs import is_shown
+
 _LOG_BYTES = 64 * 1024
 _OUT_LINES, _ERR_LINES, _STACK_LINES = 20, 20, 60
 _FATAL = "Fatal Python error: "
@@ -17,7 +19,6 @@ _FATAL_SIGNALS = {
     "Floating-point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
-_MARKS = (":job_id:", ":actor_name:", ":task_name:", "::task_name::")
 
 
 class Remains(NamedTuple):
@@ -32,17 +33,23 @@ class Remains(NamedTuple):
 
 
 def read_logs(paths: Sequence[str]) -> Remains:
-    """The last lines of a process's own files, and how it crashed if the interpreter wrote that down."""
-    out = [line for path in paths if path.endswith(".out") for line in last_lines(path)]
-    err = [line for path in paths if path.endswith(".err") for line in last_lines(path)]
-    fatal = next((index for index, line in enumerate(err) if line.startswith(_FATAL)), None)
+    """The last lines of a process's own files, and how it crashed if the interpreter wrote that down.
+
+    A rank has a file for all that it prints; Ray has two, with what came before that.
+    """
+    own = [line for path in paths if path.endswith(".log") for line in last_lines(path)]
+    out = [] if own else [line for path in paths if path.endswith(".out") for line in last_lines(path)]
+    err = own or [line for path in paths if path.endswith(".err") for line in last_lines(path)]
+    fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
         return Remains((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
-    lines = [line for line in err[fatal:] if not line.startswith("Extension modules:")]
+    before, _, signal = err[fatal].partition(_FATAL)  # behind what was printed last, if that had no line's end
+    rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
+    said = [*err[:fatal], before] if before else err[:fatal]
     return Remains(
-        log_tail=(*out[-_OUT_LINES:], *err[:fatal][-_ERR_LINES:]),
-        fatal_signal=_FATAL_SIGNALS.get(err[fatal].removeprefix(_FATAL).strip()),
-        stack="\n".join(lines[:_STACK_LINES]),
+        log_tail=(*out[-_OUT_LINES:], *said[-_ERR_LINES:]),
+        fatal_signal=_FATAL_SIGNALS.get(signal.strip()),
+        stack="\n".join([_FATAL + signal, *rest][:_STACK_LINES]),
     )
 
 
@@ -71,7 +78,7 @@ def last_lines(path: str) -> list[str]:
             text = log.read().decode(errors="replace")
     except OSError:
         return []
-    return [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
+    return [line for line in text.splitlines() if line and is_shown(line)]
 
 
 def oom_kills() -> int:

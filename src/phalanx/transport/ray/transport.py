@@ -250,13 +250,12 @@ class RayTransport:
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
         found = lost or self._ask_ray(endpoint)
-        path = facts.log_paths[0] if facts.log_paths else None
         if found.node_lost or (not found.intended and node_is_gone(facts.slot.node_id)):
             return of_node(found, facts.slot.node_id, facts.slot.host)
         if found.intended:
             return found
         remains = self._agents.ask([endpoint], "remains", timeout=_SIGHT_WITHIN_S, each=True)[0]
-        return with_remains(found, remains, path)
+        return with_remains(found, remains, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
         """Why an actor is dead: any call on it says so."""

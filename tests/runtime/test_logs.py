@@ -1,0 +1,158 @@
+"""What ranks print on Ray: in files of their own, on the driver's terminal, and in errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.config import settings, shown_ranks
+
+
+class Talker(px.Worker):
+    """Prints in every way."""
+
+    def __init__(self) -> None:
+        print("made")
+
+    @px.register
+    def same(self) -> None:
+        print("the same line")
+
+    @px.register
+    def every_way(self) -> None:
+        print("by print")
+        print("to stderr", file=sys.stderr)
+        logging.getLogger("somebody").warning("by logging")
+        os.system("echo by a child")
+        os.write(1, b"by a library\n")
+
+    @px.register
+    def fail(self) -> None:
+        raise ValueError("bad")
+
+    @px.register
+    def last_words(self) -> None:
+        if self.rank == 1:
+            print("last words", end="")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([4], use_gpu=False, backend="ray") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[Any]:
+    with px.WorkerGroup(pool, Talker, name="talkers", show_ranks="none") as made:
+        yield made
+
+
+def log(group: Any, rank: int) -> list[str]:
+    endpoint = group.core.endpoints[rank]
+    return group.core.transport.read(endpoint, endpoint.facts.log, 0, 1 << 20).decode().splitlines()
+
+
+def test_the_file_of_a_rank_says_whose_it_is(group: Any) -> None:
+    head = log(group, 2)[0]
+
+    assert head.startswith("# phalanx log: rank 2 of 4, Talker, group 'talkers', epoch 0, host ")
+
+
+def test_everything_that_a_rank_prints_is_in_its_file(group: Any) -> None:
+    group.every_way()
+
+    ways = {"made", "by print", "to stderr", "by logging", "by a child", "by a library"}
+    assert [ways - set(log(group, rank)) for rank in range(4)] == [set()] * 4
+
+
+def test_the_path_of_the_file_is_in_every_report_of_a_failure(group: Any) -> None:
+    paths = [endpoint.facts.log for endpoint in group.core.endpoints]
+    with pytest.raises(px.RemoteCallError) as caught:
+        group.fail()
+
+    assert {report.rank: report.log_path for report in caught.value.failures} == dict(enumerate(paths))
+    first = caught.value.failures[0].rank
+    assert f"log of rank {first}: {paths[first]}" in str(caught.value)
+
+
+def test_four_ranks_that_print_the_same_line_give_four_lines(
+    pool: px.ResourcePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with px.WorkerGroup(pool, Talker, show_ranks="all") as group:
+        group.same()
+        host = group.core.endpoints[0].facts.slot.host
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.endswith("the same line")]
+
+    assert sorted(shown) == [f"[Talker r{rank}@{host}] the same line" for rank in range(4)]
+
+
+def test_the_driver_shows_rank_0_and_the_last_words_of_another_are_in_its_error(
+    pool: px.ResourcePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with px.WorkerGroup(pool, Talker) as group:
+        group.same()
+        with pytest.raises(px.WorkerDiedError) as caught:
+            group.last_words()
+    shown = capsys.readouterr().out
+
+    assert (shown.count("the same line"), "r0@" in shown, "r1@" in shown) == (1, True, False)
+    report = caught.value.failures[0]
+    assert report.log_tail[-1] == "last words"
+    assert report.log_path == group.core.endpoints[1].facts.log
+
+
+def test_a_process_that_is_ended_while_it_starts_leaves_its_last_lines(pool: px.ResourcePool) -> None:
+    class Dies(px.Worker):
+        def __init__(self) -> None:
+            print("about to go")
+            os._exit(3)
+
+    with pytest.raises(px.WorkerDiedError) as caught:
+        px.WorkerGroup(pool, Dies, show_ranks="none")
+
+    assert caught.value.failures[0].log_tail[-1] == "about to go"
+
+
+def test_inline_ranks_print_to_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Talker) as group:
+        group.same()
+        assert [endpoint.facts.log for endpoint in group.core.endpoints] == [None, None]
+
+    assert capsys.readouterr().out.splitlines() == ["made", "made", "the same line", "the same line"]
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        ("all", "all"),
+        ("none", ()),
+        ("0,3", (0, 3)),
+        (" 1, 2 ", (1, 2)),
+        (2, (2,)),
+        ([0, 1], (0, 1)),
+        ([], ()),
+    ],
+)
+def test_ranks_to_show(given: Any, ranks: Any) -> None:
+    assert shown_ranks(given) == ranks
+
+
+@pytest.mark.parametrize("given", ["some", "", -1, [0.5], True, None, {0}])
+def test_what_names_no_ranks_is_refused(given: Any) -> None:
+    with pytest.raises(px.DeclarationError, match="show_ranks"):
+        shown_ranks(given)
+
+
+def test_the_environment_says_which_ranks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
+
+    assert settings().show_ranks == (1, 2)
