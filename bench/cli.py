@@ -91,12 +91,8 @@ def narrowed(plan: list[Block], only: Sequence[str] | None) -> list[Block]:
     for block in plan:
         steps = tuple(s for s in block.steps if any(name in s.case.scenario for name in only))
         if steps or (block.starts > 0 and any(name in "start" for name in only)):
-            chain = any("groups" in step.args for step in steps)
             starts = block.starts if any(name in "start" for name in only) else 0
-            groups = block.groups if chain else block.groups[:1]
-            kept.append(
-                dataclasses.replace(block, steps=steps, groups=groups, starts=starts, start_warmups=0)
-            )
+            kept.append(dataclasses.replace(block, steps=steps, starts=starts, start_warmups=0))
     return kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +39,13 @@ class Run:
     def walk(self, block: Block) -> None:
         """Start the block's groups, measure its steps, close the groups."""
         self._without_group = set()
-        if block.ranks:
+        if block.groups:
             self._measure_starts(block)
-            for group in block.groups[1:]:
-                for name in self._able():
-                    self._open(name, group, block.ranks)
         for step in block.steps:
-            self._measure(step)
+            if step.alone:
+                self._measure_alone(step, block.ranks)
+            else:
+                self._measure(step, step.contenders)
         for group in block.groups:
             for name in self._able():
                 self._ask(name, "close", group=group)
@@ -71,8 +71,20 @@ class Run:
                 if seconds is not None and turn < rounds - 1:
                     self._ask(name, "close", group="a")
 
-    def _measure(self, step: Step) -> None:
-        labels = [label for label in step.contenders if SERVED_BY[label][0] in self._able()]
+    def _measure_alone(self, step: Step, ranks: int) -> None:
+        """One contender after another, with the step's own groups."""
+        for label in step.contenders:
+            name = SERVED_BY[label][0]
+            if name not in self._able():
+                continue
+            opened = [group for group in step.alone if self._open(name, group, ranks) is not None]
+            if len(opened) == len(step.alone):
+                self._measure(step, (label,))
+            for group in opened:
+                self._ask(name, "close", group=group)
+
+    def _measure(self, step: Step, contenders: Sequence[str]) -> None:
+        labels = [label for label in contenders if SERVED_BY[label][0] in self._able()]
         for turn in range(step.warmups + step.repeats):
             if time.monotonic() > self.deadline and turn >= step.warmups + FEWEST_REPEATS:
                 break
@@ -87,6 +99,9 @@ class Run:
         if step.account:
             for label in labels:
                 self._account(step, label)
+        if step.case.megabytes:
+            for name in self._able():
+                self._ask(name, "rest")
 
     def _account(self, step: Step, label: str) -> None:
         served_by, extra = SERVED_BY[label]

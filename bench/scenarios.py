@@ -17,7 +17,11 @@ INLINE, PUT_ONCE = "in each message", "put once"
 
 @dataclass(frozen=True)
 class Step:
-    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked."""
+    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked.
+
+    The groups of `alone` live only while one contender has all its turns: those of all would not fit into memory
+    together. Such a case is not interleaved.
+    """
 
     case: Case
     op: str
@@ -26,6 +30,7 @@ class Step:
     repeats: int
     warmups: int = 1
     account: bool = False
+    alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,15 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
 
 
 def blocks(plan: Plan) -> Iterator[Block]:
-    """The whole run: first what needs no group, then one block per number of ranks."""
+    """The whole run: what needs no group; the chain, while there is memory; one block per number of ranks."""
     yield Block(0, steps=tuple(_without_groups(plan)))
-    for ranks in sorted({*plan.empty_ranks, *plan.data_ranks, plan.chain_ranks}):
+    yield Block(plan.chain_ranks, steps=(_chain(plan),))
+    for ranks in sorted({*plan.empty_ranks, *plan.data_ranks}):
         measured = ranks in plan.data_ranks
         first = ranks == min(plan.data_ranks)
         yield Block(
             ranks,
-            groups=("a", "b", "c") if ranks == plan.chain_ranks else ("a",),
+            groups=("a",),
             starts=plan.start_repeats if measured else 1,
             start_warmups=1 if measured and first and plan.start_repeats > 1 else 0,
             steps=tuple(_on_groups(plan, ranks)),
@@ -114,20 +120,23 @@ def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
     if ranks in plan.empty_ranks:
         args = {"group": "a", "calls": plan.empty_calls}
         yield Step(Case("empty_call", ranks), "empty", args, ON_RAY, plan.repeats + 2)
-    if ranks == plan.chain_ranks:
+    if ranks == plan.data_ranks[0]:
         yield from _small_calls(plan, ranks)
     if ranks in plan.data_ranks:
         yield from _data(plan, ranks)
-    if ranks == plan.chain_ranks:
-        size = plan.chain_megabytes
-        yield Step(
-            Case("chain_A_B_C", ranks, size),
-            "chain",
-            {"groups": ["a", "b", "c"], "megabytes": size},
-            DATA,
-            plan.repeats,
-            account=True,
-        )
+
+
+def _chain(plan: Plan) -> Step:
+    size, groups = plan.chain_megabytes, ("a", "b", "c")
+    return Step(
+        Case("chain_A_B_C", plan.chain_ranks, size),
+        "chain",
+        {"groups": list(groups), "megabytes": size},
+        DATA,
+        plan.repeats,
+        account=True,
+        alone=groups,
+    )
 
 
 def _small_calls(plan: Plan, ranks: int) -> Iterator[Step]:

@@ -15,7 +15,7 @@ import numpy as np
 import ray
 import torch
 
-from bench.contenders.base import Shard, timed_loop, touch
+from bench.contenders.base import Shard, timed_loop, touch, trim
 from bench.contenders.ray_based import RayContender
 
 
@@ -30,6 +30,9 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def trim(self) -> None:
+        trim()
 
     def take(self, _: bytes) -> None:
         return None
@@ -71,6 +74,9 @@ class BareRay(RayContender):
 
     def pids(self, group: list[Any]) -> list[int]:
         return ray.get([actor.pid.remote() for actor in group])
+
+    def trim(self, group: list[Any]) -> None:
+        ray.get([actor.trim.remote() for actor in group])
 
     def ping(self, group: list[Any]) -> list[None]:
         return ray.get([actor.ping.remote() for actor in group])

@@ -15,6 +15,9 @@ import ray
 LOGICAL_CPUS = 64
 """As many CPU slots as any scenario asks for: all contenders get the same, whatever the machine has."""
 
+STORE_BYTES = 3 << 30
+"""The object store of each contender: what the largest scenario needs. All live at once, and pages of a store stay."""
+
 
 def start() -> dict[str, str]:
     """A local cluster, the same for every contender; gives versions."""
@@ -23,6 +26,7 @@ def start() -> dict[str, str]:
     ray.init(
         address="local",
         num_cpus=LOGICAL_CPUS,
+        object_store_memory=STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,

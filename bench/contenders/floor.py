@@ -124,6 +124,9 @@ class Floor(Contender):
     def kill(self, group: Any) -> None:
         raise NotImplementedError("the floor has no workers")
 
+    def trim(self, group: Any) -> None:
+        """There are no workers."""
+
     def pids(self, group: Any) -> list[int]:
         return []
 

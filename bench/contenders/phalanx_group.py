@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import phalanx as px
-from bench.contenders.base import ROW_BYTES, Shard, timed, touch
+from bench.contenders.base import ROW_BYTES, Shard, timed, touch, trim
 from bench.contenders.ray_based import RayContender
 
 
@@ -23,6 +23,10 @@ class PhalanxWorker(px.Worker):
     @px.register(px.Dispatch.ONE_TO_ALL)
     def empty(self) -> None:
         return None
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def trim(self) -> None:
+        trim()
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def process(self) -> int:
@@ -82,6 +86,9 @@ class Phalanx(RayContender):
 
     def pids(self, group: Pooled) -> list[int]:
         return group.group.process()
+
+    def trim(self, group: Pooled) -> None:
+        group.group.trim()
 
     def ping(self, group: Pooled) -> list[None]:
         return group.group.empty()

@@ -17,7 +17,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-from bench.contenders.base import Shard, touch
+from bench.contenders.base import Shard, touch, trim
 from bench.contenders.ray_based import RayContender
 
 SERIALIZATION = "VERL_DATAPROTO_SERIALIZATION_METHOD"
@@ -42,6 +42,10 @@ class VerlWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pid(self) -> int:
         return os.getpid()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def trim(self) -> None:
+        trim()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def serialize_by(self, method: str) -> None:
@@ -94,6 +98,9 @@ class Verl(RayContender):
 
     def pids(self, group: Any) -> list[int]:
         return group.pid()
+
+    def trim(self, group: Any) -> None:
+        group.trim()
 
     def ping(self, group: Any) -> list[None]:
         return group.ping()

@@ -1,15 +1,14 @@
-"""Memory for received data: large blocks from huge pages, copies and joins on several threads.
+"""Memory for received data: large blocks from huge pages, used again; copies and joins on several threads.
 
-Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about four times as long as
-into memory that is there already, with 2 MB pages about the same. So large blocks ask the kernel for huge
-pages (transparent ones, ``madvise(MADV_HUGEPAGE)``); where there is no such thing they are plain memory.
+Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as
+into memory that is there already, with 2 MB pages about twice. So large blocks ask the kernel for huge pages
+(transparent ones, ``madvise(MADV_HUGEPAGE)``) and are kept for the next of their size (`phalanx.wire.recycle`);
+where there is no such thing they are plain memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from phalanx.wire import recycle
 from phalanx.wire.lazy import is_tensor, lazy
 
 if TYPE_CHECKING:
@@ -40,50 +40,25 @@ __all__ = [
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 HUGE_FROM = 4 << 20
-"""Blocks from this many bytes on ask for huge pages; below, memory that the allocator recycles is as fast."""
+"""Blocks from this many bytes on are made of huge pages; below, the allocator's own memory is as fast."""
 
 PARALLEL_FROM = 8 << 20
 """Copies from this many bytes on are divided over threads; below, waking them costs more than it saves."""
 
 _CHUNK = 4 << 20
-_HUGE_PAGE = 2 << 20
-_MADV_HUGEPAGE = 14
 _MOST_THREADS = 8
-
-
-def _find_madvise() -> Callable[[int, int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-    except (OSError, AttributeError):
-        return None
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    madvise.restype = ctypes.c_int
-    return madvise
-
-
-_madvise = _find_madvise()
-
-
-def _advise_huge(address: int, nbytes: int) -> None:
-    """Ask for huge pages in the part of the block that whole ones fit in; a refusal changes nothing."""
-    start = -(-address // _HUGE_PAGE) * _HUGE_PAGE
-    end = (address + nbytes) // _HUGE_PAGE * _HUGE_PAGE
-    if _madvise is not None and end > start:
-        _madvise(start, end - start, _MADV_HUGEPAGE)
 
 
 def allocate(nbytes: int) -> torch.Tensor:
     """A new uint8 tensor of ``nbytes`` bytes with arbitrary content, on the CPU.
 
-    From ``HUGE_FROM`` bytes on it is backed by huge pages. Its storage is an ordinary one: it can be resized,
-    and is freed with its last user. ``.numpy()`` gives the same memory as an array.
+    From ``HUGE_FROM`` bytes on it is backed by huge pages, which are used again once its last user is gone; its
+    storage cannot be resized then, as that of a tensor made from an array cannot. ``.numpy()`` gives the same
+    memory as an array.
     """
-    block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-    if nbytes >= HUGE_FROM:
-        _advise_huge(block.data_ptr(), nbytes)
-    return block
+    if nbytes >= HUGE_FROM and recycle.pool is not None:
+        return torch.from_numpy(recycle.pool.block(nbytes))
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 class _Owned:
@@ -276,8 +251,8 @@ def _row_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], None]]:
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """The arrays joined along their first axis, in new writable memory that none of them shares.
 
-    Plain arrays of one dtype and one row shape are copied in parallel where large (NumPy takes large blocks
-    from huge pages itself); everything else goes to ``numpy.concatenate``.
+    Plain arrays of one dtype and one row shape are copied straight into huge pages, in parallel, where large;
+    everything else goes to ``numpy.concatenate``.
 
     Raises:
         ValueError: there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
@@ -294,7 +269,8 @@ def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
     )
     if not plain or first.dtype.hasobject or sum(array.nbytes for array in arrays) < PARALLEL_FROM:
         return np.concatenate(arrays)
-    out = np.empty((sum(len(array) for array in arrays), *first.shape[1:]), dtype=first.dtype)
+    shape = (sum(len(array) for array in arrays), *first.shape[1:])
+    out = allocate(sum(array.nbytes for array in arrays)).numpy().view(first.dtype).reshape(shape)
     jobs: list[Callable[[], None]] = []
     row = 0
     for array in arrays:

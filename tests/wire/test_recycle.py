@@ -1,0 +1,92 @@
+"""Large blocks that are used again."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.wire.memory import allocate, concat_arrays
+from phalanx.wire.recycle import Pool
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such memory here")
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool(64 * MB)
+
+
+def address(block: np.ndarray) -> int:
+    return block.__array_interface__["data"][0]
+
+
+def freed(pool: Pool, nbytes: int) -> int:
+    """The address of a block that was used and is free again."""
+    block = pool.block(nbytes)
+    block[:] = 1
+    return address(block)
+
+
+def test_a_freed_block_serves_the_next_of_its_size(pool: Pool) -> None:
+    place = freed(pool, 8 * MB)
+    assert address(pool.block(8 * MB)) == place
+
+
+def test_a_block_is_not_free_while_anything_uses_it(pool: Pool) -> None:
+    block = torch.from_numpy(pool.block(8 * MB))
+    view = block[MB:].view(torch.float32)[5:]
+    place = block.data_ptr()
+    del block
+    gc.collect()
+    assert address(pool.block(8 * MB)) != place
+    view.fill_(2)
+
+
+def test_a_block_of_another_size_stays_kept(pool: Pool) -> None:
+    place = freed(pool, 8 * MB)
+    assert address(pool.block(32 * MB)) != place
+    assert address(pool.block(8 * MB)) == place
+
+
+def test_a_much_smaller_value_does_not_take_a_large_block(pool: Pool) -> None:
+    place = freed(pool, 32 * MB)
+    assert address(pool.block(8 * MB)) != place
+
+
+def test_what_is_written_is_there_after_reuse(pool: Pool) -> None:
+    freed(pool, 8 * MB)
+    block = pool.block(8 * MB)
+    block[:] = np.arange(8 * MB, dtype=np.uint8)
+    assert np.array_equal(block, np.arange(8 * MB, dtype=np.uint8))
+
+
+def test_no_more_is_kept_than_the_bound(pool: Pool) -> None:
+    blocks = [pool.block(16 * MB) for _ in range(6)]
+    blocks.clear()
+    assert pool.kept_bytes == 64 * MB
+
+
+def test_a_block_larger_than_the_bound_is_not_kept(pool: Pool) -> None:
+    freed(pool, 80 * MB)
+    assert pool.kept_bytes == 0
+
+
+def test_blocks_start_on_a_huge_page(pool: Pool) -> None:
+    assert address(pool.block(5 * MB)) % (2 * MB) == 0
+
+
+def test_large_received_memory_is_used_again() -> None:
+    place = allocate(24 * MB).data_ptr()
+    assert allocate(24 * MB).data_ptr() == place
+
+
+def test_joined_arrays_are_writable_and_of_their_dtype() -> None:
+    joined = concat_arrays([np.ones((MB, 2), np.float32), np.zeros((MB, 2), np.float32)])
+    joined[0] = 5
+    assert (joined.dtype, joined.shape, joined.sum()) == (np.float32, (2 * MB, 2), 2 * MB + 8)
