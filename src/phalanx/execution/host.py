@@ -21,7 +21,10 @@ from phalanx.execution.bootstrap import apply
 from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
 from phalanx.execution.results import described, encoded
+from phalanx.execution.traced import Tapes, size_of
+from phalanx.observe.tape import Noted
 from phalanx.topology.slots import SlotFacts
+from phalanx.wire.arrival import received
 from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
@@ -66,6 +69,7 @@ class Host:
         self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
         self._log: str | None = None
         self._kept: bytes | None = None  # what a detached group leaves for drivers to come
+        self._tapes = Tapes(own_process=not services.in_driver)
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
@@ -87,9 +91,15 @@ class Host:
             self._log = apply(setup, self._services.in_driver)
             self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
-            with self._during(SETUP_CALL, "", "__init__"):
+            self._tapes.files = setup.files
+            with (
+                self._tapes.of(setup.trace, SETUP_CALL, "", "__init__") as note,
+                self._during(SETUP_CALL, "", "__init__"),
+            ):
                 with decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
+                if note is not None:
+                    note.started(0)
                 self._make(setup, roles)
         except Exception as error:
             raise self._failure(error, "", "__init__") from None
@@ -139,12 +149,12 @@ class Host:
         """
         call = RankCall.unpack(data)
         try:
-            with self._during(call.call, call.role, call.method):
+            with self._noted(call) as note, self._during(call.call, call.role, call.method):
                 guard = Guard() if call.debug else None
-                result = self._invoke(call, refs, guard)
+                result = self._invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):
                     result = self._to_end(result)
-                return self._outgoing(call, result, guard)
+                return self._outgoing(call, result, guard, note)
         except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
 
@@ -155,6 +165,8 @@ class Host:
             RankFailure: whatever the call raised.
         """
         slot = self._control.begin_bare(f"{role}.{method}" if role else method) if self._control else 0
+        if self._tapes.on:
+            self._tapes.off()
         try:
             result = getattr(self._target(role), method)()
             return encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
@@ -163,6 +175,9 @@ class Host:
         finally:
             if self._control:
                 self._control.end_bare(slot)
+
+    def _noted(self, call: RankCall) -> AbstractContextManager[Noted | None]:
+        return self._tapes.of(call.trace, call.call, call.role, call.method)
 
     def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
         if self._control is None:
@@ -174,12 +189,13 @@ class Host:
         call = RankCall.unpack(data)
         try:
             name = f"{call.role}.{call.method}" if call.role else call.method
-            with self._control.task(call.call, name) if self._control else _NOWHERE:
+            during = self._control.task(call.call, name) if self._control else _NOWHERE
+            with self._noted(call) as note, during:
                 guard = Guard() if call.debug else None
-                result = self._invoke(call, refs, guard)
+                result = self._invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):
                     result = await result
-                return self._outgoing(call, result, guard)
+                return self._outgoing(call, result, guard, note)
         except (Exception, Interrupted) as error:
             raise self._failure(error, call.role, call.method) from None
 
@@ -207,14 +223,17 @@ class Host:
             )
         return getattr(self._instances[role], method)(*args, **kwargs)
 
-    def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None) -> Any:
+    def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
         if call.debug and call.method != ORDER:
             self._order.append((call.call, f"{call.role}.{call.method}" if call.role else call.method))
         device = None
         if call.to_device:
             device = _device_of(self._context)
         shared = guard.views if guard else None
+        before = received.nbytes
         args, kwargs = Arguments(refs, self._services.fetch).of(call, device, shared)
+        if note is not None:
+            note.started(received.nbytes - before)
         if call.method == RUN:
             function, *rest = args
             return function(self._target(call.role), *rest, **kwargs)
@@ -254,13 +273,18 @@ class Host:
         loop = self._loop or asyncio.new_event_loop()
         return loop.run_until_complete(coroutine)
 
-    def _outgoing(self, call: RankCall, result: Any, guard: Guard | None) -> Any:
+    def _outgoing(self, call: RankCall, result: Any, guard: Guard | None, note: Noted | None) -> Any:
         """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
+        if note is not None:
+            note.finished()
         if guard is not None:
             guard.check(call.method, self._setup.rank if self._setup else -1)
         if not call.keep:
             result = None
-        return described(result) if call.describe else encoded(result)
+        sent_back = described(result) if call.describe else encoded(result)
+        if note is not None:
+            note.returned(size_of(sent_back))
+        return sent_back
 
     def _close(self) -> None:
         """The user's own ``close()`` of each role, last made first; errors are reported after all had their turn."""

@@ -21,6 +21,7 @@ from phalanx.runtime.policy import Restart
 from phalanx.runtime.pool import ResourcePool
 from phalanx.runtime.restart import Reviver, restart
 from phalanx.runtime.sentinel import sentinel
+from phalanx.runtime.tracing import TracedStart, collect
 from phalanx.runtime.views import GroupView
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import NotReady, Reservation
@@ -174,6 +175,8 @@ class WorkerGroup(GroupView):
         if patience:
             with contextlib.suppress(PhalanxError, NotReady):
                 self._close_workers(self._patience())
+        if core.traced is not None:
+            collect(core)
         core.transport.kill(core.endpoints)
         display.finish(core.endpoints)
         if self._extras is not None:
@@ -186,14 +189,9 @@ class WorkerGroup(GroupView):
         self._start(epoch)
 
     def _start(self, epoch: int) -> None:
-        launched = launch(self._pool, self._roles, self.core.name, epoch, self._options, self.core.outlet)
-        self._extras = launched.extras
-        self.core.endpoints[:] = launched.endpoints
-        if not self._options.detached:  # those are to outlive this process
-            self.core.transport.attend(launched.endpoints)
-        timeout = self._options.start_timeout
-        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout)
-        self.core.replay(timeout)
+        start = TracedStart(self.core)
+        with start:
+            self._start_ranks(epoch, start)
         self.core.started()
         if not self.core.transport.immediate:
             sentinel.add(self.core)
@@ -201,6 +199,26 @@ class WorkerGroup(GroupView):
             transport = self._pool.transport
             held = {key: transport.reservation_keys(h.reservation) for key, h in self._pool.holdings.items()}
             leave_record(self.core, held)
+
+    def _start_ranks(self, epoch: int, start: TracedStart) -> None:
+        launched = launch(
+            self._pool,
+            self._roles,
+            self.core.name,
+            epoch,
+            self._options,
+            self.core.outlet,
+            amend=start.amend if start.on else None,
+        )
+        self._extras = launched.extras
+        self.core.endpoints[:] = launched.endpoints
+        if not self._options.detached:  # those are to outlive this process
+            self.core.transport.attend(launched.endpoints)
+        start.launched()
+        timeout = self._options.start_timeout
+        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout)
+        start.constructed()
+        self.core.replay(timeout)
 
     @property
     def pool(self) -> ResourcePool:

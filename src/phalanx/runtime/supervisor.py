@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -250,9 +251,15 @@ def settled_value(future: CallFuture[Any], watch: Watch, limit: float | None, ta
     """The value of a call whose ranks all returned: decoded straight into its place where rows are joined."""
     how = future.plan.gather.how
     outputs = watch.values(limit, Policy.VIEW if how == "rows" else Policy.PRIVATE)
+    draft = future.draft
+    if draft is not None:
+        draft.arrived()
     if future.replicated:
         check_replicated(future.group, future.method, watch.ranks, outputs)
-    return gather(future.plan.gather, outputs, target)
+    value = gather(future.plan.gather, outputs, target)
+    if draft is not None:
+        draft.joined = time.time_ns()
+    return value
 
 
 __all__ = ["FetchFailed", "NotReady", "Watch", "settled_value"]
