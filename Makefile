@@ -28,7 +28,7 @@ demo: $(STAMP) ## post-train a small language model with GRPO (ARGS="--steps 100
 	$(BIN)/python examples/grpo.py $(ARGS)
 
 docs: $(STAMP) ## the documentation, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" chooses)

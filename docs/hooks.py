@@ -1,0 +1,67 @@
+"""What the site does beyond Markdown: pictures that follow the colours of the page, and the commands' own help."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_IMAGE = re.compile(
+    r'<p>\s*<img alt="(?P<alt>[^"]*)" src="(?P<source>[^"]*diagrams/(?P<name>[\w-]+)\.svg)"[^>]*>\s*</p>'
+)
+_COMMANDS = "<!-- commands -->"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the help of every command where a page asks for it."""
+    return markdown.replace(_COMMANDS, _commands()) if _COMMANDS in markdown else markdown
+
+
+def on_page_content(html: str, config: Any, **_: Any) -> str:
+    """Put the diagrams into the page itself: as files they would not see whether it is light or dark."""
+    folder = Path(config["docs_dir"]) / "assets" / "diagrams"
+    return _IMAGE.sub(lambda found: _inlined(folder / f"{found['name']}.svg", found["alt"]), html)
+
+
+def _inlined(path: Path, alt: str) -> str:
+    """The picture without its own colours; those of the page are in assets/site.css."""
+    drawing = re.sub(r"<style>.*?</style>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    drawing = re.sub(r"\n\s*", "\n", drawing).strip()
+    return f'<figure class="diagram" role="img" aria-label="{alt}">{drawing}</figure>'
+
+
+def _commands() -> str:
+    """A section for each command of `phalanx`, from what typer knows of it."""
+    import click
+    import typer.main
+
+    from phalanx.cli.main import app
+
+    root = typer.main.get_command(app)
+    context = click.Context(root, info_name="phalanx")
+    assert isinstance(root, click.Group)
+    names = root.list_commands(context)
+    return "\n\n".join(_section(root.get_command(context, name), name, context) for name in names)
+
+
+def _section(command: Any, name: str, parent: Any) -> str:
+    import click
+
+    context = click.Context(command, info_name=name, parent=parent)
+    rows = [
+        record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))
+    ]
+    table = [
+        "| Option | |",
+        "|---|---|",
+        *(f"| `{_cell(option)}` | {_cell(text)} |" for option, text in rows),
+    ]
+    usage = " ".join(command.collect_usage_pieces(context))
+    text = re.sub(r"\n\n\n+", "\n\n", (command.help or "").replace("\b", "").replace("\f", ""))
+    return "\n\n".join(
+        [f"## phalanx {name}", text, f"```text\nphalanx {name} {usage}\n```", "\n".join(table)]
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,129 @@
+"""The Python code of every page runs, block after block, and prints what the page says that it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from tests.docs.pages import DOCS, ROOT, Block, backend_of, blocks, name_of, pages, same_output
+
+OUTPUT = "Output"
+
+#: Pages whose code is run in another way, by the test that is named.
+ELSEWHERE = {
+    "quick-start": "test_quick_start.py",
+    "migrating-from-verl": "test_the_page_about_verl_runs_in_a_process_of_its_own",
+    **{name_of(page): "test_tutorial.py" for page in (DOCS / "tutorial").glob("*.md")},
+}
+
+
+def has_python(page: Path) -> bool:
+    return any(block.language == "python" for block in blocks(page))
+
+
+def runnable(backend: str) -> list[Any]:
+    chosen = [
+        p for p in pages() if name_of(p) not in ELSEWHERE and has_python(p) and backend_of(p) == backend
+    ]
+    marks = [pytest.mark.slow] if backend == "ray" else []
+    return [pytest.param(page, id=name_of(page), marks=marks) for page in chosen]
+
+
+def run(page: Path) -> None:
+    """Run the page's Python blocks in one namespace, each checked against the output that follows it."""
+    # Classes of "__main__" travel by value, as those of a reader's script do.
+    namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(page)}
+    found = [block for block in blocks(page) if block.language in ("python", "text")]
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        if block.language == "python":
+            printed = execute(block, namespace)
+            if following is not None and following.language == "text" and following.title == OUTPUT:
+                check(following, printed)
+
+
+def execute(block: Block, namespace: dict[str, Any]) -> str:
+    code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    return printed.getvalue()
+
+
+def check(shown: Block, printed: str) -> None:
+    assert same_output(shown.text, printed), f"{shown.where} shows\n{shown.text}\nbut printed was\n{printed}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, for pages that write files."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PHALANX_BACKEND", "inline")
+    px.init(backend="inline", num_gpus=8)
+    yield
+
+
+@pytest.mark.parametrize("page", runnable("inline"))
+def test_the_code_of_a_page_runs(page: Path, folder: Path, inline: None) -> None:
+    run(page)
+
+
+@pytest.mark.parametrize("page", runnable("ray"))
+def test_the_code_of_a_page_runs_on_ray(
+    page: Path, folder: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_BACKEND", "ray")
+    run(page)
+
+
+def test_the_page_about_verl_runs_in_a_process_of_its_own(tmp_path: Path, address: str) -> None:
+    """It replaces what ``import verl`` gives, for good."""
+    code = [block.text for block in blocks(DOCS / "migrating-from-verl.md") if block.language == "python"]
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(code))
+    environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
+
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert code
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_every_block_of_code_has_a_language_and_no_python_hides_behind_another() -> None:
+    known = {"python", "text", "sh", "yaml", "toml", "console", "slurm"}
+    unknown = [block.where for page in pages() for block in blocks(page) if block.language not in known]
+    hidden = [
+        block.where
+        for page in pages()
+        for block in blocks(page)
+        if block.language in ("text", "console") and "import phalanx" in block.text
+    ]
+    assert not unknown
+    assert not hidden
+
+
+def test_what_the_pages_are_compared_with_may_leave_out_parts() -> None:
+    assert same_output("rank 2 (host ..., pid ...)", "rank 2 (host a, pid 17)\n")
+    assert not same_output("rank 2 (host ..., pid ...)", "rank 3 (host a, pid 17)\n")
+    assert not same_output("rank 2", "rank 2 and more")
+    assert ROOT in DOCS.parents

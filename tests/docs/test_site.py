@@ -1,0 +1,102 @@
+"""The built site: strict, with working links, complete, and with nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import phalanx as px
+from tests.docs.pages import DOCS, ROOT
+
+pytestmark = pytest.mark.slow  # `make check` runs it by its name
+
+#: Attributes by which a page loads something; a link that a reader follows is none.
+LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
+STATIC = (
+    "stylesheet",
+    "preload",
+    "prefetch",
+    "preconnect",
+    "dns-prefetch",
+    "icon",
+    "manifest",
+    "modulepreload",
+)
+
+
+class Loaded(HTMLParser):
+    """What a page loads by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in LOADS:
+            self.found.append(given.get(LOADS[tag]) or "")
+        if tag == "link" and any(kind in STATIC for kind in (given.get("rel") or "").split()):
+            self.found.append(given.get("href") or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+def is_elsewhere(address: str) -> bool:
+    return re.match(r"(https?:)?//", address) is not None
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    found: dict[str, list[str]] = {}
+    for page in site.rglob("*.html"):
+        loaded = Loaded()
+        loaded.feed(page.read_text(encoding="utf-8"))
+        found[page.name] = loaded.found
+
+    assert sum(map(len, found.values())) > 100  # style sheets and scripts of every page were seen
+    assert not {name: bad for name, all_ in found.items() if (bad := [a for a in all_ if is_elsewhere(a)])}
+
+
+def test_no_style_sheet_loads_anything_from_elsewhere(site: Path) -> None:
+    sheets = list(site.rglob("*.css"))
+    loads = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s]+)""")
+    found = {sheet.name: loads.findall(sheet.read_text(encoding="utf-8")) for sheet in sheets}
+
+    assert sheets
+    assert not {name: bad for name, all_ in found.items() if (bad := [a for a in all_ if is_elsewhere(a)])}
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    anchors = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
+
+    assert [name for name in px.__all__ if f'id="phalanx.{name}"' not in anchors] == []
+
+
+def test_every_environment_variable_is_on_its_page() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "phalanx").rglob("*.py"))
+    page = (DOCS / "reference" / "environment.md").read_text(encoding="utf-8")
+
+    assert [
+        name for name in sorted(set(re.findall(r"PHALANX_[A-Z_]+[A-Z]", source))) if f"`{name}`" not in page
+    ] == []
+
+
+def test_every_diagram_is_drawn_into_its_page(site: Path) -> None:
+    names = [path.stem for path in (DOCS / "assets" / "diagrams").glob("*.svg")]
+    pages = "".join(page.read_text(encoding="utf-8") for page in site.rglob("*.html"))
+
+    assert names
+    assert pages.count('<figure class="diagram"') >= len(names)
+    assert "diagrams/" not in "".join(re.findall(r"<img[^>]*>", pages))
