@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.cluster import shutdown as shutdown
     from phalanx.runtime.cluster import status as status
     from phalanx.runtime.counts import statistics as statistics
+    from phalanx.runtime.explain import explain as explain
     from phalanx.runtime.future import CallFuture as CallFuture
     from phalanx.runtime.future import gather as gather
     from phalanx.runtime.group import WorkerGroup as WorkerGroup
@@ -87,6 +88,7 @@ _HOME = {
     "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
     "count_rows": "phalanx.dispatch.split",
+    "explain": "phalanx.runtime.explain",
     "gather": "phalanx.runtime.future",
     "init": "phalanx.runtime.cluster",
     "join_rows": "phalanx.collect.join",

@@ -16,6 +16,7 @@ from phalanx.observe.recorder import tracing
 from phalanx.runtime.future import CallFuture
 
 if TYPE_CHECKING:
+    from phalanx.observe.explanation import CallExplanation
     from phalanx.runtime.views import GroupView
 
 P = ParamSpec("P")
@@ -99,6 +100,25 @@ class BoundMethod(Generic[P, R]):
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[tuple[int, Any]]:
         """Send the call; give ``(rank, output)`` of each rank as it finishes."""
         return self.submit(*args, **kwargs).stream()
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
+        """What a call with these arguments would do, without making it.
+
+        It says which rank gets which rows, how each argument travels, how many bytes go over which hop, who returns
+        and how the outputs become the result. Nothing is sent or stored and nothing is waited for. The call is
+        planned and its messages are made as for sending them: dispatch functions and pickling run, and ranks that
+        registered a mesh of their own are asked for it once, as the first call would ask them.
+
+        Raises:
+            DispatchError: the call itself would raise it; or how it is split depends on a future that is not done.
+        """
+        from phalanx.runtime.explaining import explain_call, finished_result
+
+        spec, view = self._spec, self._view
+        plan = view.planner(spec, finished_result)(args, kwargs)
+        empty = self._fixed and not args and not kwargs
+        bare = empty and spec.blocking and not spec.replay and spec.needs_nothing
+        return explain_call(view, spec, plan, args, kwargs, bare=bare)
 
     def options(
         self, *, timeout: float | None = None, stall_report_after: float | None = None

@@ -39,6 +39,10 @@ class Outlet:
         self.room.took(nbytes)
         return ref
 
+    def value_of(self, future: CallFuture[Any]) -> Any:
+        """The result of a call that has to come through the driver."""
+        return future.result()
+
 
 class References:
     """The references of one message, and the tokens that name them inside the encoded arguments."""
@@ -80,7 +84,7 @@ class References:
         note_source(future.draft)
         parts = future.parts(self._transport)
         if parts is None:
-            return self._put(future.result())
+            return self._put(self._outlet.value_of(future))
         rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
         return Whole(tuple(self._add(part.value) for part in parts), rests, future.plan.gather)
 
@@ -89,7 +93,7 @@ class References:
         note_source(future.draft)
         parts = future.row_parts(self._transport)
         if parts is None:
-            return self._put(_rows_of(future.result(), piece))
+            return self._put(_rows_of(self._outlet.value_of(future), piece))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
             rests=tuple(self._add(part.rest) for part in parts),

@@ -154,12 +154,18 @@ class GroupView:
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any]:
         return BoundMethod(self, spec, self._planner(spec), chooses=self._choose)
 
-    def _planner(self, spec: MethodSpec) -> Planner:
+    def _planner(
+        self, spec: MethodSpec, materialize: Callable[[CallFuture[Any]], Any] | None = None
+    ) -> Planner:
         if self._single or self._choose:
             return lambda args, kwargs: self._plan_one(spec, args, kwargs)
         return lambda args, kwargs: plan(
-            spec, self._target(), args, kwargs, ranks=self._part(), materialize=_result
+            spec, self._target(), args, kwargs, ranks=self._part(), materialize=materialize or _result
         )
+
+    def planner(self, spec: MethodSpec, materialize: Callable[[CallFuture[Any]], Any]) -> Planner:
+        """What plans calls of a method, where futures whose value planning must see are got by ``materialize``."""
+        return self._planner(spec, materialize)
 
     def _target(self) -> Any:
         return self._whole() if self._part() is not None else self
