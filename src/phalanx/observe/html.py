@@ -153,14 +153,12 @@ def _cell(column: str, value: Any, is_number: bool, most: float) -> str:
     if is_number:
         if value is None:
             return '<td class="number">-</td>'
-        text = _bytes(value) if "bytes" in column else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
-        share = (
-            0.0
-            if column == "rank" or most <= 0
-            else 100.0 * float(value) / (100.0 if "%" in column else most)
-        )
-        bar = f"background:linear-gradient(to left,var(--bar) {share:.1f}%,transparent {share:.1f}%)"
-        return f'<td class="number" data-value="{value}" style="{bar}">{text}</td>'
+        text = _bytes(value) if "bytes" in column else _number(value)
+        if column == "rank" or most <= 0:
+            return f'<td class="number" data-value="{value}">{text}</td>'
+        share = float(value) / (100.0 if "%" in column else most)
+        style = f"--share:calc({share:.3f} * (100% - 20px))"
+        return f'<td class="number share" data-value="{value}" style="{style}">{text}</td>'
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
     name = ' class="error"' if column == "error" else ""
@@ -261,7 +259,8 @@ def _chart(name: str, values: list[float]) -> str:
         parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
     for tick in range(6):
         index = round((len(values) - 1) * tick / 5)
-        parts.append(f'<text x="{x(index):.1f}" y="{high - 6}" text-anchor="middle">{index + 1}</text>')
+        anchor = "end" if tick == 5 else "middle"
+        parts.append(f'<text x="{x(index):.1f}" y="{high - 6}" text-anchor="{anchor}">{index + 1}</text>')
     means = [_mean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
     parts.append(
         f'<polyline class="each" points="{line(values)}"/><polyline class="mean" points="{line(means)}"/>'
@@ -279,6 +278,12 @@ def _seconds(ns: int) -> str:
     if seconds >= 120:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) or value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _bytes(count: float) -> str:

@@ -134,7 +134,8 @@ def _methods(trace: Trace) -> Table:
 def _skew(trace: Trace) -> Table:
     """Of methods that ran on several ranks: how far apart these are, and who keeps the others waiting."""
     rows: list[tuple[Any, ...]] = []
-    for (group, name), calls in _by_method(trace.calls).items():
+    calls_made = [call for call in trace.calls if call.method != STARTING]
+    for (group, name), calls in _by_method(calls_made).items():
         spreads: list[float] = []
         ratios: list[float] = []
         last: Counter[int] = Counter()

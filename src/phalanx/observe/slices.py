@@ -98,10 +98,10 @@ def _phases_of_call(call: Call, whole: Slice) -> Iterator[Slice]:
     for name, end in marks:
         if end is None or end <= at:
             continue
-        yield Slice(name, at, min(end, whole.end), "phase", call=call.id)
+        yield Slice(name, at, min(end, whole.end), "phase", depth=1, call=call.id)
         at = min(end, whole.end)
     if at < whole.end and call.ended is not None and call.joined is None and call.asked is not None:
-        yield Slice("wait", at, whole.end, "phase", call=call.id)
+        yield Slice("wait", at, whole.end, "phase", depth=1, call=call.id)
 
 
 def _of_part(call: Call, part: Part, until: int) -> list[Slice]:
@@ -126,7 +126,9 @@ def _of_part(call: Call, part: Part, until: int) -> list[Slice]:
     marks = (("arguments", part.received, part.started), ("return", part.finished, part.returned))
     for name, start, stop in marks:
         if start is not None and stop is not None and stop > start:
-            family.append(Slice(name, start, min(stop, whole.end), "phase", call=call.id, rank=part.rank))
+            family.append(
+                Slice(name, start, min(stop, whole.end), "phase", depth=1, call=call.id, rank=part.rank)
+            )
     return family
 
 
@@ -165,8 +167,13 @@ def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
         free += [0] * (lane + height - len(free))
         for offset in range(height):
             free[lane + offset] = max(free[lane + offset], family[0].end)
-        placed += [replace(one, lane=one.lane + lane) for one in inner]
+        placed += [_at(one, one.lane + lane, one.depth) for one in inner]
     return placed
+
+
+def _at(one: Slice, lane: int, depth: int) -> Slice:
+    """The slice on that lane, at that depth."""
+    return one if one.lane == lane and one.depth == depth else replace(one, lane=lane, depth=depth)
 
 
 def _lowest(free: list[int], start: int, height: int) -> int:
@@ -186,10 +193,10 @@ def _nested(family: Sequence[Slice]) -> tuple[list[Slice], int]:
             while stack and stack[-1].end <= one.start and stack[-1] is not first:
                 stack.pop()
             if not stack or one.end <= stack[-1].end:
-                placed.append(replace(one, lane=lane, depth=len(stack)))
+                placed.append(_at(one, lane, len(stack)))
                 stack.append(one)
                 break
         else:
-            placed.append(replace(one, lane=len(lanes), depth=0))
+            placed.append(_at(one, len(lanes), 0))
             lanes.append([one])
     return placed, len(lanes)

@@ -92,7 +92,10 @@
   }
   const spacer = element("div");
   view.append(spacer);
-  let from = 0, to = Math.max(1, data.length), width = 0, height = 0, left = 190, hover = null, pinned = null;
+  const starts = data.tracks.filter((track) => track.slices.length).map((track) => track.slices[0]);
+  const first = Math.max(0, Math.min(...starts, data.length));
+  const home = first > data.length / 5 && starts.length ? first - (data.length - first) / 50 : 0; // no long empty lead
+  let from = home, to = Math.max(home + 1, data.length), width = 0, height = 0, left = 190, hover = null, pinned = null;
 
   const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const x = (time) => left + ((time - from) / (to - from)) * (width - left);
@@ -269,7 +272,7 @@
     to = from + span;
     redraw();
   };
-  const fitAll = () => { from = 0; to = Math.max(1, data.length); redraw(); };
+  const fitAll = () => { from = home; to = Math.max(home + 1, data.length); redraw(); };
 
   const under = (event) => {
     const box = canvas.getBoundingClientRect();
