@@ -22,7 +22,11 @@ class Home(NamedTuple):
     summary: str
 
 
-COMMANDS: dict[str, Home] = {}
+COMMANDS: dict[str, Home] = {
+    "trace": Home(
+        "phalanx.cli.trace", "trace", "Report of a trace: where time and bytes went, which rank is late."
+    ),
+}
 
 
 class Commands(TyperGroup):
