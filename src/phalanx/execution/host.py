@@ -20,6 +20,7 @@ from phalanx.execution.arguments import Arguments
 from phalanx.execution.bootstrap import apply
 from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
+from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.results import described, encoded
 from phalanx.execution.traced import Tapes, size_of
 from phalanx.observe.tape import Noted
@@ -28,7 +29,7 @@ from phalanx.wire.arrival import received
 from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import CLOSE, KEEP, MESHES, ORDER, RECALL, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import CLOSE, HOST, KEEP, MESHES, ORDER, RECALL, RUN, Facts, RankCall, RankSetup
 
 _REMEMBERED = 256
 _NOWHERE: AbstractContextManager[None] = nullcontext()
@@ -69,6 +70,7 @@ class Host:
         self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
         self._log: str | None = None
         self._kept: bytes | None = None  # what a detached group leaves for drivers to come
+        self.hooks = Hooks()
         self._tapes = Tapes(own_process=not services.in_driver)
 
     def report(self) -> Facts:
@@ -168,7 +170,9 @@ class Host:
         if self._tapes.on:
             self._tapes.off()
         try:
-            result = getattr(self._target(role), method)()
+            function = getattr(self._target(role), method)
+            bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
+            result = function() if bare is None else self.hooks.around(bare, function, (), {})
             return encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
         except Exception as error:
             raise self._failure(error, role, method) from None
@@ -236,7 +240,12 @@ class Host:
             note.started(received.nbytes - before)
         if call.method == RUN:
             function, *rest = args
-            return function(self._target(call.role), *rest, **kwargs)
+            target = self._target(call.role)
+            if self.hooks:
+                return self._hooked(call, refs, device, function, (target, *rest), kwargs)
+            return function(target, *rest, **kwargs)
+        if call.method == HOST:
+            return args[0](self, *args[1:], **kwargs)
         if call.method == ORDER:
             return list(self._order)
         if call.method == MESHES:
@@ -251,7 +260,34 @@ class Host:
         method = getattr(self._target(call.role), call.method)
         if guard is not None:
             guard.seal(method, args, kwargs)
+        if self.hooks:
+            return self._hooked(call, refs, device, method, args, kwargs)
         return method(*args, **kwargs)
+
+    def _hooked(
+        self,
+        call: RankCall,
+        refs: Sequence[Any],
+        device: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        def again() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return Arguments(refs, self._services.fetch).of(call, device)
+
+        seen = Seen(call.role, call.method, again, to_device=call.to_device)
+        return self.hooks.around(seen, function, args, kwargs)
+
+    @property
+    def place(self) -> RankSetup | None:
+        """What this rank was told of itself; None before it is a rank."""
+        return self._setup
+
+    @property
+    def instances(self) -> dict[str, Any]:
+        """The users' objects by role."""
+        return self._instances
 
     def _target(self, role: str) -> Any:
         """The instance of a role; of a colocated group as a whole, its roles by name."""

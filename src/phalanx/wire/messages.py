@@ -29,6 +29,7 @@ CLOSE = "__phalanx_close__"
 KEEP = "__phalanx_keep__"
 ORDER = "__phalanx_order__"
 RECALL = "__phalanx_recall__"
+HOST = "__phalanx_host__"  # calls its first argument, a function of the library, with the host and the others
 
 
 class RankCall(NamedTuple):
