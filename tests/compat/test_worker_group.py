@@ -234,10 +234,6 @@ def test_a_list_by_rank_is_not_shortened_with_the_padding(group: RayWorkerGroup)
     assert group.rows(batch(3, auto_padding=True)) == [2, 2]
 
 
-@pytest.mark.xfail(
-    run=False,
-    reason="ranks of a class with async methods wait for each other's outcomes on their loops, sometimes for ever",
-)
 def test_a_future_is_an_argument_of_the_next_call(group: RayWorkerGroup) -> None:
     future = group.add_rank_later(batch(4))
 

@@ -77,6 +77,11 @@ class Plain(px.Worker):
         return os.environ.get(name)
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    async def same_later(self, rows: Any) -> Any:
+        await asyncio.sleep(0)
+        return rows
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def same(self, rows: Any) -> Any:
         return rows
 
@@ -209,6 +214,20 @@ def test_asynchronous_ranks_interleave_at_awaits(ray_cluster: None) -> None:
         waiting = group.wait_for_release.submit()
         group.release()
         assert waiting.result(timeout=60) == ["released", "released"]
+
+
+@pytest.mark.parametrize("method", ["same", "same_later"])
+def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
+    ray_cluster: None, method: str
+) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Plain, max_concurrency=8)
+        rows = torch.arange(4)
+        for _ in range(10):
+            future = getattr(group, method).submit(rows)
+            for _ in range(3):
+                future = getattr(group, method).submit(future)
+            assert torch.equal(future.result(timeout=60), rows)
 
 
 def test_collectives_of_several_inline_ranks_say_what_to_do() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import glob
 import os
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,10 +23,21 @@ from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import is_message
 
 
+def _no_references(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    return ()
+
+
 class RayServices:
-    """What Ray offers to the host in an actor's process."""
+    """What Ray offers to the host in an actor's process.
+
+    ``upstream`` gives the references that a method called with plain arguments would wait for: a factory whose users
+    pass such values sets it.
+    """
 
     in_driver = False
+
+    def __init__(self) -> None:
+        self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = _no_references
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
         context = ray.get_runtime_context()
@@ -81,11 +95,58 @@ class Shell:
         return self._host.run(data, refs)
 
 
+class Turns:
+    """When the calls of an asynchronous actor begin: each once its arguments are there, else as they came.
+
+    An argument may be the result of an earlier call on this very group. Were it fetched on the loop before it is
+    there, the earlier calls of this rank could neither go on nor hand on their outcomes, for which others wait. And
+    no call waits behind another's arguments: Ray delivers the calls of asynchronous actors in any order, so that
+    those arguments may be what the call itself is to give.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()  # first come, first served
+
+    async def come(self, refs: Sequence[Any]) -> None:
+        """Return when it is the caller's turn; what it then does before its first await is done before the next."""
+        if refs:
+            await _there(list(dict.fromkeys(refs)))
+        async with self._lock:
+            # Ray hands the outcome of a finished call on in the loop's next turn: before this call can block.
+            await asyncio.sleep(0)
+
+
+async def _there(refs: list[Any]) -> None:
+    """Wait until all results exist, wherever that is; errors count as results. Fetches nothing.
+
+    On a thread of its own: calls that wait in the loop's few ones could keep out the call that they wait for.
+    """
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def settle() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def wait() -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # what is wrong with them, the call itself finds out when it fetches
+            ray.wait(refs, num_returns=len(refs), fetch_local=False)
+        with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=wait, name="phalanx-arguments", daemon=True).start()
+    await done
+
+
 class AsyncShell:
     """The same for ``max_concurrency``: constructor and methods share the actor's one event loop."""
 
     def __init__(self, factory: HostFactory) -> None:
-        self._host = factory(RayServices())
+        self._services = RayServices()
+        self._host = factory(self._services)
+        self._turns = Turns()
 
     async def _px_report(self) -> Any:
         return self._host.report()
@@ -94,6 +155,7 @@ class AsyncShell:
         self._host.setup(data, refs)
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+        await self._turns.come(refs)
         return await self._host.run_async(data, refs)
 
 
@@ -102,7 +164,9 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
     async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
+            await self._turns.come(args[1] if len(args) > 1 else ())
             return await self._host.run_async(*args)
+        await self._turns.come(self._services.upstream(args, kwargs))
         return portable(await self._host.run_plain_async(role, method, args, kwargs))
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

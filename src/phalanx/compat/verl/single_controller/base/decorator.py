@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -205,14 +205,23 @@ def _check_execute_mode(execute_mode: Any) -> None:
 
 def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with the value in place of each ``DataProtoFuture``."""
-    protocol = sys.modules.get("phalanx.compat.verl.protocol")
-    if protocol is None:  # then there are no such futures in this process, and its import costs seconds
-        return args, kwargs
 
     def value(given: Any) -> Any:
-        return given.get() if isinstance(given, protocol.DataProtoFuture) else given
+        return given.get() if _is_future(given) else given
 
     return tuple(map(value, args)), {key: value(given) for key, given in kwargs.items()}
+
+
+def _is_future(value: Any) -> bool:
+    protocol = sys.modules.get(
+        "phalanx.compat.verl.protocol"
+    )  # without it there are none, and its import is slow
+    return protocol is not None and isinstance(value, protocol.DataProtoFuture)
+
+
+def references_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Ray's references behind those arguments of a call that are a ``DataProtoFuture``."""
+    return [ref for value in (*args, *kwargs.values()) if _is_future(value) for ref in value.futures]
 
 
 def register(
