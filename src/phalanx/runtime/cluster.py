@@ -155,10 +155,13 @@ def shutdown() -> None:
     """Close every pool of this process; end the local Ray cluster if ``phalanx`` started it. Idempotent."""
     from phalanx.runtime.tracing import save_environment_trace
 
+    from phalanx.runtime.publishing import publisher
+
     with _state.lock:
         for pool in list(_state.pools):
             pool.close()
         save_environment_trace()
+        publisher.finish()
         _state.transports.clear()
         _state.inline_resources = {}
         _state.show_ranks = None

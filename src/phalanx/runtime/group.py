@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from phalanx.runtime.launch import launch
 from phalanx.runtime.options import GroupOptions, checked_options
 from phalanx.runtime.policy import Restart
 from phalanx.runtime.pool import ResourcePool
+from phalanx.runtime.publishing import publisher
 from phalanx.runtime.restart import Reviver, restart
 from phalanx.runtime.sentinel import sentinel
 from phalanx.runtime.tracing import TracedStart, collect
@@ -119,6 +121,7 @@ class WorkerGroup(GroupView):
         self._extras: Reservation | None = None
         record = self._record(bound, options)
         core = GroupCore(record, pool.transport, [], owner=True)
+        core.on_change = functools.partial(publisher.changed, core)
         super().__init__(core, range(pool.world_size))
         if options.on_failure is not None:
             core.reviver = Reviver(self, options.on_failure)
@@ -152,6 +155,8 @@ class WorkerGroup(GroupView):
             meshes=dict(options.meshes),
             call_timeout=options.call_timeout,
             stall_report_after=options.stall_report_after,
+            pool=self._pool.name,
+            detached=options.detached,
         )
 
     def restart(self) -> None:
@@ -212,6 +217,7 @@ class WorkerGroup(GroupView):
         )
         self._extras = launched.extras
         self.core.endpoints[:] = launched.endpoints
+        publisher.changed(self.core)
         if not self._options.detached:  # those are to outlive this process
             self.core.transport.attend(launched.endpoints)
         start.launched()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phalanx.declare.spec import MethodSpec
@@ -33,6 +34,8 @@ class GroupRecord:
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     call_timeout: float | None = None
     stall_report_after: float | None = None
+    pool: str = ""
+    detached: bool = False
 
 
 class GroupState:
@@ -48,6 +51,8 @@ class GroupState:
         self.lifecycle = Lifecycle(record.name)
         self._life = threading.RLock()
         self._counts = [0] * len(endpoints)
+        #: Told of each change of state, quickly.
+        self.on_change: Callable[[], None] | None = None
         self._stopped: set[int] = set()  # ranks of this epoch that were stopped on purpose
 
     @property
@@ -74,6 +79,8 @@ class GroupState:
     def _handle(self, event: Event) -> None:
         with self._life:
             self.lifecycle.handle(event)
+            if self.on_change is not None:
+                self.on_change()
 
     def started(self) -> None:
         """Note that all ranks are there."""

@@ -303,6 +303,14 @@ class Transport(Protocol):
         """
         ...
 
+    def job(self) -> str:
+        """What this driver is called on the cluster."""
+        ...
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        """Leave a small value for others on the cluster to find under that key, or take it back."""
+        ...
+
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         """All that can be told of a lost rank: cause, last lines, hints. ``lost`` is what its call ended with."""
         ...

@@ -293,6 +293,12 @@ class InlineTransport:
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
         return read_file(path, offset, limit)
 
+    def job(self) -> str:
+        return ""
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        """Nobody else could find it."""
+
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
 

@@ -29,8 +29,10 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import placement
+from phalanx.transport.ray.cluster import job_id
 from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
 from phalanx.transport.ray.helper import Agents
+from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, packed_bare
 
@@ -246,6 +248,12 @@ class RayTransport:
         if not answer:
             raise FileNotFoundError(f"{path}: there is no such file on host {host}")
         raise OSError(f"on host {host}: {answer}")
+
+    def job(self) -> str:
+        return job_id()
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        publish(key, value)
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts

@@ -1,0 +1,169 @@
+"""What each driver publishes of its run, for others on the cluster to see: plain values, as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phalanx.errors import PhalanxError
+from phalanx.wire.messages import SideChannel
+
+RUN_PREFIX = "run/"
+GROUP_PREFIX = "group/"
+
+
+@dataclass(frozen=True)
+class RankEntry:
+    """One rank of a group: where it runs, and where its output and its side channel are."""
+
+    rank: int
+    node_id: str
+    host: str
+    pid: int
+    accelerator: str | None = None
+    log: str | None = None
+    side: SideChannel | None = None
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """One group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time."""
+
+    run: str
+    number: int
+    name: str
+    state: str
+    epoch: int
+    pool: str
+    changed: float
+    label: str = ""
+    roles: dict[str, str] = field(default_factory=dict[str, str])
+    methods: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    detached: bool = False
+    cause: str | None = None
+    ranks: tuple[RankEntry, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Where it is published."""
+        return f"{GROUP_PREFIX}{self.run}/{self.number}"
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """One driver. ``started`` is a Unix time; ``job`` is the backend's id of it."""
+
+    run: str
+    job: str
+    pid: int
+    host: str
+    started: float
+    script: str
+    version: str
+
+    @property
+    def key(self) -> str:
+        """Where it is published."""
+        return f"{RUN_PREFIX}{self.run}"
+
+
+def to_bytes(entry: RunEntry | GroupEntry) -> bytes:
+    """An entry as it is published."""
+    return json.dumps(asdict(entry)).encode()
+
+
+@dataclass(frozen=True)
+class Published:
+    """All entries of a cluster."""
+
+    runs: tuple[RunEntry, ...]
+    groups: tuple[GroupEntry, ...]
+
+    def groups_of(self, run: str) -> tuple[GroupEntry, ...]:
+        """The groups of a run, in the order in which they were made."""
+        return tuple(group for group in self.groups if group.run == run)
+
+    def stale(self, alive_jobs: Iterable[str], alive_names: Iterable[str]) -> list[str]:
+        """Keys of what dead drivers have left.
+
+        A detached group outlives its driver for as long as a process named ``<group>:0`` is there.
+        """
+        jobs, names = set(alive_jobs), set(alive_names)
+        dead = {run.run for run in self.runs if run.job not in jobs}
+        known = {run.run for run in self.runs}
+        gone = [
+            group
+            for group in self.groups
+            if (group.run in dead or group.run not in known)
+            and not (group.detached and f"{group.name}:0" in names)
+        ]
+        left = {group.run for group in self.groups if group not in gone}
+        empty = [run for run in self.runs if run.run in dead and run.run not in left]
+        return [entry.key for entry in (*gone, *empty)]
+
+    def without(self, keys: Iterable[str]) -> Published:
+        """The same without some entries."""
+        out = set(keys)
+        return Published(
+            tuple(run for run in self.runs if run.key not in out),
+            tuple(group for group in self.groups if group.key not in out),
+        )
+
+    def find(self, text: str) -> GroupEntry:
+        """The group of that name, or the only one whose name begins like this; ``<run>/<name>`` where names repeat.
+
+        Raises:
+            NoSuchGroup: there is none, or several; with a list of those that there are.
+        """
+        named = [group for group in self.groups if text in (group.name, _full(group))]
+        if not named:
+            named = [g for g in self.groups if g.name.startswith(text) or _full(g).startswith(text)]
+        if len(named) == 1:
+            return named[0]
+        there = ", ".join(sorted(map(_full, named or self.groups)))
+        if named:
+            raise NoSuchGroup(f"{text!r} could be any of {there}: give more of the name, or <run>/<name>")
+        raise NoSuchGroup(
+            f"there is no group {text!r}; there are: {there}"
+            if there
+            else f"there is no group {text!r}: no driver on this cluster has one"
+        )
+
+
+class NoSuchGroup(PhalanxError):
+    """No published group has the name that was given, or several have."""
+
+
+def read_published(entries: Mapping[str, bytes]) -> Published:
+    """The entries behind their keys; what another version wrote otherwise is left out."""
+    runs: list[RunEntry] = []
+    groups: list[GroupEntry] = []
+    for key, data in sorted(entries.items()):
+        try:
+            value = json.loads(data)
+            if key.startswith(RUN_PREFIX):
+                runs.append(RunEntry(**value))
+            elif key.startswith(GROUP_PREFIX):
+                groups.append(_group(value))
+        except (TypeError, ValueError, KeyError):
+            continue
+    return Published(
+        tuple(sorted(runs, key=lambda run: run.started)),
+        tuple(sorted(groups, key=lambda group: (group.run, group.number))),
+    )
+
+
+def _group(value: dict[str, Any]) -> GroupEntry:
+    ranks: Sequence[dict[str, Any]] = value.pop("ranks")
+    return GroupEntry(**value, ranks=tuple(map(_rank, ranks)))
+
+
+def _rank(value: dict[str, Any]) -> RankEntry:
+    side = value.pop("side")
+    return RankEntry(**value, side=SideChannel(*side) if side else None)
+
+
+def _full(group: GroupEntry) -> str:
+    return f"{group.run}/{group.name}"

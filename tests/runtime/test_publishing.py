@@ -1,0 +1,102 @@
+"""What a driver publishes of its run on the cluster, from its first group to its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+import phalanx as px
+from phalanx.observe.published import GroupEntry
+from phalanx.runtime.cluster import RUN_ID
+from phalanx.runtime.publishing import publisher
+from phalanx.testing import faults
+from phalanx.transport.ray.published import Onlooker
+
+from .fault_workers import within
+
+
+class Idle(px.Worker):
+    @px.register
+    def ping(self) -> int:
+        return self.rank
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
+        yield made
+
+
+@pytest.fixture
+def onlooker(ray_cluster: None) -> Onlooker:
+    return Onlooker(ray.get_runtime_context().gcs_address)
+
+
+def seen(onlooker: Onlooker, name: str) -> list[GroupEntry]:
+    assert publisher.flush(10.0)
+    return [group for group in onlooker.published().groups if group.name == name]
+
+
+def test_a_group_is_published_while_it_lives(pool: px.ResourcePool, onlooker: Onlooker) -> None:
+    group = px.WorkerGroup(pool, Idle, name="published")
+    (entry,) = seen(onlooker, "published")
+    group.close()
+
+    assert (entry.run, entry.state, entry.epoch, entry.methods) == (RUN_ID, "ready", 0, {"": ["ping"]})
+    assert [rank.pid for rank in entry.ranks] == [e.facts.pid for e in group.core.endpoints]
+    assert seen(onlooker, "published") == []
+
+
+def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
+    pool: px.ResourcePool, onlooker: Onlooker
+) -> None:
+    with px.WorkerGroup(pool, Idle, name="fragile") as group:
+        pids = [rank.pid for rank in seen(onlooker, "fragile")[0].ranks]
+        faults.kill(group, rank=1)
+        with pytest.raises(px.WorkerDiedError):
+            group.ping()
+        (broken,) = seen(onlooker, "fragile")
+        group.restart()
+        (back,) = seen(onlooker, "fragile")
+
+    assert (broken.state, "rank 1" in (broken.cause or "")) == ("broken", True)
+    assert (back.state, back.epoch, back.cause) == ("ready", 1, None)
+    assert set(pids).isdisjoint(rank.pid for rank in back.ranks)
+
+
+def test_what_a_killed_driver_left_is_removed_by_whoever_looks(onlooker: Onlooker) -> None:
+    script = (
+        "import os, signal, sys, phalanx as px\n"
+        "from phalanx.runtime.publishing import publisher\n"
+        "px.init(address=sys.argv[1])\n"
+        "group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False), px.Worker, name='orphan')\n"
+        "publisher.flush(10.0)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, onlooker.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PHALANX_BACKEND": "ray"},
+    ) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        alive = [group.name for group in onlooker.published().groups]
+        driver.communicate("go\n", timeout=30)
+
+    assert "orphan" in alive
+    assert within(10.0, lambda: "orphan" not in [group.name for group in onlooker.published().groups])
+
+
+def test_a_cluster_that_is_not_there_is_one_line_of_advice() -> None:
+    with pytest.raises(px.PlacementError, match=r"127\.0\.0\.1:1 does not answer.*--address") as caught:
+        Onlooker("127.0.0.1:1")
+    assert "\n" not in str(caught.value)
