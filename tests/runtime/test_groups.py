@@ -223,7 +223,7 @@ def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, Plain, max_concurrency=8)
         rows = torch.arange(4)
-        for _ in range(10):
+        for _ in range(3):
             future = getattr(group, method).submit(rows)
             for _ in range(3):
                 future = getattr(group, method).submit(future)
