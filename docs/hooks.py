@@ -33,15 +33,11 @@ def _inlined(path: Path, alt: str) -> str:
 def _commands() -> str:
     """A section for each command of `phalanx`, from what typer knows of it."""
     import click
-    import typer.main
 
-    from phalanx.cli.main import app
+    from phalanx.cli.main import COMMANDS, load
 
-    root = typer.main.get_command(app)
-    context = click.Context(root, info_name="phalanx")
-    assert isinstance(root, click.Group)
-    names = root.list_commands(context)
-    return "\n\n".join(_section(root.get_command(context, name), name, context) for name in names)
+    parent = click.Context(click.Command("phalanx"), info_name="phalanx")
+    return "\n\n".join(_section(load(name), name, parent) for name in COMMANDS)
 
 
 def _section(command: Any, name: str, parent: Any) -> str:

@@ -66,8 +66,9 @@ def backend_of(page: Path) -> str:
 def same_output(shown: str, printed: str) -> bool:
     """Whether ``printed`` is what the page shows.
 
-    ``...`` stands for anything; blanks may differ, and so may what differs between machines: names of hosts (on the
-    pages: node-1), ids of nodes and processes.
+    ``...`` stands for anything; blanks may differ, and so may what differs between machines and runs: names of hosts
+    (on the pages: node-1), accelerators, ids of nodes and processes, numbers of pools and groups. What ranks print comes
+    when it comes, and is left out.
     """
     pattern, before = "", "..."
     for word in _anywhere(shown).split():
@@ -79,5 +80,9 @@ def same_output(shown: str, printed: str) -> bool:
 def _anywhere(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node-1", text)
+    text = re.sub(r"^\[\S+ r\d+@[^\]\n]*\] .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r", GPU \d+\)", ")", text)
+    text = re.sub(r"\bGPU \d+", "CPU", text)
     text = re.sub(r"\b[0-9a-f]{8}\b", "ID", text)
+    text = re.sub(r"(?<=\w)-\d+\b", "-N", text)
     return re.sub(r"─+", "─", re.sub(r"\b\d{3,}\b", "N", text))

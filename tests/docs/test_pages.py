@@ -7,7 +7,6 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_BACKEND", "inline")
     px.init(backend="inline", num_gpus=8)
-    yield
 
 
 @pytest.mark.parametrize("page", runnable("inline"))
