@@ -36,11 +36,12 @@ def test_a_large_output_of_rows_is_stored_in_two_halves() -> None:
         torch.ones(4, 4),
         torch.ones(1, 1 << 20),
         {"x": torch.ones(1024, LARGE), "loss": 0.5},
+        {"x": torch.ones(1024, LARGE), "loss": torch.tensor(0.5)},
         torch.ones(1024, LARGE, requires_grad=True),
         {"x": torch.ones(1024, LARGE), "names": ["a"] * 1024},
         {"x": torch.ones(1024, LARGE), "y": torch.ones(3)},
     ],
-    ids=["small", "one row", "without rows", "with grad", "a list", "other rows"],
+    ids=["small", "one row", "without rows", "a tensor without rows", "with grad", "a list", "other rows"],
 )
 def test_any_other_output_is_stored_as_one(output: Any) -> None:
     _, _, rest = described(output)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.dispatch.split import count_rows, slice_rows
+from phalanx.dispatch.split import count_rows, row_ops, slice_rows
 from phalanx.dispatch.structure import flatten
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import encode
@@ -45,7 +45,8 @@ def described(result: Any) -> tuple[PartInfo, Any, Any]:
 def _halves_are_rows(result: Any) -> bool:
     """Whether the halves joined are what the output is: plain tensors and arrays, and nothing without rows."""
     leaves, _ = flatten(result, "")
-    return all(
-        isinstance(leaf.value, np.ndarray) or (is_tensor(leaf.value) and not leaf.value.requires_grad)
-        for leaf in leaves
-    )
+    return all(row_ops(leaf) is not None and _is_plain(leaf.value) for leaf in leaves)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (is_tensor(value) and not value.requires_grad)
