@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,26 @@ def _section(command: Any, name: str, parent: Any) -> str:
         *(f"| `{_cell(option)}` | {_cell(text)} |" for option, text in rows),
     ]
     usage = " ".join(command.collect_usage_pieces(context))
-    text = re.sub(r"\n\n\n+", "\n\n", (command.help or "").replace("\b", "").replace("\f", ""))
     return "\n\n".join(
-        [f"## phalanx {name}", text, f"```text\nphalanx {name} {usage}\n```", "\n".join(table)]
+        [
+            f"## phalanx {name}",
+            _text(command.help or ""),
+            f"```text\nphalanx {name} {usage}\n```",
+            "\n".join(table),
+        ]
     )
+
+
+def _text(help_: str) -> str:
+    """The paragraphs of a help text; those that stand in from the edge become one block of commands."""
+    paragraphs = [
+        part for part in re.split(r"\n\s*\n", help_.replace("\b", "").replace("\f", "")) if part.strip()
+    ]
+    parts: list[str] = []
+    for indented, run in itertools.groupby(paragraphs, key=lambda part: part.startswith("  ")):
+        texts = [textwrap.dedent(part).strip("\n") for part in run]
+        parts += ["\n".join(["```sh", *texts, "```"])] if indented else texts
+    return "\n\n".join(parts)
 
 
 def _cell(text: str) -> str:
