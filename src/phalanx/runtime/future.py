@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Generator, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, DispatchError, PhalanxError
 from phalanx.observe.recorder import Draft
+from phalanx.runtime.waiters import waiters
 from phalanx.transport.base import Ticket, Transport
 
 if TYPE_CHECKING:
     from phalanx.runtime.core import GroupCore
 
 T = TypeVar("T")
-_waiters = ThreadPoolExecutor(max_workers=256, thread_name_prefix="phalanx-await")
 
 
 class CallFuture(Generic[T]):
@@ -169,7 +169,7 @@ class CallFuture(Generic[T]):
     async def _wait(self) -> T:
         if self._settled:
             return self.result()
-        return await asyncio.get_running_loop().run_in_executor(_waiters, self.result)
+        return await asyncio.wrap_future(waiters.submit(self.result))
 
     def stream(self, timeout: float | None = None) -> Iterator[tuple[int, Any]]:
         """``(rank, output)`` of every called rank, in the order in which they finish.
@@ -233,7 +233,7 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
             raise DispatchError(
                 f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
             )
-    waiting = [_waiters.submit(future.result, timeout) for future in futures]
+    waiting = [waiters.submit(future.result, timeout) for future in futures]
     ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
     for one in waiting:
         if one in ended and (error := one.exception()) is not None:
