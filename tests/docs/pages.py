@@ -67,8 +67,8 @@ def same_output(shown: str, printed: str) -> bool:
     """Whether ``printed`` is what the page shows.
 
     ``...`` stands for anything; blanks may differ, and so may what differs between machines and runs: names of hosts
-    (on the pages: node-1), accelerators, ids of nodes and processes, numbers of pools and groups. What ranks print comes
-    when it comes, and is left out.
+    (on the pages: node-1), accelerators, ids of nodes and processes, numbers of pools and groups. What ranks
+    print comes when it comes, and is left out.
     """
     pattern, before = "", "..."
     for word in _anywhere(shown).split():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import phalanx as px
 from tests.docs.pages import DOCS, ROOT, Block, backend_of, blocks, name_of, pages, same_output
@@ -125,3 +126,38 @@ def test_what_the_pages_are_compared_with_may_leave_out_parts() -> None:
     assert not same_output("rank 2 (host ..., pid ...)", "rank 3 (host a, pid 17)\n")
     assert not same_output("rank 2", "rank 2 and more")
     assert ROOT in DOCS.parents
+
+
+def written_in(*languages: str) -> list[Block]:
+    return [block for page in pages() for block in blocks(page) if block.language in languages]
+
+
+def titled(title: str) -> Block:
+    return next(block for page in pages() for block in blocks(page) if block.title == title)
+
+
+@pytest.mark.parametrize("block", written_in("sh", "slurm"), ids=lambda block: block.where)
+def test_commands_are_valid_for_the_shell(block: Block) -> None:
+    checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("block", written_in("yaml"), ids=lambda block: block.where)
+def test_yaml_can_be_read(block: Block) -> None:
+    assert isinstance(yaml.safe_load(block.text), dict)
+
+
+def test_the_file_for_ray_up_is_one_that_ray_accepts() -> None:
+    launcher = pytest.importorskip("ray.autoscaler._private.util")
+
+    launcher.validate_config(launcher.prepare_config(yaml.safe_load(titled("cluster.yaml").text)))
+
+
+def test_the_job_for_kuberay_asks_for_shared_memory_where_ranks_run() -> None:
+    cluster = yaml.safe_load(titled("job.yaml").text)["spec"]["rayClusterSpec"]
+    workers = cluster["workerGroupSpecs"][0]["template"]["spec"]
+
+    (volume,) = workers["volumes"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    assert {"name": volume["name"], "mountPath": "/dev/shm"} in workers["containers"][0]["volumeMounts"]
