@@ -67,7 +67,7 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
 
 
 def _asset(name: str) -> str:
-    return files("phalanx.observe").joinpath("page", name).read_text(encoding="utf-8")
+    return files("phalanx.observe").joinpath("page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _header(trace: Trace, title: str) -> str:
@@ -96,8 +96,8 @@ def _tiles(trace: Trace, made: Report) -> str:
     if idle:
         tiles.append((f"{sum(idle) / len(idle):.0f} %", "idle, mean of accelerators"))
     if made.skew.rows:
-        worst = max(made.skew.rows, key=lambda row: row[5])
-        tiles.append((f"{worst[5]:.2f}x", f"slowest / mean in {worst[1]}"))
+        worst = max(made.skew.rows, key=lambda row: row[4])
+        tiles.append((f"{worst[4]:.2f}x", f"slowest / mean in {worst[0]}"))
     return (
         '<div class="tiles">'
         + "".join(

@@ -85,27 +85,31 @@ def from_records(found: Iterable[dict[str, Any]], where: str) -> Trace:
     Raises:
         DeclarationError: they are not those of a trace; ``where`` says in the message what was read.
     """
-    head: dict[str, Any] | None = None
-    tracks: list[Track] = []
-    calls: list[Call] = []
-    spans: list[Span] = []
     try:
-        for record in found:
-            kind = record["kind"]
-            if head is None:
-                head = _checked(record, where)
-            elif kind == "track":
-                tracks.append(_track(record))
-            elif kind == "call":
-                calls.append(_call(record, head["began"]))
-            elif kind == "span":
-                spans.append(_span(record, head["began"]))
+        return _trace(found, where)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DeclarationError(
             f"{where} is not a trace of phalanx, or it is damaged: {type(error).__name__}: {error}"
         ) from error
+
+
+def _trace(found: Iterable[dict[str, Any]], where: str) -> Trace:
+    head: dict[str, Any] | None = None
+    tracks: list[Track] = []
+    calls: list[Call] = []
+    spans: list[Span] = []
+    for record in found:
+        kind = record["kind"]
+        if head is None:
+            head = _checked(record, where)
+        elif kind == "track":
+            tracks.append(_track(record))
+        elif kind == "call":
+            calls.append(_call(record, head["began"]))
+        elif kind == "span":
+            spans.append(_span(record, head["began"]))
     if head is None:
-        raise DeclarationError(f"{where} is empty; expected a trace that px.trace(...) wrote")
+        raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
     return Trace(
         began=head["began"],
         ended=head["ended"],

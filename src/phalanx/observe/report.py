@@ -93,21 +93,24 @@ def busy_ns(part: Part, until: int) -> tuple[int, int] | None:
     return part.received, part.returned if part.returned is not None else max(until, part.received)
 
 
-def _by_method(calls: Iterable[Call]) -> dict[tuple[str, str], list[Call]]:
-    found: dict[tuple[str, str], list[Call]] = {}
+def _by_method(calls: Iterable[Call]) -> dict[str, list[Call]]:
+    found: dict[str, list[Call]] = {}
     for call in calls:
-        found.setdefault((call.group, call.name), []).append(call)
+        found.setdefault(_label(call), []).append(call)
     return found
+
+
+def _label(call: Call) -> str:
+    return f"{call.group}.{call.name}"
 
 
 def _methods(trace: Trace) -> Table:
     rows: list[tuple[Any, ...]] = []
-    for (group, name), calls in _by_method(trace.calls).items():
+    for name, calls in _by_method(trace.calls).items():
         took = [(call.ended - call.began) / _MS for call in calls if call.ended is not None]
         ran = [ns / _MS for call in calls for part in call.parts if (ns := run_ns(part)) is not None]
         rows.append(
             (
-                group,
                 name,
                 len(calls),
                 sum(call.error is not None for call in calls),
@@ -117,25 +120,24 @@ def _methods(trace: Trace) -> Table:
                 _round(statistics.median(ran)) if ran else None,
             )
         )
-    rows.sort(key=lambda row: -(row[4] or 0.0))
+    rows.sort(key=lambda row: -(row[3] or 0.0))
     columns = (
-        "group",
-        "method",
+        "call",
         "calls",
         "failed",
         "total ms",
         "median ms",
         "longest ms",
-        "median on a rank ms",
+        "on a rank ms",
     )
-    return Table("Calls by method, from plan to value", columns, tuple(rows))
+    return Table("Calls, from plan to value; the last column is the method itself", columns, tuple(rows))
 
 
 def _skew(trace: Trace) -> Table:
     """Of methods that ran on several ranks: how far apart these are, and who keeps the others waiting."""
     rows: list[tuple[Any, ...]] = []
     calls_made = [call for call in trace.calls if call.method != STARTING]
-    for (group, name), calls in _by_method(calls_made).items():
+    for name, calls in _by_method(calls_made).items():
         spreads: list[float] = []
         ratios: list[float] = []
         last: Counter[int] = Counter()
@@ -152,7 +154,6 @@ def _skew(trace: Trace) -> Table:
             share = round(100 * times / len(spreads))
             rows.append(
                 (
-                    group,
                     name,
                     len(spreads),
                     _round(statistics.median(spreads)),
@@ -162,18 +163,19 @@ def _skew(trace: Trace) -> Table:
                     share,
                 )
             )
-    rows.sort(key=lambda row: -row[3] * row[2])
+    rows.sort(key=lambda row: -row[2] * row[1])
     columns = (
-        "group",
-        "method",
+        "call",
         "calls",
-        "median spread ms",
-        "largest spread ms",
+        "median ms",
+        "largest ms",
         "slowest / mean",
-        "most often last",
+        "last",
         "in % of calls",
     )
-    return Table("Skew: how far apart the ranks of one call are", columns, tuple(rows))
+    return Table(
+        "Skew: how far apart the ranks of a call are, and which is most often the last", columns, tuple(rows)
+    )
 
 
 def _parts_by_track(trace: Trace) -> dict[TrackKey, list[tuple[Call, Part]]]:
@@ -215,8 +217,8 @@ def _ranks(trace: Trace) -> Table:
         "rank",
         "place",
         "calls",
-        "in methods ms",
-        "getting arguments ms",
+        "methods ms",
+        "arguments ms",
         "times last",
         "failed",
     )
@@ -286,7 +288,7 @@ def _phases(trace: Trace) -> Table:
     for call in sorted(trace.calls, key=lambda one: one.began):
         waits[call.id] = _waits(call, free)
     rows: list[tuple[Any, ...]] = []
-    for (group, name), calls in _by_method(trace.calls).items():
+    for name, calls in _by_method(trace.calls).items():
         sums = [0.0] * 8
         for call in calls:
             on_ranks = [
@@ -298,21 +300,20 @@ def _phases(trace: Trace) -> Table:
             own = [_between(call.planned, call.began), _between(call.sent, call.planned or call.began)]
             values = [*own, *waits[call.id], *on_ranks, fetch + _between(call.joined, call.fetched)]
             sums = [total + value for total, value in zip(sums, values, strict=True)]
-        rows.append((group, name, *(_round(total / _MS) for total in sums)))
-    rows.sort(key=lambda row: -sum(row[2:]))
+        rows.append((name, *(_round(total / _MS) for total in sums)))
+    rows.sort(key=lambda row: -sum(row[1:]))
     columns = (
-        "group",
-        "method",
+        "call",
         "plan",
-        "encode and send",
+        "send",
         "queued",
         "on the way",
         "arguments",
         "method",
         "return",
-        "fetch and join",
+        "fetch",
     )
-    return Table("Where the time goes, in ms", columns, tuple(rows))
+    return Table("Where the time goes, in ms; for ranks the mean over them", columns, tuple(rows))
 
 
 def _waits(call: Call, free: dict[TrackKey, int]) -> tuple[float, float]:
@@ -344,11 +345,10 @@ def _between(end: int | None, start: int | None) -> float:
 
 def _traffic(trace: Trace) -> Table:
     rows: list[tuple[Any, ...]] = []
-    for (group, name), calls in _by_method(trace.calls).items():
+    for name, calls in _by_method(trace.calls).items():
         parts = [part for call in calls for part in call.parts]
         rows.append(
             (
-                group,
                 name,
                 len(calls),
                 sum(part.message_bytes for part in parts),
@@ -357,15 +357,14 @@ def _traffic(trace: Trace) -> Table:
                 sum(part.result_bytes for part in parts),
             )
         )
-    rows.sort(key=lambda row: -(row[4] + row[5] + row[6]))
+    rows.sort(key=lambda row: -(row[3] + row[4] + row[5]))
     columns = (
-        "group",
-        "method",
+        "call",
         "calls",
         "message bytes",
         "stored bytes",
-        "bytes decoded by ranks",
-        "bytes returned",
+        "decoded bytes",
+        "returned bytes",
     )
     return Table("Bytes by method", columns, tuple(rows))
 
@@ -374,12 +373,10 @@ def _failures(trace: Trace) -> Table:
     rows: list[tuple[Any, ...]] = []
     for call in trace.calls:
         at = _round((call.began - trace.began) / 1e9)
-        rows += [
-            (at, call.group, call.name, f"rank {part.rank}", part.error) for part in call.parts if part.error
-        ]
+        rows += [(at, _label(call), f"rank {part.rank}", part.error) for part in call.parts if part.error]
         if call.error is not None and not any(part.error for part in call.parts):
-            rows.append((at, call.group, call.name, None, call.error))
-    return Table("Failures", ("at s", "group", "method", "rank", "error"), tuple(rows))
+            rows.append((at, _label(call), None, call.error))
+    return Table("Failures", ("at s", "call", "rank", "error"), tuple(rows))
 
 
 def _clock_notes(trace: Trace) -> tuple[str, ...]:

@@ -1,0 +1,92 @@
+"""A trace made by hand: two ranks, three calls, one of them failed, another handed on by reference."""
+
+from __future__ import annotations
+
+from phalanx.observe.events import Call, Part, Span, Trace, Track, TrackKey
+
+ZERO = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def at(ms: float) -> int:
+    return ZERO + int(ms * MS)
+
+
+def part(rank: int, *times: float | None, **more: object) -> Part:
+    """encoded, sent, received, started, finished, returned, fetched: in ms since the start of the trace."""
+    return Part(rank, *(None if ms is None else at(ms) for ms in times), **more)  # type: ignore[arg-type]
+
+
+def key(rank: int, group: str = "policy", epoch: int = 0) -> TrackKey:
+    return TrackKey(group, epoch, rank)
+
+
+def track(rank: int, host: str = "a", accelerator: str = "") -> Track:
+    ids = (accelerator,) if accelerator else ()
+    return Track(key(rank), host, "node", 100 + rank, ids, at(0), None)
+
+
+#: generate: rank 1 is the slow one. update gets its result by reference. fail raises on rank 0.
+GENERATE = Call(
+    1,
+    "policy",
+    0,
+    "actor",
+    "generate",
+    at(0),
+    planned=at(1),
+    asked=at(4),
+    joined=at(31),
+    ended=at(32),
+    stored_bytes=500,
+    parts=(
+        part(0, 1.5, 2, 3, 5, 15, 16, 30, message_bytes=100, argument_bytes=50, result_bytes=40),
+        part(1, 2.5, 3, 4, 6, 26, 28, 30, message_bytes=100, argument_bytes=50, result_bytes=60),
+    ),
+)
+UPDATE = Call(
+    2,
+    "policy",
+    0,
+    "actor",
+    "update",
+    at(3.5),
+    planned=at(3.6),
+    asked=at(3.9),
+    joined=at(61),
+    ended=at(62),
+    sources=(1,),
+    parts=(
+        part(0, 3.7, 3.8, 17, 20, 40, 42, 60, message_bytes=10),
+        part(1, 3.8, 3.9, 29, 30, 55, 56, 60, message_bytes=10),
+    ),
+)
+FAIL = Call(
+    3,
+    "policy",
+    0,
+    "",
+    "fail",
+    at(70),
+    planned=at(70.1),
+    asked=at(70.5),
+    ended=at(90),
+    error="RemoteCallError: rank 0",
+    parts=(
+        part(0, 70.2, 70.3, 71, 72, 80, 80, None, error="ValueError: no"),
+        part(1, 70.3, 70.4, 71, 72, None, None, None),
+    ),
+)
+SPAN = Span("backward", at(22), at(35), key(0), 2, {"rows": 128})
+DRIVER_SPAN = Span("load", at(63), at(69), None, None, {})
+TRACE = Trace(
+    began=ZERO,
+    ended=at(100),
+    host="a",
+    pid=7,
+    title="made up",
+    tracks=(track(0, accelerator="0"), track(1, accelerator="1")),
+    calls=(GENERATE, UPDATE, FAIL),
+    spans=(SPAN, DRIVER_SPAN),
+    notes=("a note",),
+)

@@ -1,0 +1,190 @@
+"""What a rank writes of a trace, and what is read of it when the rank is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from phalanx.observe.spans import process, span
+from phalanx.observe.tape import Noted, Reading, Tape, path_of, read
+from tests.observe.made_up import key
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(path_of(str(tmp_path / "rank-0"), "abc"))
+
+
+def reading(path: Path) -> Reading:
+    return read(path.read_bytes().splitlines(), key(0))
+
+
+def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
+    with Noted(Tape(str(path)), 5, "actor", "update") as note:
+        note.started(100)
+        note.finished()
+        note.returned(40)
+    part = reading(path).parts[5]
+
+    assert (part.argument_bytes, part.result_bytes, part.error) == (100, 40, None)
+    times = (part.received, part.started, part.finished, part.returned)
+    assert list(times) == sorted(times)  # type: ignore[type-var]
+
+
+def test_an_error_is_written_with_the_call(path: Path) -> None:
+    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, "", "update") as note:
+        note.started(0)
+        raise ValueError("no\nsecond line")
+
+    assert reading(path).parts[5].error == "ValueError: no"
+
+
+def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path) -> None:
+    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, "", "update"):
+        raise ValueError
+
+    part = reading(path).parts[5]
+    assert (part.started, part.finished, part.error) == (None, None, "ValueError")
+    assert part.returned is not None
+
+
+def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
+    note = Noted(Tape(str(path)), 5, "", "update")
+    note.__enter__()
+    note.started(7)
+    note.enter("step", {})
+
+    found = reading(path)
+    assert found.parts[5].started is not None
+    assert found.parts[5].returned is None
+    assert [(one.name, one.call, one.ended) for one in found.spans] == [("step", 5, None)]
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
+    tape = Tape(str(path))
+    for number in (1, 2):
+        with Noted(tape, number, "", "m") as note:
+            note.started(0)
+    path.write_bytes(path.read_bytes()[:-cut])
+
+    assert reading(path).parts[1].returned is not None
+
+
+def test_lines_of_other_kinds_and_of_unknown_calls_are_passed_over() -> None:
+    lines = [
+        b'["later version", 1]',
+        b"{}",
+        b'["run", 9, 1, 1]',
+        b'["leave", 9, 1, null]',
+        b"\xff",
+        b'["in", 1, 3, "", "m"]',
+    ]
+
+    assert read(lines, key(0)).parts.keys() == {1}
+
+
+def test_a_tape_that_cannot_be_written_says_so_once_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        tape = Tape(str(tmp_path / "file" / "rank-0.events"))
+        tape.write("in", 1)
+        tape.write("in", 2)
+
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "this rank's part of the trace is lost"
+    ]
+
+
+def test_a_tape_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.observe.tape._LIMIT", 200)
+    tape = Tape(str(path))
+    for number in range(100):
+        with Noted(tape, number, "", "m"):
+            pass
+
+    assert reading(path).full
+    assert path.stat().st_size < 300
+
+
+def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = Tape(str(path))
+    monkeypatch.setattr(process, "sink", tape)
+    with Noted(tape, 5, "", "m"), span("inside", rows=3):
+        thread = threading.Thread(target=lambda: span("beside")(lambda: None)())
+        thread.start()
+        thread.join()
+
+    assert [(one.name, one.call, one.attributes) for one in reading(path).spans] == [
+        ("inside", 5, {"rows": 3}),
+        ("beside", None, {}),
+    ]
+
+
+def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> None:
+    tape = Tape(str(path))
+
+    async def call(number: int, mine: asyncio.Event, others: asyncio.Event) -> None:
+        with Noted(tape, number, "", "m"):
+            others.set()
+            await mine.wait()
+            with span(f"in {number}"):
+                pass
+
+    async def both() -> None:
+        one, two = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(call(1, one, two), call(2, two, one))
+
+    asyncio.run(both())
+    assert {one.name: one.call for one in reading(path).spans} == {"in 1": 1, "in 2": 2}
+
+
+def test_a_span_keeps_the_error_that_left_it(path: Path) -> None:
+    tape = Tape(str(path))
+    with pytest.raises(KeyError), Noted(tape, 5, "", "m"), span("step"):
+        raise KeyError("x")
+
+    assert reading(path).spans[0].error == "KeyError: 'x'"
+
+
+def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    with Noted(Tape(str(path)), 5, "", "m"), span("step", shape=(2, 3), odd=Odd(), none=None):
+        pass
+
+    found = reading(path).spans[0].attributes
+    assert found == {"shape": "(2, 3)", "odd": "<Odd: RuntimeError: no text>", "none": None}
+
+
+def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:
+    @span("score")
+    def score(x: int) -> int:
+        """Doc."""
+        return score(x - 1) + 1 if x else 0
+
+    @span("ask")
+    async def ask() -> int:
+        return 7
+
+    with Noted(Tape(str(path)), 5, "", "m"):
+        assert (score(2), asyncio.run(ask())) == (2, 7)
+
+    assert (score.__name__, score.__doc__) == ("score", "Doc.")
+    assert [one.name for one in reading(path).spans] == ["score", "score", "score", "ask"]
+
+
+def test_a_span_without_a_trace_does_nothing() -> None:
+    assert process.sink is None
+    with span("x", a=1) as found:
+        assert isinstance(found, span)

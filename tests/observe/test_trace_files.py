@@ -1,0 +1,248 @@
+"""Files of traces: each format says what the trace says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
+
+import phalanx as px
+from phalanx.observe.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.observe.files import load, write
+from phalanx.observe.perfetto import to_perfetto
+from phalanx.observe.plain import from_records, records
+from phalanx.observe.slices import rank_slices
+from tests.observe.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
+
+whole = st.integers(0, 10**15)
+maybe = st.none() | whole
+parts = st.builds(Part, st.integers(0, 99), *[maybe] * 7, *[st.integers(0, 10**9)] * 3, st.none() | st.text())
+keys = st.builds(TrackKey, st.text(max_size=5), st.integers(0, 3), st.integers(0, 99))
+calls = st.builds(
+    Call,
+    id=whole,
+    group=st.text(max_size=5),
+    epoch=st.integers(0, 3),
+    role=st.text(max_size=5),
+    method=st.text(max_size=5),
+    began=whole,
+    planned=maybe,
+    asked=maybe,
+    joined=maybe,
+    ended=maybe,
+    stored_bytes=whole,
+    error=st.none() | st.text(max_size=9),
+    sources=st.lists(whole, max_size=2).map(tuple),
+    parts=st.lists(parts, max_size=3).map(tuple),
+)
+attributes = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3) | st.none(), max_size=2)
+spans = st.builds(
+    Span, st.text(max_size=5), whole, maybe, st.none() | keys, maybe, attributes, st.none() | st.text()
+)
+tracks = st.builds(
+    Track, keys, st.text(max_size=3), st.text(max_size=3), whole, st.just(("0",)), maybe, maybe
+)
+traces = st.builds(
+    Trace,
+    began=whole,
+    ended=whole,
+    host=st.text(max_size=3),
+    pid=whole,
+    title=st.text(max_size=3),
+    tracks=st.lists(tracks, max_size=2).map(tuple),
+    calls=st.lists(calls, max_size=3).map(tuple),
+    spans=st.lists(spans, max_size=3).map(tuple),
+    clocks=st.lists(st.builds(Clock, st.text(max_size=3), whole, whole), max_size=2).map(tuple),
+    notes=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+)
+
+
+@given(traces)
+def test_a_trace_comes_back_from_its_records(trace: Trace) -> None:
+    travelled = json.loads(json.dumps(list(records(trace))))
+
+    assert from_records(travelled, "x") == trace
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_trace_comes_back_from_its_file(tmp_path: Path, suffix: str) -> None:
+    assert load(write(TRACE, tmp_path / f"new folder/run{suffix}")) == TRACE
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path = write(TRACE, tmp_path_factory.mktemp("chrome") / "run.json")
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def test_chrome_has_a_process_per_group_and_a_thread_per_rank(chrome: list[dict[str, Any]]) -> None:
+    processes = {e["pid"]: e["args"]["name"] for e in chrome if e["name"] == "process_name"}
+    threads = {e["args"]["name"]: processes[e["pid"]] for e in chrome if e["name"] == "thread_name"}
+
+    assert processes == {1: "driver a (7)", 2: "group policy"}
+    assert threads["rank 1 · a GPU 1 · 101"] == "group policy"
+    assert threads["policy"] == threads["spans"] == "driver a (7)"
+
+
+def test_chrome_times_are_microseconds_since_the_start(chrome: list[dict[str, Any]]) -> None:
+    found = [e for e in chrome if e["ph"] == "X" and e["name"] == "backward"]
+
+    assert [(e["ts"], e["dur"], e["args"]) for e in found] == [(22_000.0, 13_000.0, {"rows": 128, "call": 2})]
+
+
+def test_chrome_arrows_go_from_the_driver_to_each_rank_and_from_source_to_consumer(
+    chrome: list[dict[str, Any]],
+) -> None:
+    starts = {e["id"]: e for e in chrome if e["ph"] == "s"}
+    ends = {e["id"]: e for e in chrome if e["ph"] == "f"}
+
+    assert starts.keys() == ends.keys()
+    assert Counter(e["name"] for e in starts.values()) == {"call": 6, "result": 2}
+    assert {starts[n]["pid"] for n in starts if starts[n]["name"] == "call"} == {1}
+    assert all(ends[n]["pid"] == 2 and starts[n]["ts"] <= ends[n]["ts"] for n in starts)
+
+
+def test_chrome_arrows_begin_and_end_in_slices(chrome: list[dict[str, Any]]) -> None:
+    slices = [e for e in chrome if e["ph"] == "X"]
+    for end in (e for e in chrome if e["ph"] in "sf"):
+        assert any(
+            one["tid"] == end["tid"] and one["ts"] <= end["ts"] <= one["ts"] + one["dur"] for one in slices
+        ), end
+
+
+def test_chrome_slices_of_a_thread_nest(chrome: list[dict[str, Any]]) -> None:
+    for tid in {e["tid"] for e in chrome if e["ph"] == "X"}:
+        stack: list[float] = []
+        for e in sorted(
+            (e for e in chrome if e["ph"] == "X" and e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])
+        ):
+            while stack and stack[-1] <= e["ts"]:
+                stack.pop()
+            assert not stack or e["ts"] + e["dur"] <= stack[-1]
+            stack.append(e["ts"] + e["dur"])
+
+
+@pytest.fixture(scope="module")
+def packets() -> Any:
+    return messages.Trace.FromString(to_perfetto(TRACE)).packet
+
+
+def _track_names(packets: Any) -> dict[int, str]:
+    return {
+        p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")
+    }
+
+
+def test_perfetto_has_the_slices_of_each_rank_on_its_track(packets: Any) -> None:
+    begin = messages.TrackEvent.TYPE_SLICE_BEGIN
+    names = _track_names(packets)
+    found = Counter(names[p.track_event.track_uuid] for p in packets if p.track_event.type == begin)
+
+    expected = {f"rank {k.rank}": len(slices) for k, slices in rank_slices(TRACE).items()}
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_perfetto_slices_open_and_close_in_order_on_each_track(packets: Any) -> None:
+    kinds = messages.TrackEvent
+    open_: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    for packet in (p for p in packets if p.HasField("track_event")):
+        uuid, kind = packet.track_event.track_uuid, packet.track_event.type
+        assert packet.timestamp >= last.get(uuid, 0)
+        last[uuid] = packet.timestamp
+        open_[uuid] += 1 if kind == kinds.TYPE_SLICE_BEGIN else -1
+        assert open_[uuid] >= 0
+    assert not any(open_.values())
+
+
+def test_perfetto_flows_that_end_at_a_rank_begin_somewhere(packets: Any) -> None:
+    events = [p.track_event for p in packets if p.HasField("track_event")]
+    out = Counter(n for e in events for n in e.flow_ids)
+    into = Counter(n for e in events for n in e.terminating_flow_ids)
+
+    # rank 1 never finished fail, but it took it up
+    assert (sum(out.values()), out.keys()) == (8, into.keys())
+
+
+def test_perfetto_slices_say_what_failed(packets: Any) -> None:
+    notes = [
+        (note.name, note.string_value)
+        for p in packets
+        if p.HasField("track_event")
+        for note in p.track_event.debug_annotations
+    ]
+
+    assert ("error", "ValueError: no") in notes
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
+    text = write(TRACE, tmp_path / "run.html", {"reward": [0.1, 0.5, 0.9]}).read_text()
+
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
+    assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
+
+
+def test_the_page_cannot_be_broken_by_what_users_name_things(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    named = replace(
+        TRACE,
+        title=evil,
+        spans=(replace(SPAN, name=evil),),
+        calls=(replace(FAIL, method=evil, error=evil), UPDATE),
+    )
+    text = write(named, tmp_path / "run.html", {evil: [1.0]}).read_text()
+
+    assert evil not in text
+
+
+def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
+    odd = {
+        "nan": [float("nan")],
+        "empty": [],
+        "one": [2.0],
+        "flat": [0.0, 0.0],
+        "inf": [1.0, float("inf"), 2.0],
+    }
+
+    assert write(TRACE, tmp_path / "run.html", odd).read_text().count("<polyline") == 6
+
+
+def test_another_suffix_is_refused_before_anything_is_recorded() -> None:
+    with pytest.raises(px.DeclarationError, match=r"run\.txt.*expected one of \.json"):
+        px.trace("run.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.json", "{", "no JSON"),
+        ("a.json", '{"traceEvents": []}', "holds no trace"),
+        ("a.jsonl", '{"kind": "track"}', "does not begin as a trace"),
+        ("a.jsonl", '{"kind": "phalanx-trace", "version": 99}', "another version"),
+        ("a.jsonl", '{"kind": "phalanx-trace", "version": 1}', "damaged"),
+        ("a.html", "", "viewers only"),
+    ],
+)
+def test_files_that_are_no_traces_are_refused_with_the_reason(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(px.DeclarationError, match=says):
+        load(tmp_path / name)
+
+
+def test_a_file_that_cannot_be_written_leaves_no_half_of_it(tmp_path: Path) -> None:
+    broken = replace(TRACE, spans=(Span("x", at(1), at(2), key(0), None, {1j: 0}),))  # type: ignore[dict-item]
+    with pytest.raises(TypeError):
+        write(broken, tmp_path / "run.json")
+
+    assert list(tmp_path.iterdir()) == []
