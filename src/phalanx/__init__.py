@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.tracing import trace as trace
+    from phalanx.runtime.profile import nsight as nsight
     from phalanx.runtime.values import put as put
     from phalanx.runtime.values import readonly as readonly
     from phalanx.topology.mesh import Mesh as Mesh
@@ -93,6 +94,7 @@ _HOME = {
     "init": "phalanx.runtime.cluster",
     "join_rows": "phalanx.collect.join",
     "merge_resource_pool": "phalanx.runtime.pool",
+    "nsight": "phalanx.runtime.profile",
     "put": "phalanx.runtime.values",
     "readonly": "phalanx.runtime.values",
     "register": "phalanx.declare.register",

@@ -83,7 +83,9 @@ class Hooks:
         try:
             return self._armed.pop(key)
         except KeyError:
-            raise DeclarationError("this rank was started anew since, and has forgotten what it had gathered") from None
+            raise DeclarationError(
+                "this rank was started anew since, and has forgotten what it had gathered"
+            ) from None
 
     def around(
         self, seen: Seen, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -112,7 +112,7 @@ class Profiling:
             self._trace = self._session.stop()
 
     @contextlib.contextmanager
-    def _cautiously(self) -> Iterator[None]:
+    def _cautiously(self) -> Generator[None]:
         """A profiler that fails spoils the profile, not the call."""
         try:
             yield
@@ -168,7 +168,9 @@ def _activities(names: tuple[str, ...] | None) -> list[Any]:
         return list(available.values())
     missing = [name for name in names if name not in available]
     if missing:
-        raise DeclarationError(f"profile(activities={list(names)}): this rank has no {missing[0]}, only {list(available)}")
+        raise DeclarationError(
+            f"profile(activities={list(names)}): this rank has no {missing[0]}, only {list(available)}"
+        )
     return [available[name] for name in names]
 
 
@@ -210,6 +212,11 @@ def arm_profile(host: Host, key: str, order: ProfileOrder) -> None:
     Raises:
         DeclarationError: the tool or an activity is not to be had here, or another profile is under way.
     """
+    if host.place is not None and host.place.asynchronous:
+        raise DeclarationError(
+            "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
+            "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
+        )
     _only.take(key)
     try:
         host.hooks.add(key, Profiling(key, order))

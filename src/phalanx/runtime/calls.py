@@ -115,7 +115,8 @@ class BoundMethod(Generic[P, R]):
         from phalanx.runtime.explaining import explain_call, finished_result
 
         spec, view = self._spec, self._view
-        plan = view.planner(spec, finished_result)(args, kwargs)
+        planner = view._planner(spec, finished_result)  # pyright: ignore[reportPrivateUsage]
+        plan = planner(args, kwargs)
         empty = self._fixed and not args and not kwargs
         bare = empty and spec.blocking and not spec.replay and spec.needs_nothing
         return explain_call(view, spec, plan, args, kwargs, bare=bare)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, as_bound
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.observe.tables import Table
+from phalanx.runtime.asking import gather_before_end
 from phalanx.runtime.attach import leave_record
 from phalanx.runtime.core import GroupCore, GroupRecord
 from phalanx.runtime.display import display
@@ -180,6 +181,8 @@ class WorkerGroup(GroupView):
         if patience:
             with contextlib.suppress(PhalanxError, NotReady):
                 self._close_workers(self._patience())
+        if core.gathering:
+            gather_before_end(core, self._patience())
         if core.traced is not None:
             collect(core)
         core.transport.kill(core.endpoints)

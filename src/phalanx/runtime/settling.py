@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,12 @@ class Settling(GroupState):
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
         self.replays = Replays()
+        #: Fetches what profiles and recordings have gathered, within so many seconds; called before processes end.
+        self.gathering: list[Callable[[float], None]] = []
+
+    def new_number(self) -> int:
+        """A number for a call."""
+        return next(self._numbers)
 
     def _check_order(self, future: CallFuture[Any]) -> None:
         """In debug mode, after a call that went well."""

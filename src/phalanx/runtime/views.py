@@ -6,7 +6,8 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from phalanx.declare.modes import Execute
 from phalanx.declare.spec import MethodSpec
@@ -19,6 +20,9 @@ from phalanx.runtime.core import GroupCore
 from phalanx.runtime.future import CallFuture
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
+
+if TYPE_CHECKING:
+    from phalanx.runtime.profile import Profile
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,10 +167,6 @@ class GroupView:
             spec, self._target(), args, kwargs, ranks=self._part(), materialize=materialize or _result
         )
 
-    def planner(self, spec: MethodSpec, materialize: Callable[[CallFuture[Any]], Any]) -> Planner:
-        """What plans calls of a method, where futures whose value planning must see are got by ``materialize``."""
-        return self._planner(spec, materialize)
-
     def _target(self) -> Any:
         return self._whole() if self._part() is not None else self
 
@@ -225,6 +225,57 @@ class GroupView:
             given = tuple(map(Same, (function, *args)))
             plan_ = CallPlan(self._ranks, given, same, GatherPlan("list", range(len(self._ranks))))
         return self._core.send(plan_, spec, self._role, None, self, began=began).result()
+
+    def profile(
+        self,
+        ranks: Sequence[int] | None = None,
+        calls: int = 1,
+        *,
+        methods: Sequence[Any] | None = None,
+        folder: str | Path | None = None,
+        tool: Literal["torch", "nsys"] = "torch",
+        activities: Sequence[Literal["cpu", "cuda"]] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+    ) -> Profile:
+        """Profile the next calls on some ranks: one trace for each rank, brought to this machine.
+
+        Calls are those that users make through the group, blocking or submitted, ``group.run`` included. The trace
+        has a range named after the method around each.
+
+        Example::
+
+            with group.profile(ranks=[0], calls=3) as profile:
+                for batch in batches:
+                    group.update(batch)
+            print(profile.paths)
+
+        Args:
+            ranks: of the group; the first one if not given.
+            calls: how many of the next calls. The profiler starts with the first and stops after the last.
+            methods: only calls of these, by name ("update", "actor.update") or as ``Cls.update``; default any.
+            folder: for the traces; made if it is not there. Default a new one in the folder for temporary files.
+            tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with
+                ``runtime_env=px.nsight()``.
+            activities: "cpu", "cuda"; default what the rank has.
+            record_shapes, profile_memory, with_stack, with_flops: as torch.profiler.profile takes them.
+
+        Raises:
+            DispatchError: no such rank or method.
+            DeclarationError: the group is asynchronous, the tool or an activity is not to be had on a rank, or another
+                profile is under way there.
+        """
+        from phalanx.runtime.profile import start_profile
+
+        options = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
+        return start_profile(self, ranks, calls, methods, folder, tool, activities, options)
 
     def execute_all_sync(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks and wait: outputs by rank.
