@@ -23,6 +23,26 @@ class Home(NamedTuple):
 
 
 COMMANDS: dict[str, Home] = {
+    "doctor": Home(
+        "phalanx.cli.doctor",
+        "doctor",
+        "What is wrong with this machine for running ranks, and what to do about each thing.",
+    ),
+    "top": Home(
+        "phalanx.cli.top",
+        "top",
+        "Live view of runs, groups and ranks: busy with which method since when, memory, CPU, GPU.",
+    ),
+    "stack": Home(
+        "phalanx.cli.stack",
+        "stack",
+        "Where each rank of a group stands now, also while it is inside native code or a collective.",
+    ),
+    "logs": Home(
+        "phalanx.cli.logs",
+        "logs",
+        "What the ranks of a group print: output of Python, of native libraries and of child processes.",
+    ),
     "trace": Home(
         "phalanx.cli.trace", "trace", "Report of a trace: where time and bytes went, which rank is late."
     ),

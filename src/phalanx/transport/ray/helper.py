@@ -25,6 +25,7 @@ from phalanx.transport.base import Endpoint, Sight
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import reaper
 from phalanx.transport.ray.remains import Remains, node_memory, oom_kills, read_logs, readable_stack
+from phalanx.transport.ray.vitals import Gpu, Vitals, gpus, vitals_of
 from phalanx.wire import board
 from phalanx.wire.messages import SideChannel
 
@@ -196,6 +197,14 @@ class NodeAgent:
                         os.write(fd, request)
                     finally:
                         os.close(fd)
+
+    def vitals(self, targets: Sequence[Target]) -> list[Vitals | None]:
+        """Memory and processor time of each process; None where it is gone."""
+        return [vitals_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
+
+    def gpus(self, targets: Sequence[Target]) -> list[Gpu]:
+        """The accelerators of this node."""
+        return gpus()
 
     def read(self, target: Target, path: str, offset: int, limit: int) -> bytes | str:
         """Bytes of a file of this node; why there are none."""

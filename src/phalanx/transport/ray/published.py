@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from phalanx.errors import PlacementError
 from phalanx.observe.published import Published, read_published
 
 _NAMESPACE = b"phalanx"
+_AUTH_VARIABLE = "RAY_AUTH_MODE"
 _ANSWERS_WITHIN_S = 5.0
 _CONNECTS_WITHIN_S = 2.0
 
@@ -47,6 +50,7 @@ class Onlooker:
 
     def __init__(self, address: str | None = None) -> None:
         self.address = find_cluster(address)
+        _use_own_token()
         try:
             host, _, port = self.address.rpartition(":")
             # Ray's own client keeps trying for 40 s where nobody listens.
@@ -85,6 +89,14 @@ class Onlooker:
             for info in self._gcs.get_all_node_info(timeout=_ANSWERS_WITHIN_S).values()
         ]
 
+    def metadata(self) -> bytes | None:
+        """What the cluster notes of itself when it starts, as JSON: versions of ray and python among others."""
+        with contextlib.suppress(Exception):
+            return self._gcs.internal_kv_get(
+                b"CLUSTER_METADATA", namespace=b"cluster", timeout=_ANSWERS_WITHIN_S
+            )
+        return None
+
     def _entries(self) -> dict[str, bytes]:
         keys: Iterable[bytes] = self._gcs.internal_kv_keys(
             b"", namespace=_NAMESPACE, timeout=_ANSWERS_WITHIN_S
@@ -115,6 +127,21 @@ class Onlooker:
         )
         actors: dict[str, dict[str, Any]] = state.actor_table(None, None, "ALIVE")
         return [actor["Name"] for actor in actors.values() if actor["Name"]]
+
+
+def _use_own_token() -> None:
+    """Show the user's token where the environment says nothing of it; a cluster that asks for none lets it pass.
+
+    A local cluster asks for one by default , but only its own driver is told so.
+    """
+    if os.environ.get(_AUTH_VARIABLE):
+        return
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
+
+        if AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+            os.environ[_AUTH_VARIABLE] = "token"
+            Config.initialize("")
 
 
 def find_cluster(address: str | None = None) -> str:

@@ -1,0 +1,65 @@
+"""What the commands that look at a cluster share: its address, its published groups, names for completion."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.observe.published import GroupEntry, RankEntry
+    from phalanx.transport.ray.published import Onlooker
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+
+
+def onlooker(address: str | None) -> Onlooker:
+    """The cluster of that address.
+
+    Raises:
+        PlacementError: there is none, or it does not answer.
+    """
+    from phalanx.transport.ray.published import Onlooker
+
+    return Onlooker(address)
+
+
+def complete_group(incomplete: str) -> list[str]:
+    """Names of groups, for the shell; none where there is no cluster."""
+    with contextlib.suppress(Exception):
+        groups = onlooker(None).published().groups
+        return sorted(group.name for group in groups if group.name.startswith(incomplete))
+    return []
+
+
+GroupName = Annotated[
+    str,
+    typer.Argument(
+        metavar="GROUP",
+        help="Name of a group, or the beginning of it; RUN/NAME where names repeat.",
+        autocompletion=complete_group,
+    ),
+]
+
+
+def chosen_ranks(group: GroupEntry, ranks: list[int] | None) -> tuple[RankEntry, ...]:
+    """The ranks of those numbers; all without any.
+
+    Raises:
+        DispatchError: the group has no such rank.
+    """
+    from phalanx.errors import DispatchError
+
+    missing = sorted(set(ranks or ()) - {entry.rank for entry in group.ranks})
+    if missing:
+        raise DispatchError(
+            f"group {group.name!r} has no rank {missing[0]}: its ranks are 0 to {len(group.ranks) - 1}"
+        )
+    return tuple(entry for entry in group.ranks if not ranks or entry.rank in ranks)

@@ -1,0 +1,81 @@
+"""`phalanx doctor`: what is wrong with this machine, and what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from phalanx.cli.checks import Finding, facts, findings
+from phalanx.cli.common import Address, AsJson, onlooker
+from phalanx.cli.machine import Machine, gather, variables
+from phalanx.config import running_cluster
+from phalanx.errors import PlacementError
+
+if TYPE_CHECKING:
+    from phalanx.transport.ray.published import Onlooker
+
+_FINDINGS = 1
+
+
+def doctor(address: Address = None, as_json: AsJson = False) -> None:
+    """What is wrong with this machine for running ranks, and what to do about each thing.
+
+    Looks at versions, cores, accelerators and variables that hide them, shared memory, limits, ports, huge pages; and
+    at what a cluster counts on this host, where one runs. Run it on each node that is suspect.
+
+    Examples:
+
+      phalanx doctor
+
+      phalanx doctor --address 10.0.0.1:6379 --json
+
+    Exit codes: 0 nothing is wrong; 1 findings; 2 the cluster that was named does not answer.
+    """
+    environment = variables()  # before the cluster is asked, which may show it the user's token
+    cluster, why_not = _cluster(address)
+    machine = replace(gather(cluster, environment), no_cluster=why_not)
+    found = findings(machine)
+    if as_json:
+        data = {"machine": asdict(machine), "findings": [finding._asdict() for finding in found]}
+        typer.echo(json.dumps(data, indent=1))
+    else:
+        from rich.console import Console
+
+        Console().print(render(machine, found))
+    if found:
+        raise typer.Exit(_FINDINGS)
+
+
+def _cluster(address: str | None) -> tuple[Onlooker | None, str]:
+    """The cluster that was named, or the one on this machine; where nobody named one, why there is none."""
+    if address or running_cluster():
+        return onlooker(address), ""
+    try:
+        return onlooker(None), ""
+    except PlacementError as error:
+        return None, str(error)
+
+
+def render(machine: Machine, found: list[Finding]) -> Any:
+    """The facts, then each finding with its fix."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    wrong = {finding.topic for finding in found}
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for name, value in facts(machine):
+        mark = Text("!", "bold yellow") if name in wrong else Text("✓", "green")
+        table.add_row(mark, Text(name, "bold"), Text(value))
+    parts: list[Any] = [Text.assemble(("host ", "dim"), (machine.host, "bold")), Padding(table, (1, 0, 1, 2))]
+    for number, finding in enumerate(found, 1):
+        head = Text.assemble((f"{number}. {finding.topic}: ", "bold yellow"), finding.what)
+        parts += [head, Padding(Text.assemble(("fix: ", "green"), finding.fix), (0, 0, 1, 3))]
+    if not found:
+        parts.append(Text("Nothing is wrong.", "green"))
+    return Group(*parts)

@@ -1,0 +1,93 @@
+"""`phalanx stack GROUP`: where each rank stands, without stopping it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooker
+from phalanx.cli.overview import doing, duration
+
+if TYPE_CHECKING:
+    from phalanx.observe.published import RankEntry
+    from phalanx.transport.base import Sight
+
+
+def stack(
+    group: GroupName,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", "-r", help="Only this rank; repeatable.")
+    ] = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where each rank of a group stands now, also while it is inside native code or a collective.
+
+    Ranks that stand at the same place are shown together.
+
+    Examples:
+
+      phalanx stack trainer
+
+      phalanx stack trainer --rank 3 --rank 7
+
+    Exit codes: 0 done; 2 no cluster, no such group or no such rank.
+    """
+    from phalanx.transport.ray.eyes import Eyes
+
+    cluster = onlooker(address)
+    found = cluster.published().find(group)
+    ranks = chosen_ranks(found, rank)
+    eyes = Eyes(cluster.address)
+    try:
+        sights = eyes.sights(ranks, stacks=True)
+    finally:
+        eyes.close()
+    if as_json:
+        typer.echo(
+            json.dumps([_data(entry, sight) for entry, sight in zip(ranks, sights, strict=True)], indent=1)
+        )
+        return
+    typer.echo(f"group {found.name}, {found.state}, epoch {found.epoch}")
+    for members, text in alike(ranks, sights):
+        typer.echo(f"\n{members}\n{text}")
+
+
+def alike(ranks: Sequence[RankEntry], sights: Sequence[Sight]) -> list[tuple[str, str]]:
+    """Ranks with what they do, and their stack; those of one stack together, in the order of their first rank."""
+    from phalanx.collect.message import rank_list
+
+    together: dict[tuple[str, tuple[str, ...]], list[tuple[RankEntry, float]]] = {}
+    for entry, sight in zip(ranks, sights, strict=True):
+        calls = doing(sight)
+        key = (_stack(sight), tuple(method for method, _ in calls))
+        together.setdefault(key, []).append((entry, max((seconds for _, seconds in calls), default=0.0)))
+    shown: list[tuple[str, str]] = []
+    for (text, methods), members in together.items():
+        hosts = sorted({entry.host for entry, _ in members})
+        where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        where += f", pid {members[0][0].pid}" if len(members) == 1 else ""
+        since = duration(max(seconds for _, seconds in members))
+        at = f"at {', '.join(methods)} for {since}" if methods else "idle"
+        head = f"{rank_list(entry.rank for entry, _ in members)} ({where}): {at}"
+        shown.append((head, "\n".join(f"  {line}" for line in text.splitlines())))
+    return shown
+
+
+def _stack(sight: Sight) -> str:
+    return sight.stack or sight.note or "no stack"
+
+
+def _data(entry: RankEntry, sight: Sight) -> dict[str, Any]:
+    return {
+        "rank": entry.rank,
+        "host": entry.host,
+        "pid": entry.pid,
+        "reachable": sight.reachable,
+        "doing": [{"method": method, "seconds": seconds} for method, seconds in doing(sight)],
+        "stack": sight.stack.splitlines(),
+        "note": sight.note,
+    }
