@@ -9,11 +9,12 @@ from typing import Any
 
 from bench.accounts import Account, PeakWatch
 from bench.protocol import ContenderLost, Peer, RequestFailed
-from bench.scenarios import BARE, FLOOR, PHALANX, VERL, VERL_NUMPY, Block, Step
+from bench.scenarios import BARE, FLOOR, PHALANX, UNTRACED, VERL, VERL_NUMPY, Block, Step
 from bench.stats import Case, Sample
 
 SERVED_BY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     PHALANX: (PHALANX, {}),
+    UNTRACED: (PHALANX, {"traced": False}),
     VERL: (VERL, {}),
     VERL_NUMPY: (VERL, {"serialization": "numpy"}),
     BARE: (BARE, {}),

@@ -9,6 +9,7 @@ from typing import Any
 from bench.stats import Case, Goal
 
 PHALANX, VERL, VERL_NUMPY, BARE, FLOOR = "phalanx", "verl", "verl numpy", "bare Ray", "floor"
+UNTRACED = "no trace"
 ON_RAY = (PHALANX, VERL, BARE)
 DATA = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)
 
@@ -58,6 +59,7 @@ class Plan:
     repeats: int = 5
     start_repeats: int = 3
     empty_calls: int = 50
+    traced_calls: int = 100
     pipelined_calls: int = 1000
     imports: bool = True
     goals: Mapping[Case, tuple[Goal, ...]] = field(default_factory=dict)
@@ -73,6 +75,7 @@ QUICK = Plan(
     repeats=2,
     start_repeats=1,
     empty_calls=30,
+    traced_calls=50,
     pipelined_calls=200,
     imports=False,
 )
@@ -85,6 +88,7 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
         Case("start", 8): (Goal(BARE, 1.15), Goal(VERL, 1 / 2.5)),
         Case("split_gather", 4, 256): (Goal(VERL, 1 / 8), Goal(FLOOR, 2.0)),
         Case("chain_A_B_C", 4, 256): (Goal(VERL, 1 / 10),),
+        Case("call_of_10_ms", 4, variant="traced"): (Goal(UNTRACED, 1.02),),
     }
     for ranks in (4, 8):
         found[Case("broadcast", ranks, 256)] = (Goal(VERL, 1 / 8),)
@@ -140,6 +144,9 @@ def _chain(plan: Plan) -> Step:
 
 
 def _small_calls(plan: Plan, ranks: int) -> Iterator[Step]:
+    args = {"group": "a", "seconds": 0.01, "calls": plan.traced_calls}
+    case = Case("call_of_10_ms", ranks, variant="traced")
+    yield Step(case, "rest", args, (PHALANX, UNTRACED), plan.repeats + 2)
     calls = plan.pipelined_calls
     case = Case("pipelined_calls", ranks, variant=f"{calls} in flight")
     yield Step(case, "pipelined", {"group": "a", "calls": calls}, ON_RAY, max(2, plan.repeats - 2))

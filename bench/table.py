@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.accounts import Account
-from bench.scenarios import BARE, FLOOR, PHALANX, VERL, VERL_NUMPY
+from bench.scenarios import BARE, FLOOR, PHALANX, UNTRACED, VERL, VERL_NUMPY
 from bench.stats import Row, Summary
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-CONTENDERS = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)
-RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR)
+CONTENDERS = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED)
+RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED)
 MISSING = "-"
 
 

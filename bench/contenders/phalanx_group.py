@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import statistics
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import phalanx as px
-from bench.contenders.base import ROW_BYTES, Shard, timed, touch, trim
+from bench.contenders.base import ROW_BYTES, Shard, check, timed, timed_loop, touch, trim
 from bench.contenders.ray_based import RayContender
 
 
@@ -27,6 +30,11 @@ class PhalanxWorker(px.Worker):
     @px.register(px.Dispatch.ONE_TO_ALL)
     def trim(self) -> None:
         trim()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def rest(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def process(self) -> int:
@@ -125,6 +133,17 @@ class Phalanx(RayContender):
         batch = torch.zeros(2 * ranks, ROW_BYTES // 4)
         seconds, _ = timed(lambda: plan(spec, target, (batch,), {}))
         return seconds
+
+    def do_rest(self, group: str, seconds: float, calls: int, traced: bool = True) -> float:
+        """Median seconds of a call in which each rank rests so long, with a trace of it or without."""
+        made = self._groups[group].group
+        with px.trace() if traced else contextlib.nullcontext() as trace:
+            found = statistics.median(timed_loop(lambda: made.rest(seconds), calls))
+        if trace is not None:
+            parts = [part for call in trace.events.calls for part in call.parts]
+            whole = len(parts) == calls * made.world_size and all(part.returned for part in parts)
+            check(whole, f"the trace has {len(parts)} parts of {calls} calls")
+        return found
 
     def counters(self) -> dict[str, int]:
         """phalanx's own counters, summed over the groups."""
