@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.tracing import trace as trace
     from phalanx.runtime.profile import nsight as nsight
+    from phalanx.runtime.replaying import replay as replay
     from phalanx.runtime.values import put as put
     from phalanx.runtime.values import readonly as readonly
     from phalanx.topology.mesh import Mesh as Mesh
@@ -100,6 +101,7 @@ _HOME = {
     "register": "phalanx.declare.register",
     "register_dispatch_mode": "phalanx.dispatch.modes",
     "register_shardable": "phalanx.dispatch.shardable",
+    "replay": "phalanx.runtime.replaying",
     "replicate": "phalanx.dispatch.shardable",
     "shutdown": "phalanx.runtime.cluster",
     "span": "phalanx.observe.spans",

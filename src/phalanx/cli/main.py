@@ -46,6 +46,16 @@ COMMANDS: dict[str, Home] = {
     "trace": Home(
         "phalanx.cli.trace", "trace", "Report of a trace: where time and bytes went, which rank is late."
     ),
+    "explain": Home(
+        "phalanx.cli.explain",
+        "explain",
+        "What a pool, a group, a worker class, roles or a mesh of a file is, without running the file as a script.",
+    ),
+    "replay": Home(
+        "phalanx.cli.replay",
+        "replay",
+        "Run one rank's recorded calls alone in this process, with the debugger where it is asked for.",
+    ),
 }
 
 

@@ -232,7 +232,7 @@ class Host:
             self._order.append((call.call, f"{call.role}.{call.method}" if call.role else call.method))
         device = None
         if call.to_device:
-            device = _device_of(self._context)
+            device = device_of(self._context)
         shared = guard.views if guard else None
         before = received.nbytes
         args, kwargs = Arguments(refs, self._services.fetch).of(call, device, shared)
@@ -356,7 +356,8 @@ class Host:
         )
 
 
-def _device_of(context: WorkerContext) -> Any:
+def device_of(context: WorkerContext) -> Any:
+    """The device of the worker of this context, as ``Worker.device`` gives it."""
     from phalanx.declare.worker import Worker
 
     worker = Worker()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.errors import DispatchError
@@ -49,6 +50,8 @@ class GroupCore(Settling):
         self._registered: dict[str, Mesh] = {}
         self._under_way: deque[weakref.ref[CallFuture[Any]]] = deque()
         self.restarting = threading.RLock()
+        #: What the workers are made of; None where another process owns the group.
+        self.made_of: Mapping[str, ClassWithInitArgs] | None = None
         self.traced: Traced | None = None  # while a trace is on
         #: Brings a broken group back where a policy says so; called before a call that would fail.
         self.reviver: Callable[[], None] | None = None

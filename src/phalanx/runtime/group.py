@@ -123,6 +123,7 @@ class WorkerGroup(GroupView):
         record = self._record(bound, options)
         core = GroupCore(record, pool.transport, [], owner=True)
         core.on_change = functools.partial(publisher.changed, core)
+        core.made_of = bound
         super().__init__(core, range(pool.world_size))
         if options.on_failure is not None:
             core.reviver = Reviver(self, options.on_failure)

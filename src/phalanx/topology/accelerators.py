@@ -32,6 +32,11 @@ class Accelerator:
     fractional: bool = True
 
 
+def mask_variables() -> frozenset[str]:
+    """All variables that mask devices of any kind."""
+    return frozenset(name for kind in ACCELERATORS for name in (*kind.visible, *kind.lower))
+
+
 def _noset(variable: str) -> str:
     return f"RAY_EXPERIMENTAL_NOSET_{variable}"
 

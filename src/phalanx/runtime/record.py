@@ -1,0 +1,164 @@
+"""``group.record``: the next calls of one rank with their inputs, in a file that ``phalanx replay`` runs."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.errors import DeclarationError
+from phalanx.execution.hooks import Wanted
+from phalanx.execution.recording import RankRecording, RecordOrder, arm_recording, end_recording
+from phalanx.runtime.asking import ask
+from phalanx.runtime.future import CallFuture
+from phalanx.runtime.profile import check_calls, chosen_ranks, method_names
+from phalanx.runtime.recording import name_of, write_recording
+from phalanx.runtime.values import Readonly, StoredValue
+from phalanx.wire.codec import encode
+
+if TYPE_CHECKING:
+    from phalanx.runtime.core import GroupCore
+    from phalanx.runtime.views import GroupView
+
+_REFUSED_WITHIN_S = 1.0
+_AFTER_AN_ERROR_S = 5.0
+
+
+class Record:
+    """A recording under way, and then its file. Made by ``group.record``.
+
+    As a context manager it ends with the block, also with one that raises. Otherwise ``wait()``, or asking for
+    ``path``, ends it; when the group closes or restarts, what was recorded by then is written by itself.
+    """
+
+    def __init__(
+        self,
+        core: GroupCore,
+        rank: int,
+        path: Path,
+        order: RecordOrder,
+        classes: dict[str, ClassWithInitArgs],
+    ) -> None:
+        self.rank = rank
+        self._core = core
+        self._path = path
+        self._order = order
+        self._classes = classes
+        self._key = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._over = False
+        self._written = False
+        self._calls: tuple[str, ...] = ()
+        self._notes: list[str] = []
+        core.gathering.append(self._end)
+        ask(core, "record", [rank], arm_recording, self._key, order).check(_REFUSED_WITHIN_S)
+
+    def wait(self, timeout: float | None = None) -> Path | None:
+        """Wait until the calls that were made have ended, end the recording, and write the file.
+
+        Args:
+            timeout: seconds to wait for the rank where it is still at a call; then there is no file.
+
+        Returns:
+            The file on this machine; None where no call was recorded: ``notes`` say why.
+        """
+        self._end(timeout)
+        return self._path if self._written else None
+
+    @property
+    def path(self) -> Path | None:
+        """The file; ends the recording if that has not been done, as :meth:`wait` does."""
+        return self.wait()
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The recorded calls by name; empty until the recording has ended."""
+        return self._calls
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be recorded, and why."""
+        return tuple(self._notes)
+
+    def _end(self, timeout: float | None) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            core = self._core
+            if self._end in core.gathering:
+                core.gathering.remove(self._end)
+            if not core.transport.alive(core.endpoints[self.rank]):
+                self._notes.append(f"rank {self.rank} is gone, and what it recorded with it")
+                return
+            answer = ask(core, "record", [self.rank], end_recording, self._key).answers(timeout)[self.rank]
+            if isinstance(answer, RankRecording):
+                self._write(answer)
+            else:
+                self._notes.append(str(answer))
+
+    def _write(self, recorded: RankRecording) -> None:
+        self._notes += recorded.notes
+        self._calls = tuple(name_of(call) for call in recorded.calls)
+        if not recorded.calls:
+            kind = "raised" if self._order.when == "error" else "was made"
+            self._notes.append(f"no call {kind} on rank {self.rank}")
+            return
+        names = {role: f"{one.cls.__module__}.{one.cls.__qualname__}" for role, one in self._classes.items()}
+        write_recording(self._path, encoded_classes(self._classes), names, recorded, metadata.version("phalanx"))
+        self._written = True
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(None if error is None else _AFTER_AN_ERROR_S)
+
+    def __repr__(self) -> str:
+        if not self._over:
+            return f"<Record of group {self._core.name!r}, rank {self.rank}: under way>"
+        where = f"{self._path}: {', '.join(self._calls)}" if self._written else "no file"
+        return "\n".join([where, *self._notes])
+
+
+def encoded_classes(classes: dict[str, ClassWithInitArgs]) -> bytes:
+    """Classes with the arguments that ranks make them with; values stand in place of futures and references."""
+    hoist: dict[type, Any] = {
+        CallFuture: CallFuture.result,
+        StoredValue: StoredValue.get,
+        Readonly: lambda marked: marked.value,
+    }
+    made = {role: (one.cls, one.args, one.kwargs) for role, one in classes.items()}
+    return encode(made, hoist=hoist).to_bytes()
+
+
+def start_recording(
+    view: GroupView,
+    path: str | Path,
+    rank: int | None,
+    methods: Sequence[Any] | None,
+    calls: int,
+    when: Literal["call", "error"],
+    state: bool,
+) -> Record:
+    """Check what was asked for, and have the rank begin with its next call."""
+    core = view.core
+    if core.made_of is None:
+        raise DeclarationError(
+            f"{view.name}.record(): this is a view of a group that another process owns, and only the owner knows what "
+            "its workers are made of; record there"
+        )
+    if when not in ("call", "error"):
+        raise DeclarationError(f'{view.name}.record(when={when!r}): expected "call" or "error"')
+    check_calls(f"{view.name}.record", calls)
+    (chosen,) = chosen_ranks(view, "record", [view.ranks[0] if rank is None else rank])
+    wanted = Wanted(view.role, method_names(view, "record", methods))
+    order = RecordOrder(calls, wanted, when, state)
+    return Record(core, chosen, Path(path).absolute(), order, dict(core.made_of))
