@@ -9,8 +9,8 @@ its group, and step on the clipped objective with a penalty for leaving the refe
 driver; each call in it runs on every rank. Actor and reference share one process per rank, the reward is a group
 of its own.
 
-The script ends with the reward curve as a picture and, as its last line, the mean reward on questions drawn after
-the training.
+The script ends with the reward curve as a picture, a report of the run as a page (the curve, and what each rank did
+when) and, as its last line, the mean reward on questions drawn after the training.
 """
 
 from __future__ import annotations
@@ -194,9 +194,12 @@ def average_gradients(model: nn.Module, count: int) -> None:
         gradient.copy_(average.view_as(gradient))
 
 
-def train(settings: Settings, ranks: int, device: str, console: Console) -> tuple[list[float], float]:
-    """Start the groups and run; the mean reward of each step, and the one measured afterwards."""
+def train(
+    settings: Settings, ranks: int, device: str, console: Console, report: Path
+) -> tuple[list[float], float]:
+    """Start the groups and run, and write the report; the mean reward of each step, and the one measured afterwards."""
     with (
+        px.trace() as trace,
         px.ResourcePool([ranks], use_gpu=wants_gpu(device, ranks)) as pool,
         px.ResourcePool([1], use_gpu=False) as cpu,
     ):
@@ -205,7 +208,10 @@ def train(settings: Settings, ranks: int, device: str, console: Console) -> tupl
         judge = px.WorkerGroup(cpu, Reward, name="judge")
         console.print(policy.explain())
         rewards = list(shown(grpo(policy, judge, settings), settings.steps, console))
-        return rewards, evaluate(policy, judge, settings)
+        final = evaluate(policy, judge, settings)
+    title = f"GRPO: a small Llama learns to copy digits, {settings.steps} steps on {ranks} ranks"
+    trace.save(report, title=title, charts={"mean reward of each step": rewards})
+    return rewards, final
 
 
 def wants_gpu(device: str, ranks: int) -> bool:
@@ -251,7 +257,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--ranks", type=int, default=2, help="processes that hold actor and reference")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the curve")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
     parser.add_argument(
         "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
     )
@@ -262,10 +268,11 @@ def main() -> int:
     given = arguments()
     console = Console()
     settings = Settings(steps=given.steps, seed=given.seed)
-    rewards, final = train(settings, given.ranks, given.device, console)
-    picture = given.out / "grpo_reward.png"
+    picture, report = given.out / "grpo_reward.png", given.out / "grpo_report.html"
+    rewards, final = train(settings, given.ranks, given.device, console, report)
     save_curve(rewards, picture)
     console.print(f"reward curve: {picture}")
+    console.print(f"what each rank did when: {report} (open it in a browser)")
     if final < given.target:
         print(
             f"the reward stayed below {given.target}: more --steps may help, or another --seed",

@@ -72,8 +72,14 @@ def test_grpo_with_too_few_steps_ends_with_its_reward_and_a_failing_exit_status(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_grpo_learns_to_copy_on_two_ranks_and_saves_the_curve(tmp_path: Path) -> None:
+def test_grpo_learns_to_copy_on_two_ranks_and_saves_curve_and_report(tmp_path: Path) -> None:
     output = run(GRPO, "--device", "cpu", "--seed", "1", backend="ray", folder=tmp_path)
 
     assert final_reward(output) > 0.9
     assert (tmp_path / "out" / "grpo_reward.png").read_bytes().startswith(b"\x89PNG")
+    assert "out/grpo_report.html" in output
+    report = (tmp_path / "out" / "grpo_report.html").read_text()
+    assert all(
+        name in report
+        for name in ("mean reward of each step", "policy.actor.update", "policy.reference.log_probs")
+    )
