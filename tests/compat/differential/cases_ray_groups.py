@@ -25,6 +25,7 @@ INTENDED = {
     "case_basics/padded metric": "a list by rank is not shortened with the padding",
     "case_basics/custom caller": "the caller's lists are not changed",
     "case_basics/environment": "RAY_LOCAL_RANK is set; torch's thread count is the node's cores by rank",
+    "case_chains/async *": "futures of a group with async methods are arguments of its next call without a deadlock",
     "case_colocated/role by name": "a role's methods can be called by their own names",
     "case_colocated/async of a fused role": "an async method of a fused role gives its value",
     "case_pools/uneven": "uneven pools work",
@@ -163,7 +164,6 @@ def case_basics() -> dict[str, Any]:
         "rows odd": attempt(lambda: group.rows(batch(3))),
         "rows later": attempt(lambda: type(group.rows_later(batch(4))).__name__),
         "rows later got": attempt(lambda: group.rows_later(batch(4)).get()),
-        "chained": attempt(lambda: group.rows(group.rows_later(batch(4)))),
         "padded": attempt(lambda: group.rows(batch(3, auto_padding=True)).batch["a"]),
         "padded later": attempt(lambda: group.rows_later(batch(3, auto_padding=True)).get().batch["a"]),
         "padded metric": attempt(lambda: group.count(batch(3, auto_padding=True))),
@@ -188,6 +188,50 @@ def case_basics() -> dict[str, Any]:
         "sizes": [group.world_size, type(group.master_port).__name__],
     }
     ended(group)
+    return found
+
+
+@ray.remote
+class Chained(Worker):
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def rows_later(self, data: Any) -> Any:
+        data.batch["a"] += self.rank
+        return data
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, data: Any) -> Any:
+        data.batch["a"] += self.rank
+        return data
+
+    @register(Dispatch.DP_COMPUTE_PROTO, materialize_futures=False)
+    def unopened(self, data: Any) -> Any:
+        return data.get() if type(data).__name__ == "DataProtoFuture" else data
+
+
+@ray.remote
+class ChainedAsync(Chained.__ray_metadata__.modified_class):
+    @register(Dispatch.ONE_TO_ALL)
+    async def soon(self, y: int) -> int:
+        return y
+
+
+def case_chains() -> dict[str, Any]:
+    cluster()
+    found: dict[str, Any] = {}
+    for cls in (Chained, ChainedAsync):
+        name = "async " if cls is ChainedAsync else ""
+        group = Group(Pool([2], use_gpu=False), Cls(cls), name_prefix=f"chain{len(name)}")
+        found[f"{name}once"] = attempt(lambda group=group: group.rows(group.rows_later(batch(4))), 20)
+        if name and isinstance(found["async once"][1], str) and "Error" in found["async once"][1]:
+            found["async twice"] = found["async odd"] = found["async unopened"] = found["async once"]
+        else:
+            more = {
+                "twice": lambda group=group: group.rows(group.rows_later(group.rows_later(batch(4)))),
+                "odd": lambda group=group: group.rows_later(batch(4)).chunk(3)[1].get().batch["a"],
+                "unopened": lambda group=group: group.unopened(group.rows_later(batch(4))),
+            }
+            found |= {f"{name}{key}": attempt(action, 20) for key, action in more.items()}
+        ended(group)
     return found
 
 

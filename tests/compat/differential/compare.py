@@ -1,7 +1,8 @@
 """Run the cases with verl and with the drop-in, each in its own interpreter, and say where they differ.
 
-``python compare.py --verl .venv-verl/bin/python [cases_protocol ...]``: every difference must be in the module's
-INTENDED, with its reason, and everything listed there must differ. The exit status is 1 otherwise.
+``python compare.py --verl .venv-verl/bin/python [cases_protocol cases_ray_groups:case_pools ...]``: every difference
+must be in the module's INTENDED, with its reason, and everything listed there must differ. The exit status is 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-TIMEOUT = 600.0  # seconds, for all cases of one library
+TIMEOUT = 600.0  # seconds, for the cases of one module with one library
 
 
-def results(python: str, prefix: str, names: list[str]) -> dict[str, Any]:
-    """What the cases give in the interpreter ``python``."""
+def results(python: str, prefix: str, name: str) -> dict[str, Any]:
+    """What the cases of a module give in the interpreter ``python``."""
     env = {**os.environ, "COMPAT_PREFIX": prefix, "PYTHONPATH": str(HERE.parents[2] / "src")}
     ran = subprocess.run(
-        [python, "-W", "ignore", str(HERE / "run.py"), *names],
+        [python, "-W", "ignore", str(HERE / "run.py"), name],
         capture_output=True,
         text=True,
         env=env,
@@ -32,7 +33,7 @@ def results(python: str, prefix: str, names: list[str]) -> dict[str, Any]:
         check=False,
     )
     if ran.returncode:
-        raise SystemExit(f"{python} {prefix}: {ran.stderr[-3000:]}")
+        raise SystemExit(f"{python} {prefix} {name}: {ran.stderr[-3000:]}")
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -45,8 +46,9 @@ def report(names: list[str], theirs: dict[str, Any], ours: dict[str, Any]) -> in
     """Print the differences; the number of those that are not as listed."""
     intended: dict[str, str] = {}
     for name in names:
-        listed = getattr(importlib.import_module(name), "INTENDED", {})
-        intended |= {f"{name}/{key}": why for key, why in listed.items()}
+        module, _, only = name.partition(":")
+        listed = getattr(importlib.import_module(module), "INTENDED", {})
+        intended |= {f"{module}/{key}": why for key, why in listed.items() if key.startswith(only)}
     differing = [key for key in {**theirs, **ours} if _text(theirs.get(key)) != _text(ours.get(key))]
     unlisted = [key for key in differing if reason_for(key, intended) is None]
     idle = [pattern for pattern in intended if not fnmatch.filter(differing, pattern)]
@@ -74,8 +76,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=sorted(path.stem for path in HERE.glob("cases_*.py")))
     given = parser.parse_args()
     sys.path.insert(0, str(HERE))
-    theirs = results(given.verl, "verl", given.names)
-    ours = results(sys.executable, "phalanx.compat.verl", given.names)
+    theirs: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    for name in given.names:
+        theirs |= results(given.verl, "verl", name)
+        ours |= results(sys.executable, "phalanx.compat.verl", name)
     sys.exit(1 if report(given.names, theirs, ours) else 0)
 
 

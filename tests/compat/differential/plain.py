@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -64,10 +66,29 @@ def _plain_tensor(value: torch.Tensor) -> Any:
     return ["tensor", str(value.dtype), list(value.shape), value.tolist()]
 
 
-def attempt(action: Callable[[], Any]) -> Any:
-    """What ``action`` gives, or the builtin exception type that it raises."""
+@contextlib.contextmanager
+def within(seconds: int) -> Generator[None]:
+    """Raises TimeoutError in the main thread when what is inside takes longer."""
+
+    def ring(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt  # the only one that ends Ray's waiting
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
     try:
-        return plain(action())
+        yield
+    except KeyboardInterrupt:
+        raise TimeoutError(f"not done within {seconds} s") from None
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attempt(action: Callable[[], Any], seconds: int = 60) -> Any:
+    """What ``action`` gives, or the builtin exception type that it raises; TimeoutError if it takes too long."""
+    try:
+        with within(seconds):
+            return plain(action())
     except Exception as error:
         known = [c.__name__ for c in type(error).__mro__ if getattr(builtins, c.__name__, None) is c]
         if os.environ.get("COMPAT_VERBOSE"):

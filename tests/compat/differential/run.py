@@ -1,5 +1,7 @@
 """Print what the cases give with one library, as JSON: ``COMPAT_PREFIX=verl python run.py cases_protocol ...``.
 
+``cases_protocol:case_union`` runs one case of a module.
+
 Runs in the interpreter of that library, in this folder's own name space: no module of phalanx is needed for verl.
 """
 
@@ -13,11 +15,12 @@ from typing import Any
 
 
 def results_of(name: str) -> dict[str, Any]:
-    """``{"module/case/key": plain value}`` of every function ``case_*`` in a module."""
+    """``{"module/case/key": plain value}`` of every function ``case_*`` in a module, or of the one that is named."""
+    name, _, only = name.partition(":")
     module = importlib.import_module(name)
     found: dict[str, Any] = {}
     for case, function in vars(module).items():
-        if not case.startswith("case_"):
+        if not case.startswith("case_") or (only and case != only):
             continue
         try:
             given = function()
