@@ -44,7 +44,9 @@ COMMANDS: dict[str, Home] = {
         "What the ranks of a group print: output of Python, of native libraries and of child processes.",
     ),
     "trace": Home(
-        "phalanx.cli.trace", "trace", "Report of a trace: where time and bytes went, which rank is late."
+        "phalanx.cli.trace",
+        "trace",
+        "Report of a trace: time by method, skew, slowest ranks, idle accelerators, bytes, failures.",
     ),
     "explain": Home(
         "phalanx.cli.explain",

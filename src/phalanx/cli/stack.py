@@ -60,18 +60,24 @@ def alike(ranks: Sequence[RankEntry], sights: Sequence[Sight]) -> list[tuple[str
     """Ranks with what they do, and their stack; those of one stack together, in the order of their first rank."""
     from phalanx.collect.message import rank_list
 
-    together: dict[tuple[str, tuple[str, ...]], list[tuple[RankEntry, float]]] = {}
+    together: dict[tuple[str, tuple[str, ...], bool], list[tuple[RankEntry, float]]] = {}
     for entry, sight in zip(ranks, sights, strict=True):
         calls = doing(sight)
-        key = (_stack(sight), tuple(method for method, _ in calls))
+        key = (_stack(sight), tuple(method for method, _ in calls), sight.reachable)
         together.setdefault(key, []).append((entry, max((seconds for _, seconds in calls), default=0.0)))
     shown: list[tuple[str, str]] = []
-    for (text, methods), members in together.items():
+    for (text, methods, reachable), members in together.items():
         hosts = sorted({entry.host for entry, _ in members})
         where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
         where += f", pid {members[0][0].pid}" if len(members) == 1 else ""
         since = duration(max(seconds for _, seconds in members))
-        at = f"at {', '.join(methods)} for {since}" if methods else "idle"
+        at = (
+            f"at {', '.join(methods)} for {since}"
+            if methods
+            else "idle"
+            if reachable
+            else "cannot be reached"
+        )
         head = f"{rank_list(entry.rank for entry, _ in members)} ({where}): {at}"
         shown.append((head, "\n".join(f"  {line}" for line in text.splitlines())))
     return shown

@@ -1,0 +1,163 @@
+"""What the doctor finds on a machine that is described to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli import doctor
+from phalanx.cli.checks import facts, findings
+from phalanx.cli.machine import Cluster, Machine, gather
+from phalanx.cli.main import app
+
+GIB = 2**30
+HEALTHY = Machine(
+    host="node0",
+    python="3.11.7",
+    versions={"phalanx": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cu128", "numpy": "2.4.6"},
+    cores=64,
+    memory=512 * GIB,
+    shared_memory=256 * GIB,
+    gpus=("0 (80 GiB)", "1 (80 GiB)"),
+    limits={"nofile": (65536, None), "nproc": (None, None), "memlock": (None, None), "core": (0, None)},
+    ephemeral_ports=(32768, 60999),
+    huge_pages="madvise",
+    disk_used=0.3,
+    cluster=Cluster("10.0.0.1:6379", nodes=2, cpus=64, gpus=2, memory=300 * GIB, object_store=100 * GIB),
+)
+
+
+def planted(**changes: Any) -> list[tuple[str, str, str]]:
+    """Topic, finding and fix on a healthy machine with one thing changed."""
+    return [tuple(finding) for finding in findings(dataclasses.replace(HEALTHY, **changes))]
+
+
+def cluster(**changes: Any) -> Cluster:
+    assert HEALTHY.cluster is not None
+    return dataclasses.replace(HEALTHY.cluster, **changes)
+
+
+def test_a_healthy_machine_has_no_findings() -> None:
+    assert findings(HEALTHY) == []
+
+
+def test_three_planted_problems_are_found_each_with_its_fix() -> None:
+    found = planted(
+        cluster=cluster(cpus=128),
+        shared_memory=GIB // 16,
+        environment={"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2"},
+    )
+
+    assert [topic for topic, _, _ in found] == ["cores", "devices", "shared memory"]
+    cores, devices, memory = found
+    assert "128 CPUs" in cores[1]
+    assert "--num-cpus=64" in cores[2]
+    assert "CUDA_VISIBLE_DEVICES='0,1', HIP_VISIBLE_DEVICES='2'" in devices[1]
+    assert "unset HIP_VISIBLE_DEVICES" in devices[2]
+    assert "/dev/shm has 64 MiB" in memory[1]
+    assert "--shm-size=100g" in memory[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic", "said", "fix"),
+    [
+        ({"python": "3.9.1"}, "versions", "python 3.9.1 is too old", "3.10"),
+        ({"versions": {"torch": "2.13.0"}}, "versions", "ray is not installed", "pip install"),
+        ({"versions": {"ray": "2.9.0", "torch": "2.13"}}, "versions", "ray 2.9.0 is too old", "2.49"),
+        ({"versions": {"ray": "2.60.0", "torch": "2.6.0+cpu"}}, "versions", "without CUDA", "pytorch.org"),
+        (
+            {"cluster": cluster(versions={"ray": "2.55.0"})},
+            "versions",
+            "started with ray 2.55.0",
+            "every node",
+        ),
+        ({"environment": {"OMP_NUM_THREADS": "128"}}, "cores", "OMP_NUM_THREADS=128", "unset"),
+        ({"environment": {"ROCR_VISIBLE_DEVICES": "0"}}, "devices", "Ray refuses", "HIP_VISIBLE_DEVICES"),
+        ({"environment": {"CUDA_VISIBLE_DEVICES": ""}}, "devices", "hides all 2 GPUs", "unset"),
+        (
+            {"environment": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
+            "devices",
+            "every device of the node",
+            'visible_devices="node"',
+        ),
+        ({"gpus": ()}, "devices", "Ray counts 2 GPUs", "--num-gpus"),
+        ({"memory_limit": 200 * GIB}, "memory", "ends processes at 200.0 GiB", "--memory"),
+        ({"limits": {"nofile": (1024, 524288)}}, "limits", "nofile is 1024", "ulimit -n 8192"),
+        ({"limits": {"nofile": (1024, 4096)}}, "limits", "nofile is 1024", "hard limit of 4096"),
+        ({"limits": {"nproc": (1000, None)}}, "limits", "nproc is 1000", "ulimit -u 4096"),
+        ({"infiniband": True, "limits": {"memlock": (65536, None)}}, "limits", "pins memory", "ulimit -l"),
+        ({"ephemeral_ports": (60000, 60999)}, "ports", "only 1000", "ip_local_port_range"),
+        ({"ephemeral_ports": (1024, 65535)}, "ports", "overlap", "32768 60999"),
+        ({"huge_pages": "never"}, "huge pages", "are off", "madvise"),
+        ({"disk_used": 0.97}, "disk", "97% full", "session_"),
+        ({"environment": {"RAY_AUTH_MODE": "token"}}, "security", "no token", "--generate"),
+        ({"environment": {"RAY_AUTH_MODE": "disabled"}}, "security", "several nodes", "RAY_AUTH_MODE=token"),
+        ({"cluster": None, "shared_memory": 64 * 2**20}, "shared memory", "Ray would take", "--shm-size"),
+    ],
+)
+def test_a_planted_problem_is_found(changes: dict[str, Any], topic: str, said: str, fix: str) -> None:
+    ((found_topic, what, how),) = planted(**changes)
+
+    assert (found_topic, said in what, fix in how) == (topic, True, True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}},
+        {"environment": {"OMP_NUM_THREADS": "8"}},
+        {"environment": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}},
+        {"limits": {"memlock": (65536, None)}},
+        {"cluster": None},
+        {"shared_memory": None},
+        {"ephemeral_ports": None},
+    ],
+)
+def test_what_does_no_harm_is_no_finding(changes: dict[str, Any]) -> None:
+    assert planted(**changes) == []
+
+
+def test_every_finding_has_its_topic_among_the_facts() -> None:
+    topics = {name for name, _ in facts(HEALTHY)}
+    broken = Machine("h", "3.8", {}, 1, GIB, GIB, 1, {"RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "9"})
+
+    assert {finding.topic for finding in findings(broken)} <= topics
+
+
+def test_this_machine_can_be_described() -> None:
+    machine = gather()
+
+    assert machine.cores >= 1
+    assert machine.versions["ray"]
+    assert set(machine.limits) == {"nofile", "nproc", "memlock", "core"}
+
+
+@pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"huge_pages": "never"}, 1)])
+def test_the_exit_code_says_whether_there_are_findings(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], code: int
+) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda *_: dataclasses.replace(HEALTHY, **changes))
+    monkeypatch.setattr(doctor, "_cluster", lambda address: (None, ""))
+
+    ran = CliRunner().invoke(app, ["doctor"])
+
+    assert (ran.exit_code, "fix:" in ran.output) == (code, bool(code))
+
+
+def test_the_findings_are_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda *_: dataclasses.replace(HEALTHY, huge_pages="never"))
+    monkeypatch.setattr(doctor, "_cluster", lambda address: (None, ""))
+
+    data = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
+
+    assert (data["machine"]["host"], data["findings"][0]["topic"]) == ("node0", "huge pages")
+
+
+def test_a_cluster_that_does_not_answer_is_a_failure() -> None:
+    ran = CliRunner().invoke(app, ["doctor", "--address", "127.0.0.1:1"])
+
+    assert (ran.exit_code, ran.stderr.count("\n"), "does not answer" in ran.stderr) == (2, 1, True)
