@@ -220,6 +220,12 @@ class TransportConformance:
         with pytest.raises(expected, match="rank 1"):
             group.fail(kind, 1)
 
+    def test_an_output_that_cannot_be_read_is_an_error_of_its_rank_alone(self, group: Any) -> None:
+        with pytest.raises(px.RemoteCallError, match=r"rank 1 .*unpickled") as caught:
+            group.run(lambda worker: Unreadable() if worker.rank == 1 else worker.rank)
+        assert caught.value.ranks == (1,)
+        assert group.state == "ready"
+
     def test_an_exception_group_is_caught_as_one(self, group: Any) -> None:
         with pytest.raises(ExceptionGroup) as caught:
             group.fail("group", 1)
@@ -274,6 +280,13 @@ class TransportConformance:
 def _write(worker: px.Worker, paths: list[str]) -> None:
     with open(paths[worker.rank], "w") as file:
         file.write(f"rank {worker.rank}")
+
+
+class Unreadable:
+    """Travels, but does not arrive."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
 
 
 class FailsOnRankOne(px.Worker):

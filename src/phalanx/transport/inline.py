@@ -39,7 +39,7 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.files import read_file
 from phalanx.wire.codec import Encoded
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
 
 _NODE = "inline"
@@ -237,8 +237,10 @@ class InlineTransport:
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         try:
             return [ref.get() for ref in refs]
-        except RankFailure as failure:
-            raise FetchFailed from failure
+        except FetchFailed:
+            raise
+        except Exception as error:  # RankFailure, or what unpickling raises
+            raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         return list(range(len(refs))), []
@@ -246,7 +248,10 @@ class InlineTransport:
     def outcome(self, ref: Ref) -> Outcome:
         if ref.failure is not None or ref.lost is not None:
             return Outcome(failure=ref.failure, lost=ref.lost)
-        return Outcome(ref.get())
+        try:
+            return Outcome(ref.get())
+        except Exception as error:
+            return Outcome(failure=undecodable(error))
 
     def find(self, name: str) -> Any | None:
         return None  # nothing outlives this process

@@ -13,7 +13,7 @@ from typing import Any, cast
 from phalanx.errors import FailureKind, RankReport
 from phalanx.wire.exceptions import pack, text_of, type_name_of, unpack
 
-__all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of"]
+__all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of", "undecodable"]
 
 UNKNOWN_RANK = -1
 """The rank of a failure that happened before the process had one, or outside of any rank."""
@@ -21,6 +21,10 @@ UNKNOWN_RANK = -1
 _TRACEBACK_LIMIT = 64_000
 _MESSAGE_LIMIT = 16_000
 _PACKAGE = Path(__file__).parent.parent
+_UNPICKLED = (
+    "the rank returned, and this process could not read what it gave back: import here what its class needs, or return "
+    "plain values, tensors and arrays"
+)
 # Frames of these lie between the start of a process and the user's code. Not resolved: code objects are not.
 _HOST_CODE = (
     f"{_PACKAGE / 'execution'}{os.sep}",
@@ -96,6 +100,13 @@ def capture(
         exception_bytes=pack(exc),
     )
     return RankFailure(report)
+
+
+def undecodable(exc: BaseException) -> RankFailure:
+    """The failure of a rank that returned, but whose output cannot be unpickled in this process: ``exc`` says why."""
+    failure = capture(exc, hint=_UNPICKLED)
+    message = f"{failure.report.message} (while its output was unpickled)".lstrip()
+    return RankFailure(dataclasses.replace(failure.report, message=message))
 
 
 def rebuild(failure: RankFailure) -> BaseException | None:

@@ -13,7 +13,7 @@ from ray import exceptions as rayx
 
 from phalanx.transport.base import Lost, Outcome
 from phalanx.transport.ray.remains import Remains
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import RankFailure, capture, undecodable
 
 _INTENDED = (
     "ray.kill",
@@ -48,6 +48,10 @@ def outcome_of(error: BaseException) -> Outcome:
         if isinstance(cause, BaseException):
             return Outcome(failure=capture(cause))
         return Outcome(failure=capture(error))
+    if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
+        return Outcome(
+            failure=undecodable(error.client_exc)
+        )  # Ray wraps what unpickling raises in this process
     return Outcome(lost=lost_of(error))
 
 
