@@ -122,7 +122,8 @@ class CallExplanation:
         if any(r.rows is not None for r in self.ranks):
             columns.append(("rows", [_rows(r) for r in shown]))
         columns.append(("message", [size(r.message_bytes) for r in shown]))
-        columns.append(("from the store", [size(r.store_bytes) for r in shown]))
+        if any(r.store_bytes for r in self.ranks):
+            columns.append(("from the store", [size(r.store_bytes) for r in shown]))
         if any(r.sources for r in self.ranks):
             columns.append(("from ranks", [_fetched(r) for r in shown]))
         columns.append(("output", [r.returns for r in shown]))

@@ -98,7 +98,7 @@ def _mesh_table(mesh: Mesh) -> Table:
             f"{mesh!r} is not over a number of ranks yet; mesh.resolve(world_size) makes it so"
         )
     rows = tuple((rank, *mesh.coordinates(rank).values()) for rank in range(mesh.world_size))
-    return Table(f"{mesh!r}: {mesh.world_size} ranks", ("rank", *mesh.axes), rows)
+    return Table(f"{mesh.world_size} ranks", ("rank", *mesh.axes), rows)
 
 
 def _row(prefix: str, spec: MethodSpec) -> tuple[Any, ...]:
