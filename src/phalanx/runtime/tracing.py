@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.config import settings
 from phalanx.dispatch.plan import CallPlan
@@ -328,6 +328,19 @@ class Tracer:
         if title is not None:
             made = replace(made, title=title)
         return write(made, Path(path), charts or {})
+
+    def to_opentelemetry(self, provider: Any = None) -> int:
+        """Give what was recorded to OpenTelemetry as spans; how many they were. Needs the extra ``phalanx[otel]``.
+
+        Args:
+            provider: a tracer provider of its SDK; default the global one.
+
+        Raises:
+            DeclarationError: the package ``opentelemetry`` is not installed.
+        """
+        from phalanx.observe.otel import export
+
+        return export(self.events, provider)
 
     def __enter__(self) -> Tracer:
         return self.start()
