@@ -97,6 +97,8 @@ def start(order: Order) -> Started:
         processes=processes,
         amend=lambda setup: _amended(setup, order, master),
     )
+    if not order.detached:  # those are to outlive this process
+        pool.transport.attend(launched.endpoints)
     _settle(launched, core, order.timeout)
     environment = launched.setups[0].environment
     return Started(

@@ -1,0 +1,84 @@
+"""When the driver of a drop-in group is killed, nothing of the group is left 5 s later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+DRIVER = """
+import json, os, signal, subprocess, sys, time
+import ray
+from phalanx.compat.verl.single_controller.base import Worker
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
+from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+@ray.remote
+class Loader(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def start_child(self):
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
+        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        return [os.getpid(), child.pid]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def nap(self):
+        time.sleep(1000)
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+pool = RayResourcePool([2], use_gpu=False, name_prefix=f"killed-{os.getpid()}")
+group = RayWorkerGroup(pool, RayClassWithInitArgs(Loader))
+print(json.dumps([pid for pids in group.start_child() for pid in pids]), flush=True)
+group.nap()
+"""
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def within(seconds: float, met: Callable[[], bool]) -> bool:
+    limit = time.monotonic() + seconds
+    while not met() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return met()
+
+
+def test_nothing_is_left_when_the_driver_is_killed() -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert driver.stdout is not None
+    pids = json.loads(driver.stdout.readline())
+    assert len(pids) == 4
+    assert all(map(is_there, pids))
+
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+
+    def left() -> list[object]:
+        groups = [
+            group["name"]
+            for group in placement_group_table().values()
+            if group["name"].startswith(f"killed-{driver.pid}") and group["state"] != "REMOVED"
+        ]
+        return [*filter(is_there, pids), *groups]
+
+    assert within(5.0, lambda: not left()), left()
