@@ -28,6 +28,7 @@ class Settings:
         max_in_flight: submitted calls per group that may wait at once (``PHALANX_MAX_IN_FLIGHT``).
         show_ranks: whose output the driver shows: "all", "none" or ranks as in "0,3" (``PHALANX_SHOW_RANKS``).
         progress: whether waits of more than 2 s are shown in a terminal or a notebook (``PHALANX_PROGRESS``).
+        metrics: whether calls are counted in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
         trace: where to write a trace of the whole run (``PHALANX_TRACE``); see ``px.trace``.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     max_in_flight: int = 1000
     show_ranks: Shown = (0,)
     progress: bool = True
+    metrics: bool = True
     trace: str | None = None
 
 
@@ -57,6 +59,7 @@ def settings() -> Settings:
         max_in_flight=int(_number("PHALANX_MAX_IN_FLIGHT", Settings.max_in_flight)),
         show_ranks=shown_ranks(os.environ.get("PHALANX_SHOW_RANKS") or Settings.show_ranks),
         progress=os.environ.get("PHALANX_PROGRESS", "") not in ("0", "false"),
+        metrics=os.environ.get("PHALANX_METRICS", "") not in ("0", "false"),
         trace=os.environ.get("PHALANX_TRACE") or None,
     )
 

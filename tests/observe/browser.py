@@ -1,4 +1,7 @@
-"""Debian's chromium without a window, driven over the DevTools protocol (chromedevtools.github.io/devtools-protocol)."""
+"""Debian's chromium without a window, driven over the DevTools protocol.
+
+The protocol: chromedevtools.github.io/devtools-protocol.
+"""
 
 from __future__ import annotations
 

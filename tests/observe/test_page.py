@@ -109,7 +109,8 @@ def test_calls_are_painted_and_a_method_can_be_faded(tab: Page) -> None:
 def test_hovering_tells_what_a_slice_is_and_a_click_lists_its_ranks(tab: Page) -> None:
     tab.evaluate("document.querySelector('.view').scrollIntoView()")
     left, top, width = tab.evaluate(
-        "(() => { const b = document.querySelector('.view').getBoundingClientRect(); return [b.left, b.top, b.width]; })()"
+        "(() => { const b = document.querySelector('.view').getBoundingClientRect(); "
+        "return [b.left, b.top, b.width]; })()"
     )
     row = tab.evaluate("parseFloat([...document.querySelectorAll('.labels .track')][2].style.top)")
     # rank 1 rests most of the time: its first call lies at the beginning
@@ -138,7 +139,7 @@ def test_zooming_makes_slices_wider_and_all_brings_them_back(tab: Page) -> None:
 
 def test_tables_are_sorted_by_the_column_that_is_clicked(tab: Page) -> None:
     first = "document.querySelector('table.sorts')"
-    column = "[...%s.tBodies[0].rows].map((row) => row.cells[1].textContent)" % first
+    column = f"[...{first}.tBodies[0].rows].map((row) => row.cells[1].textContent)"
     tab.evaluate(f"{first}.tHead.rows[0].cells[1].click()")
     down = tab.evaluate(column)
     tab.evaluate(f"{first}.tHead.rows[0].cells[1].click()")

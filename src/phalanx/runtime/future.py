@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Stream(Iterator[tuple[int, Any]]):
+    """``(rank, output)`` of each rank as it finishes; knows how many there are and what of, for ``px.progress``."""
+
+    def __init__(self, inner: Iterator[tuple[int, Any]], total: int, description: str) -> None:
+        self._inner = inner
+        self._left = total
+        self.description = description
+
+    def __next__(self) -> tuple[int, Any]:
+        item = next(self._inner)
+        self._left -= 1
+        return item
+
+    def __length_hint__(self) -> int:
+        return self._left
+
+
 class CallFuture(Generic[T]):
     """The result of a call that was submitted.
 
@@ -59,6 +76,7 @@ class CallFuture(Generic[T]):
         self._settled = False
         self.replicated = False  # debug mode compares its outputs
         self.draft: Draft | None = None  # what a trace records of it
+        self.metered = False
         self.expired = False  # its own deadline has passed: the call is over
         self.stall_report_after: float | None = None
         self.stall_at: float | None = None
@@ -102,8 +120,7 @@ class CallFuture(Generic[T]):
         except Exception as error:
             self._error = error
         self._settled = True
-        if self.draft is not None:
-            self.draft.end(self._error)
+        self._core.over(self, self._error)
         self._core.ended(self)
         self._core.replays.ended(self, self._error is None)
 
@@ -171,13 +188,15 @@ class CallFuture(Generic[T]):
             return self.result()
         return await asyncio.wrap_future(waiters.submit(self.result))
 
-    def stream(self, timeout: float | None = None) -> Iterator[tuple[int, Any]]:
+    def stream(self, timeout: float | None = None) -> Stream:
         """``(rank, output)`` of every called rank, in the order in which they finish.
 
         Raises:
             The same as :meth:`result`, at the first rank that failed.
         """
-        return self._core.stream(self, timeout)
+        role = f".{self.role}" if self.role else ""
+        text = f"{self._core.name}{role}.{self.method}"
+        return Stream(self._core.stream(self, timeout), len(self.plan.ranks), text)
 
     @property
     def group(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.collect.failures import combine
 from phalanx.config import settings
 from phalanx.errors import CallTimeout, GroupClosed, PhalanxError, StaleEpoch, WorkerDiedError
+from phalanx.observe.meters import meters
 from phalanx.observe.recorder import tracing
 from phalanx.runtime.counts import Book, process
 from phalanx.runtime.future import CallFuture
@@ -40,6 +41,8 @@ class Settling(GroupState):
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
         self.replays = Replays()
+        if not transport.immediate:
+            meters.watch(record.name, self.book.counts)
         #: Fetches what profiles and recordings have gathered, within so many seconds; called before processes end.
         self.gathering: list[Callable[[float], None]] = []
 
@@ -49,6 +52,15 @@ class Settling(GroupState):
 
     def _check_order(self, future: CallFuture[Any]) -> None:
         """In debug mode, after a call that went well."""
+
+    def over(self, future: CallFuture[Any], error: BaseException | None) -> None:
+        """Tell a trace and the meters that somebody has seen the end of a call."""
+        if future.draft is not None:
+            future.draft.end(error)
+        if meters.on and not future.metered and not self.transport.immediate:
+            future.metered = True
+            name = f"{future.role}.{future.method}" if future.role else future.method
+            meters.ended(self.name, name, self.now() - future.started, error is not None)
 
     def watch(self, future: CallFuture[Any]) -> Watch:
         """The watch over a call."""
@@ -320,14 +332,13 @@ class Settling(GroupState):
                         if future.draft is not None:
                             future.draft.arrived(rank)
                         yield rank, output
-                if future.draft is not None:
-                    future.draft.end(None)
+                self.over(future, None)
                 return
             except NotReady:
                 error, until = self._late(future, watch, limit), None
             except FetchFailed:
                 error = self.failed(watch, future)
             if error is not None:
-                if future.draft is not None and (future.expired or not isinstance(error, CallTimeout)):
-                    future.draft.end(error)
+                if future.expired or not isinstance(error, CallTimeout):
+                    self.over(future, error)
                 raise error from None

@@ -28,7 +28,7 @@ from phalanx.transport.base import (
     Ticket,
 )
 from phalanx.transport.facade import bare_name, facade_name
-from phalanx.transport.ray import placement
+from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import job_id
 from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
 from phalanx.transport.ray.helper import Agents
@@ -220,6 +220,7 @@ class RayTransport:
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.watch(endpoints)
+        metrics.start()
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
         answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
