@@ -98,6 +98,26 @@ def test_a_child_process_imports_verl() -> None:
     assert output.strip() == "phalanx.compat.verl.single_controller.base.worker"
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_a_call_after_ray_init_says_whom_it_does_not_reach(late: bool) -> None:
+    output = run(
+        f"""
+        import ray, warnings
+        import phalanx.compat.verl
+        if not {late}:
+            phalanx.compat.verl.install()
+        ray.is_initialized = lambda: True
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            phalanx.compat.verl.install()
+        print([f"{{one.category.__name__}}: {{one.message}}" for one in told])
+        """
+    )
+
+    assert ("RuntimeWarning: " in output) == late
+    assert ("before ray.init" in output) == late
+
+
 def test_importing_the_package_changes_nothing() -> None:
     output = run(
         """

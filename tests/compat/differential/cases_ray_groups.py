@@ -25,6 +25,7 @@ INTENDED = {
     "case_basics/padded metric": "a list by rank is not shortened with the padding",
     "case_basics/custom caller": "the caller's lists are not changed",
     "case_basics/environment": "RAY_LOCAL_RANK is set; torch's thread count is the node's cores by rank",
+    "case_chains/odd": "a future is cut into uneven pieces where its rows do not divide",
     "case_chains/async *": "futures of a group with async methods are arguments of its next call without a deadlock",
     "case_colocated/role by name": "a role's methods can be called by their own names",
     "case_colocated/async of a fused role": "an async method of a fused role gives its value",

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +68,8 @@ def install() -> None:
     """Make ``import verl`` give this package, in this process and in the Ray processes of this driver. Idempotent.
 
     Call it before anything of verl is imported. Workers of a ``RayWorkerGroup`` are reached in any case; other
-    tasks and actors (a trainer that runs as a Ray actor) where ``ray.init`` comes after it.
+    tasks and actors (a trainer that runs as a Ray actor) where ``ray.init`` comes after it. Ray tells its processes
+    about a driver once, in ``ray.init``; later there is a ``RuntimeWarning`` with what to do for those.
 
     Raises:
         AlreadyImported: the real verl has been imported (also an ImportError).
@@ -112,6 +114,14 @@ def _reach_jobs() -> None:
 
     if getattr(ray.init, "phalanx", False):
         return
+    if ray.is_initialized() and ALIAS_FOLDER not in sys.path:
+        warnings.warn(
+            "phalanx.compat.verl.install() was called after ray.init: the workers of groups get the drop-in, other "
+            "tasks and actors that import verl do not. Call install() before ray.init, or call it in those tasks and actors "
+            "before they import verl",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     original = ray.init
 
     @functools.wraps(original)
