@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from phalanx.errors import StaleEpoch as StaleEpoch
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
+    from phalanx.observe.progress import progress as progress
     from phalanx.observe.spans import span as span
     from phalanx.runtime.attach import attach as attach
     from phalanx.runtime.cluster import init as init
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
     from phalanx.runtime.pool import ResourcePool as ResourcePool
     from phalanx.runtime.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pool import split_resource_pool as split_resource_pool
-    from phalanx.runtime.tracing import trace as trace
     from phalanx.runtime.profile import nsight as nsight
     from phalanx.runtime.replaying import replay as replay
+    from phalanx.runtime.tracing import trace as trace
     from phalanx.runtime.values import put as put
     from phalanx.runtime.values import readonly as readonly
     from phalanx.topology.mesh import Mesh as Mesh
@@ -96,6 +97,7 @@ _HOME = {
     "join_rows": "phalanx.collect.join",
     "merge_resource_pool": "phalanx.runtime.pool",
     "nsight": "phalanx.runtime.profile",
+    "progress": "phalanx.observe.progress",
     "put": "phalanx.runtime.values",
     "readonly": "phalanx.runtime.values",
     "register": "phalanx.declare.register",

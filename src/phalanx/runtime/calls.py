@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -13,7 +13,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DispatchError
 from phalanx.observe.recorder import tracing
-from phalanx.runtime.future import CallFuture
+from phalanx.runtime.future import CallFuture, Stream
 
 if TYPE_CHECKING:
     from phalanx.observe.explanation import CallExplanation
@@ -97,7 +97,7 @@ class BoundMethod(Generic[P, R]):
             self._empty = self._planner((), {})
         return self._empty
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[tuple[int, Any]]:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
         """Send the call; give ``(rank, output)`` of each rank as it finishes."""
         return self.submit(*args, **kwargs).stream()
 

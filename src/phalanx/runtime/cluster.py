@@ -153,9 +153,8 @@ def _own_accelerators() -> dict[str, float]:
 
 def shutdown() -> None:
     """Close every pool of this process; end the local Ray cluster if ``phalanx`` started it. Idempotent."""
-    from phalanx.runtime.tracing import save_environment_trace
-
     from phalanx.runtime.publishing import publisher
+    from phalanx.runtime.tracing import save_environment_trace
 
     with _state.lock:
         for pool in list(_state.pools):

@@ -24,6 +24,7 @@ from phalanx.runtime.pool import ResourcePool
 from phalanx.runtime.publishing import publisher
 from phalanx.runtime.restart import Reviver, restart
 from phalanx.runtime.sentinel import sentinel
+from phalanx.runtime.starting import Starting
 from phalanx.runtime.tracing import TracedStart, collect
 from phalanx.runtime.views import GroupView
 from phalanx.topology.mesh import Mesh
@@ -199,8 +200,8 @@ class WorkerGroup(GroupView):
 
     def _start(self, epoch: int) -> None:
         start = TracedStart(self.core)
-        with start:
-            self._start_ranks(epoch, start)
+        with start, Starting(self.core.transport, self.core.name, self._pool.world_size) as shown:
+            self._start_ranks(epoch, start, shown)
         self.core.started()
         if not self.core.transport.immediate:
             sentinel.add(self.core)
@@ -209,7 +210,7 @@ class WorkerGroup(GroupView):
             held = {key: transport.reservation_keys(h.reservation) for key, h in self._pool.holdings.items()}
             leave_record(self.core, held)
 
-    def _start_ranks(self, epoch: int, start: TracedStart) -> None:
+    def _start_ranks(self, epoch: int, start: TracedStart, shown: Starting) -> None:
         launched = launch(
             self._pool,
             self._roles,
@@ -225,6 +226,7 @@ class WorkerGroup(GroupView):
         if not self._options.detached:  # those are to outlive this process
             self.core.transport.attend(launched.endpoints)
         start.launched()
+        shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
         timeout = self._options.start_timeout
         self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout)
         start.constructed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.metadata
 import logging
 import os
 import queue
@@ -62,10 +63,16 @@ def _rank_entry(rank: int, endpoint: Endpoint) -> RankEntry:
 
 def run_entry(job: str) -> RunEntry:
     """What there is to know of this process."""
-    from phalanx import __version__
-
     script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
-    return RunEntry(RUN_ID, job, os.getpid(), socket.gethostname(), _STARTED, script, __version__)
+    return RunEntry(
+        RUN_ID,
+        job,
+        os.getpid(),
+        socket.gethostname(),
+        _STARTED,
+        script,
+        importlib.metadata.version("phalanx"),
+    )
 
 
 class Publisher:

@@ -43,7 +43,8 @@ def read_logs(paths: Sequence[str]) -> Remains:
     fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
         return Remains((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
-    before, _, signal = err[fatal].partition(_FATAL)  # behind what was printed last, if that had no line's end
+    # It stands behind what was printed last, if that had no line's end.
+    before, _, signal = err[fatal].partition(_FATAL)
     rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
     said = [*err[:fatal], before] if before else err[:fatal]
     return Remains(

@@ -1,0 +1,117 @@
+"""Progress for people: a bar around any iterable, and one line about what a wait is for.
+
+Nothing is shown where nobody looks: outside a terminal or a notebook, or with ``PHALANX_PROGRESS=0``.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from phalanx.config import settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+_FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
+_PACKAGES = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
+_LIBRARY = re.compile(
+    r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:execution|transport|wire)[/\\]"
+)
+
+
+def progress(
+    iterable: Iterable[T], *, total: int | None = None, description: str | None = None
+) -> Iterator[T]:
+    """The items of an iterable, with a bar on stderr or in the notebook that counts them.
+
+        for rank, output in px.progress(group.generate.submit(prompts).stream()):
+            ...
+
+    Args:
+        iterable: anything to iterate over; the streams of calls know how many ranks they wait for.
+        total: number of items, where the iterable does not know it; without one the bar only counts.
+        description: what stands before the bar; for the stream of a call its group and method.
+    """
+    count = total if total is not None else operator.length_hint(iterable, -1)
+    text = description if description is not None else str(getattr(iterable, "description", ""))
+    console = terminal()
+    if console is None:
+        yield from iterable
+        return
+    with bar(console, transient=False) as shown:
+        task = shown.add_task(text, total=count if count >= 0 else None, now="")
+        for item in iterable:
+            yield item
+            shown.advance(task)
+
+
+def terminal() -> Console | None:
+    """Where progress is shown; None where nobody looks."""
+    if not settings().progress:
+        return None
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console if console.is_terminal or console.is_jupyter else None
+
+
+def bar(console: Console, transient: bool) -> Any:
+    """Bars of counted things; field ``now`` of a task stands behind its count."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[now]}", markup=True),
+        console=console,
+        transient=transient,
+        # Else what goes into a file would be redirected to the terminal while a bar is there.
+        redirect_stdout=sys.stdout.isatty() or console.is_jupyter,
+    )
+
+
+class Frame(NamedTuple):
+    """One line of a stack."""
+
+    path: str
+    line: int
+    function: str
+
+
+def place(stack: str) -> str:
+    """In a few words where a process stands: what it imports, else the innermost frame of the user's code.
+
+    ``stack`` is as ``faulthandler`` writes it, innermost first; "" where there is nothing to be said.
+    """
+    frames = [
+        Frame(found["path"], int(found["line"]), found["function"].strip())
+        for found in map(_FRAME.search, stack.splitlines())
+        if found
+    ]
+    imported = _imported(frames)
+    if imported:
+        return f"importing {imported}"
+    own = [frame for frame in frames if not _LIBRARY.search(frame.path) and not _PACKAGES.search(frame.path)]
+    chosen = own[0] if own else frames[0] if frames else None
+    return f"{chosen.function} at {os.path.basename(chosen.path)}:{chosen.line}" if chosen else ""
+
+
+def _imported(frames: list[Frame]) -> str:
+    """The package that is being imported, seen from outside: the first one whose module is at work."""
+    importing = False
+    for frame in reversed(frames):
+        if "importlib" in frame.path:
+            importing = True
+        elif importing and frame.function == "<module>":
+            package = _PACKAGES.search(frame.path)
+            if package:
+                return package["name"]
+    return ""
