@@ -117,7 +117,7 @@ def _reach_jobs() -> None:
     if ray.is_initialized() and ALIAS_FOLDER not in sys.path:
         warnings.warn(
             "phalanx.compat.verl.install() was called after ray.init: the workers of groups get the drop-in, other "
-            "tasks and actors that import verl do not. Call install() before ray.init, or call it in those tasks and actors "
+            "tasks and actors that import verl do not. Call install() before ray.init, or in those tasks and actors "
             "before they import verl",
             RuntimeWarning,
             stacklevel=3,
