@@ -1,0 +1,189 @@
+"""Each command against a cluster with a group on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from typer.testing import CliRunner, Result
+
+import phalanx as px
+from phalanx.cli.main import app
+from phalanx.runtime.publishing import publisher
+
+
+class Held(px.Worker):
+    """Busy for as long as a file is not there."""
+
+    @px.register
+    def hold(self, path: str) -> None:
+        print(f"held on rank {self.rank}")
+        while not os.path.exists(path):
+            time.sleep(0.02)
+
+    @px.register
+    def say(self, text: str) -> None:
+        print(text)
+
+
+@pytest.fixture(scope="module")
+def address(ray_cluster: None) -> str:
+    return ray.get_runtime_context().gcs_address
+
+
+@pytest.fixture(scope="module")
+def group(address: str) -> Iterator[Any]:
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
+        px.WorkerGroup(pool, px.colocate({"one": Held, "two": Held}), name="seen", show_ranks="none") as made,
+    ):
+        assert publisher.flush(10.0)
+        yield made
+
+
+@contextlib.contextmanager
+def busy(group: Any, folder: Path) -> Iterator[None]:
+    """Rank 1 is at a call meanwhile."""
+    future = group.one[1].hold.submit(str(folder / "go"))
+    try:
+        yield
+    finally:
+        (folder / "go").touch()
+        future.result(timeout=20)
+
+
+def run(address: str, *args: str) -> Result:
+    return CliRunner().invoke(app, [*args, "--address", address])
+
+
+def test_top_shows_what_each_rank_does(address: str, group: Any, tmp_path: Path) -> None:
+    with busy(group, tmp_path):
+        ran = run(address, "top", "seen", "--once", "--json")
+    (found,) = [g for r in json.loads(ran.output)["runs"] for g in r["groups"] if g["name"] == "seen"]
+
+    assert (ran.exit_code, found["state"]) == (0, "ready")
+    assert [[call["method"] for call in rank["doing"]] for rank in found["ranks"]] == [[], ["one.hold"]]
+    assert all(rank["memory_bytes"] > 10_000_000 for rank in found["ranks"])
+
+
+def test_top_prints_tables(address: str, group: Any) -> None:
+    ran = run(address, "top", "see", "--once")
+
+    assert (ran.exit_code, "one+two" in ran.output, "idle" in ran.output) == (0, True, True)
+
+
+def test_stack_shows_where_a_rank_stands(address: str, group: Any, tmp_path: Path) -> None:
+    with busy(group, tmp_path):
+        ran = run(address, "stack", "seen", "--rank", "1")
+
+    assert (ran.exit_code, "rank 1" in ran.output, "rank 0" in ran.output) == (0, True, False)
+    assert "at one.hold for" in ran.output
+    assert "test_on_ray.py" in ran.output
+
+
+def test_logs_shows_the_lines_of_the_ranks_with_their_prefix(address: str, group: Any) -> None:
+    group.one.say("for the log")
+    host = group.core.endpoints[0].facts.slot.host
+    ran = run(address, "logs", "seen", "--tail", "1")
+
+    lines = [f"[one+two r{rank}@{host}] for the log" for rank in range(2)]
+    assert (ran.exit_code, ran.output.splitlines()) == (0, lines)
+
+
+def test_logs_goes_on_with_what_is_printed_later(address: str, group: Any) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "phalanx",
+        "logs",
+        "seen",
+        "-f",
+        "-n",
+        "0",
+        "-r",
+        "0",
+        "--address",
+        address,
+    ]
+    group.one.say("before")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        line = ""
+        for number in range(200):
+            group.one.say(f"after {number}")
+            if select.select([follower.stdout], [], [], 0.1)[0]:
+                line = follower.stdout.readline()
+                break
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(timeout=20) == 0
+
+    assert "] after " in line
+
+
+def test_top_is_live_on_a_terminal_until_q(address: str, group: Any) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "phalanx", "top", "seen", "--every", "0.1", "--address", address]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as live:
+        os.close(theirs)
+        shown = b""
+        while b"ready" not in shown:
+            shown += os.read(ours, 65536)
+        os.write(ours, b"q")
+        with contextlib.suppress(OSError):  # the terminal is gone with the command
+            while os.read(ours, 65536):
+                pass
+        assert live.wait(timeout=20) == 0
+    os.close(ours)
+
+
+def test_doctor_looks_at_the_cluster_too(address: str, group: Any) -> None:
+    ran = run(address, "doctor", "--json")
+    data = json.loads(ran.output)
+
+    assert data["machine"]["cluster"]["address"] == address
+    assert data["machine"]["cluster"]["cpus"] == ray.cluster_resources()["CPU"]
+    assert ran.exit_code == (1 if data["findings"] else 0)
+
+
+@pytest.mark.parametrize("command", ["top", "stack", "logs"])
+def test_a_group_that_is_not_there_is_a_line_that_names_those_that_are(
+    address: str, group: Any, command: str
+) -> None:
+    ran = run(address, command, "nothing")
+
+    assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)
+    assert "'nothing'" in ran.stderr
+    assert "/seen" in ran.stderr
+
+
+@pytest.mark.parametrize("command", ["stack", "logs"])
+def test_a_rank_that_is_not_there_is_a_line(address: str, group: Any, command: str) -> None:
+    ran = run(address, command, "seen", "--rank", "9")
+
+    assert (ran.exit_code, "ranks are 0 to 1" in ran.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["stack", "x"], ["logs", "x"]])
+def test_a_cluster_that_is_not_there_is_a_line_of_advice(command: list[str]) -> None:
+    ran = run("127.0.0.1:1", *command)
+
+    assert (ran.exit_code, ran.stderr.count("\n"), "--address" in ran.stderr) == (2, 1, True)
+
+
+def test_looking_makes_no_job_of_its_own(address: str, group: Any) -> None:
+    before = len(ray._private.state.jobs())  # pyright: ignore[reportAttributeAccessIssue]
+    assert run(address, "stack", "seen").exit_code == 0
+
+    assert len(ray._private.state.jobs()) == before  # pyright: ignore[reportAttributeAccessIssue]
