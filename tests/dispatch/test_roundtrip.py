@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -141,3 +142,20 @@ def _lengths(value: Any) -> list[int]:
 
 def echo_twice(x: Any) -> Any:
     return x, x
+
+
+def test_nested_structures_of_every_kind_are_cut_and_joined() -> None:
+    Pair = collections.namedtuple("Pair", ["x", "y"])
+    value = {
+        "a": torch.arange(5),
+        "b": {},
+        "c": (torch.arange(5), {"d": [*range(5)]}),
+        "e": Pair(3, torch.ones(5)),
+    }
+
+    pieces = split_rows(value, 2)
+
+    assert [list(piece) for piece in pieces] == [["a", "b", "c", "e"]] * 2
+    assert (pieces[1]["b"], pieces[1]["c"][1]["d"]) == ({}, [3, 4])
+    assert isinstance(pieces[0]["e"], Pair)
+    assert join_rows(pieces)["c"][0].tolist() == [0, 1, 2, 3, 4]

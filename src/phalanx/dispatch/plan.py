@@ -89,6 +89,12 @@ class CallPlan:
         """Whether the output of the rank at ``position`` is part of the result."""
         return len(self.gather.take) == len(self.ranks) or position in self._taken
 
+    def without_arguments(self) -> CallPlan:
+        """What is still of use once the call was sent; the caller's values are let go of."""
+        if not self.args and not self.kwargs:
+            return self
+        return CallPlan(self.ranks, (), {}, self.gather, self.rows, pieces=self.pieces)
+
     @cached_property
     def _taken(self) -> frozenset[int]:
         return frozenset(self.gather.take)

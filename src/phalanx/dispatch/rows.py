@@ -44,7 +44,11 @@ class Parts:
         """One piece per rank; peers share the same object."""
         if self.leaders is not None:
             return Each([pieces[i] if p in self.leaders else None for p, i in enumerate(self.of)])
-        return Each(pieces if isinstance(self.of, range) else [pieces[i] for i in self.of])
+        return Each(self.spread(pieces))
+
+    def spread(self, by_piece: Sequence[Any]) -> Sequence[Any]:
+        """What is said of each piece, by position."""
+        return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
 
 
 def over_ranks(call: Call) -> Parts:
@@ -68,7 +72,7 @@ def plan_rows(call: Call, parts: Parts, how: str = "rows", whole: int | str | No
     plan = call.planned(
         lambda argument: taken.given(argument, parts, cut),
         _gather_plan(how, parts, cut),
-        [cut.sizes[i] for i in parts.of],
+        parts.spread(cut.sizes),
         taken.shared,
         parts.of,
     )
@@ -143,15 +147,13 @@ def _cut(call: Call, mode: DispatchMode, count: int, rows: int) -> Cut:
 
 
 def _gather_plan(how: str, parts: Parts, cut: Cut) -> GatherPlan:
-    given = cut.given
-    padded = [(given[parts.of[p]], cut.sizes[parts.of[p]]) for p in parts.take]
-    return GatherPlan(
-        how,
-        parts.take,
-        trim=padded if any(rows != real for rows, real in padded) else None,
-        order=cut.order if how == "rows" else None,
-        rows=[real for _, real in padded],
-    )
+    sizes = parts.spread(cut.sizes)
+    real = sizes if parts.take == range(len(sizes)) else [sizes[position] for position in parts.take]
+    trim = None
+    if cut.pad_to_multiple is not None and any(size % cut.pad_to_multiple for size in real):
+        given = parts.spread(cut.given)
+        trim = [(given[position], sizes[position]) for position in parts.take]
+    return GatherPlan(how, parts.take, trim, cut.order if how == "rows" else None, rows=real)
 
 
 def _masks(cut: Cut) -> list[torch.Tensor]:

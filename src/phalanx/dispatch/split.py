@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.dispatch.plan import FuturePiece
 from phalanx.dispatch.rowtypes import RowOps
 from phalanx.dispatch.shardable import ops_for
-from phalanx.dispatch.structure import Leaf, flatten, is_future, unwrap
+from phalanx.dispatch.structure import Build, Leaf, flatten, is_future, unwrap
 from phalanx.errors import DispatchError
 
 _SHOWN = 12
@@ -149,6 +149,8 @@ def split_leaves(
         return columns[0]
     if not columns:
         return [build(iter(()))] * len(cut.sizes)
+    if isinstance(build, Build):
+        return build.every(columns, len(cut.sizes))
     return [build(iter(column)) for column in zip(*columns, strict=True)]
 
 

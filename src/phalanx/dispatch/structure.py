@@ -63,15 +63,46 @@ def node_of(value: Any) -> Node | None:
     return None
 
 
+class Build:
+    """Builds a structure like one that was taken apart, from other leaves in the same order."""
+
+    def __init__(self, node: Node, parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]) -> None:
+        self._node = node
+        self._parts = parts  # of each child: how many leaves it has, and what builds it
+
+    def __call__(self, values: Iterator[Any]) -> Any:
+        return self._node.rebuild([build(values) for _, build in self._parts])
+
+    def every(self, columns: Sequence[Sequence[Any]], count: int) -> list[Any]:
+        """``count`` at once: ``columns`` are the values of each leaf. Plain dicts and tuples are made quickly."""
+        if not self._parts:
+            return [self._node.rebuild(()) for _ in range(count)]
+        children: list[Sequence[Any]] = []
+        at = 0
+        for leaves, build in self._parts:
+            part = columns[at : at + leaves]
+            children.append(build.every(part, count) if isinstance(build, Build) else part[0])
+            at += leaves
+        rows = zip(*children, strict=True)
+        if self._node.kind is tuple:
+            return list(rows)
+        if self._node.kind is dict:
+            keys = self._node.keys
+            return [dict(zip(keys, row, strict=True)) for row in rows]
+        return [self._node.rebuild(row) for row in rows]
+
+
 def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
-    """The leaves of ``value`` in order, and a function that builds the same structure from other leaves."""
+    """The leaves of ``value`` in order, and what builds the same structure from other leaves.
+
+    That is ``next`` for a value that is a leaf itself, and a :class:`Build` for others.
+    """
     node = node_of(value)
     if node is None:
         return [Leaf(path, value)], next
     parts = [flatten(child, path + step) for step, child in zip(node.steps, node.values, strict=True)]
     leaves = [leaf for part, _ in parts for leaf in part]
-    builders = [build for _, build in parts]
-    return leaves, lambda values: node.rebuild([build(values) for build in builders])
+    return leaves, Build(node, [(len(part), build) for part, build in parts])
 
 
 def unwrap(value: Any) -> Any:
