@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_CELL = 'style="text-align: left; padding: 2px 10px"'  # notebooks align to the right
+
 
 @dataclass(frozen=True)
 class Table:
@@ -50,13 +52,13 @@ class Table:
         return table
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        head = "".join(f"<th {_CELL}>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_text(cell))}</td>" for cell in row) + "</tr>"
+            "<tr>" + "".join(f"<td {_CELL}>{html.escape(_text(cell))}</td>" for cell in row) + "</tr>"
             for row in self.rows
         )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        caption = f"<caption>{html.escape(self.title)}</caption>"
+        caption = f"<caption {_CELL}>{html.escape(self.title)}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
 
 
