@@ -62,9 +62,9 @@ class Page:
     def _note(self, event: str, given: dict[str, Any]) -> None:
         if event == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(given["exceptionDetails"]))
-        elif event == "Runtime.consoleAPICalled" and given["type"] in ("error", "warning", "assert"):
+        elif event == "Runtime.consoleAPICalled" and given["type"] in ("error", "assert"):
             self.complaints.append(json.dumps(given["args"]))
-        elif event == "Log.entryAdded" and given["entry"]["level"] in ("error", "warning"):
+        elif event == "Log.entryAdded" and given["entry"]["level"] == "error":
             self.complaints.append(given["entry"]["text"])
         elif event == "Network.requestWillBeSent":
             self.asked.append(given["request"]["url"])

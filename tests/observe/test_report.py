@@ -81,6 +81,17 @@ def test_waiting_behind_another_call_is_told_apart_from_the_way() -> None:
     assert found["on the way"] == pytest.approx(1)
 
 
+def test_waiting_for_a_result_by_reference_is_neither_work_nor_getting_arguments() -> None:
+    source = Call(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
+    user = Call(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
+    judge = replace(track(0, accelerator="1"), key=key(0, "judge"))
+    made = report(Trace(at(0), at(100), calls=(source, user), tracks=(track(0, accelerator="0"), judge)))
+
+    assert row(made.accelerators, accelerator="a GPU 1")["idle %"] == 70  # at work 50-80
+    assert row(made.ranks, group="judge")["arguments ms"] == 10
+    assert row(made.phases, call="judge.use")["awaiting"] == 40
+
+
 def test_bytes_are_added_up_by_method() -> None:
     found = row(report(TRACE).traffic, call="policy.actor.generate")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phalanx.observe.events import Call, Part, Span, Trace
 from phalanx.observe.slices import Slice, driver_slices, place, rank_slices
-from tests.observe.made_up import FAIL, GENERATE, MS, TRACE, at, key
+from tests.observe.made_up import FAIL, GENERATE, MS, TRACE, at, key, part
 
 
 def named(slices: list[Slice]) -> list[tuple[str, float, float]]:
@@ -74,6 +74,14 @@ def test_a_call_that_was_never_taken_up_leaves_no_mark_on_its_rank() -> None:
     queued = replace(FAIL, parts=(Part(0, at(70)), Part(1, at(70))))
 
     assert rank_slices(replace(TRACE, calls=(queued,), spans=()))[key(0)] == []
+
+
+def test_waiting_for_a_result_by_reference_is_a_phase_of_its_own() -> None:
+    source = Call(1, "a", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
+    user = Call(2, "b", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
+    found = rank_slices(Trace(at(0), at(100), calls=(source, user)))[key(0, "b")]
+
+    assert named(found) == [("use", 10, 80), ("await results", 10, 50), ("arguments", 50, 60)]
 
 
 def test_a_span_outside_of_calls_lies_on_its_ranks_track() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from pathlib import Path
@@ -53,10 +54,12 @@ def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path
 
 
 def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
-    note = Noted(Tape(str(path)), 5, "", "update")
-    note.__enter__()
-    note.started(7)
-    note.enter("step", {})
+    def begin() -> None:
+        note = Noted(Tape(str(path)), 5, "", "update").__enter__()
+        note.started(7)
+        note.enter("step", {})
+
+    contextvars.copy_context().run(begin)  # it is never left
 
     found = reading(path)
     assert found.parts[5].started is not None

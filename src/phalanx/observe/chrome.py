@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.observe.events import Call, Part, Trace, TrackKey
+from phalanx.observe.events import Trace, TrackKey
 from phalanx.observe.plain import records
-from phalanx.observe.slices import Slice, driver_slices, rank_slices
+from phalanx.observe.slices import Slice, driver_slices, rank_slices, sources_of
 
 DRIVER_PID = 1
 
@@ -153,21 +153,6 @@ def _arrows(
                 at = source[1].returned
                 if start is not None and at is not None:
                     yield from _arrow(next(numbers), "result", start, at, target, part.received, trace.began)
-
-
-def sources_of(call: Call, index: int, calls: dict[int, Call]) -> Iterator[tuple[Call, Part]]:
-    """Which part of each source call the part at ``index`` is drawn to come from.
-
-    That at the same place where both calls have as many ranks; else the one that returned last.
-    """
-    for number in call.sources:
-        source = calls.get(number)
-        if source is None or not source.parts:
-            continue
-        if len(source.parts) == len(call.parts):
-            yield source, source.parts[index]
-        else:
-            yield source, max(source.parts, key=lambda part: part.returned or 0)
 
 
 def _arrow(

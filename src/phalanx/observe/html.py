@@ -26,6 +26,7 @@ _WORDS = {
     "wait": "Somebody waits for ranks to return.",
     "fetch": "Outputs come to the driver and are decoded.",
     "join": "Outputs are put together to the call's value.",
+    "await results": "On a rank: an argument is the result of a call that has not returned yet.",
     "arguments": "On a rank: fetching and decoding what the method gets; also the first import of what these need.",
     "return": "On a rank: encoding and storing the output.",
     "queued": "A message waits because its rank is still at another call.",

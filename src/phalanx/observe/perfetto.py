@@ -10,9 +10,8 @@ import itertools
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.observe.chrome import sources_of
 from phalanx.observe.events import Trace, TrackKey
-from phalanx.observe.slices import Slice, driver_slices, rank_slices
+from phalanx.observe.slices import Slice, driver_slices, rank_slices, sources_of
 
 _SEQUENCE = 1
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.observe.events import STARTING, Call, Part, Trace, Track, TrackKey
+from phalanx.observe.slices import results_there
 from phalanx.observe.tables import Table
 
 _MS = 1e6
@@ -86,11 +87,15 @@ def run_ns(part: Part) -> int | None:
     return part.finished - part.started
 
 
-def busy_ns(part: Part, until: int) -> tuple[int, int] | None:
-    """From when to when a rank was at its part of a call."""
+def busy_ns(call: Call, index: int, calls: Mapping[int, Call], until: int) -> tuple[int, int] | None:
+    """From when to when a rank was at work on its part of a call: not while it waits for results of other calls."""
+    part = call.parts[index]
     if part.received is None:
         return None
-    return part.received, part.returned if part.returned is not None else max(until, part.received)
+    start = results_there(call, index, calls) or part.received
+    if part.returned is None and part.started is None and start > part.received:
+        return None
+    return start, part.returned if part.returned is not None else max(until, start)
 
 
 def _by_method(calls: Iterable[Call]) -> dict[str, list[Call]]:
@@ -107,7 +112,8 @@ def _label(call: Call) -> str:
 def _methods(trace: Trace) -> Table:
     rows: list[tuple[Any, ...]] = []
     for name, calls in _by_method(trace.calls).items():
-        took = [(call.ended - call.began) / _MS for call in calls if call.ended is not None]
+        ends = [(call.began, call.ended if call.ended is not None else call.returned) for call in calls]
+        took = [(end - began) / _MS for began, end in ends if end is not None]
         ran = [ns / _MS for call in calls for part in call.parts if (ns := run_ns(part)) is not None]
         rows.append(
             (
@@ -130,7 +136,9 @@ def _methods(trace: Trace) -> Table:
         "longest ms",
         "on a rank ms",
     )
-    return Table("Calls, from plan to value; the last column is the method itself", columns, tuple(rows))
+    return Table(
+        "Calls, from plan to value or last return; the last column is the method itself", columns, tuple(rows)
+    )
 
 
 def _skew(trace: Trace) -> Table:
@@ -178,11 +186,12 @@ def _skew(trace: Trace) -> Table:
     )
 
 
-def _parts_by_track(trace: Trace) -> dict[TrackKey, list[tuple[Call, Part]]]:
-    found: dict[TrackKey, list[tuple[Call, Part]]] = {track.key: [] for track in trace.tracks}
+def _parts_by_track(trace: Trace) -> dict[TrackKey, list[tuple[Call, int]]]:
+    """The calls of each track, with the place of its part in them."""
+    found: dict[TrackKey, list[tuple[Call, int]]] = {track.key: [] for track in trace.tracks}
     for call in trace.calls:
-        for part in call.parts:
-            found.setdefault(call.key(part), []).append((call, part))
+        for index, part in enumerate(call.parts):
+            found.setdefault(call.key(part), []).append((call, index))
     return found
 
 
@@ -194,10 +203,11 @@ def _ranks(trace: Trace) -> Table:
         if len(ended) > 1:
             last[call.key(max(ended, key=lambda part: (part.finished or 0, part.rank)))] += 1
     rows: list[tuple[Any, ...]] = []
+    calls = {call.id: call for call in trace.calls}
     for key, found in _parts_by_track(trace).items():
-        parts = [part for call, part in found if call.method != STARTING]
+        parts = [call.parts[index] for call, index in found if call.method != STARTING]
         ran = sum(run_ns(part) or 0 for part in parts)
-        arguments = sum((p.started - p.received) for p in parts if p.started and p.received)
+        arguments = sum(_arguments(call, i, calls) for call, i in found if call.method != STARTING)
         track = tracks.get(key)
         rows.append(
             (
@@ -231,6 +241,7 @@ def _accelerators(trace: Trace) -> Table:
     for track in trace.tracks:
         places.setdefault(_place_of(track), []).append(track)
     parts = _parts_by_track(trace)
+    calls = {call.id: call for call in trace.calls}
     rows: list[tuple[Any, ...]] = []
     for place, tracks in places.items():
         windows: list[tuple[int, int]] = []
@@ -240,8 +251,8 @@ def _accelerators(trace: Trace) -> Table:
             windows.append((start, max(start, min(track.closed or trace.ended, trace.ended))))
             busy += [
                 time
-                for call, part in parts[track.key]
-                if call.method != STARTING and (time := busy_ns(part, trace.ended)) is not None
+                for call, index in parts[track.key]
+                if call.method != STARTING and (time := busy_ns(call, index, calls, trace.ended)) is not None
             ]
         whole = union(windows)
         worked = union(clipped(busy, windows))
@@ -260,9 +271,24 @@ def _place_of(track: Track) -> str:
     return f"{track.place}, process {track.pid}"
 
 
-def _ready(parts: Sequence[tuple[Call, Part]]) -> int:
+def _ready(parts: Sequence[tuple[Call, int]]) -> int:
     """When the rank's constructor was over; before that it is not idle, but not there."""
-    return max((part.returned or 0 for call, part in parts if call.method == STARTING), default=0)
+    times = [call.parts[index].returned or 0 for call, index in parts if call.method == STARTING]
+    return max(times, default=0)
+
+
+def _awaited(call: Call, index: int, calls: Mapping[int, Call]) -> int:
+    """How long a rank waited for results of other calls."""
+    there, received = results_there(call, index, calls), call.parts[index].received
+    return 0 if there is None or received is None else there - received
+
+
+def _arguments(call: Call, index: int, calls: Mapping[int, Call]) -> int:
+    """How long a rank took to get its arguments once they were there."""
+    part = call.parts[index]
+    if part.started is None or part.received is None:
+        return 0
+    return part.started - part.received - _awaited(call, index, calls)
 
 
 def union(times: Iterable[tuple[int, int]]) -> int:
@@ -284,15 +310,18 @@ def clipped(times: Iterable[tuple[int, int]], windows: Sequence[tuple[int, int]]
 def _phases(trace: Trace) -> Table:
     """Where the time of calls goes, in ms: sums over calls; those of ranks are means over the ranks of a call."""
     free: dict[TrackKey, int] = {}
+    by_id = {call.id: call for call in trace.calls}
     waits: dict[int, tuple[float, float]] = {}
     for call in sorted(trace.calls, key=lambda one: one.began):
         waits[call.id] = _waits(call, free)
     rows: list[tuple[Any, ...]] = []
     for name, calls in _by_method(trace.calls).items():
-        sums = [0.0] * 8
+        sums = [0.0] * 9
         for call in calls:
+            places = range(len(call.parts))
             on_ranks = [
-                _mean((p.started, p.received) for p in call.parts),
+                statistics.fmean([_awaited(call, i, by_id) for i in places] or [0]),
+                statistics.fmean([_arguments(call, i, by_id) for i in places] or [0]),
                 _mean((p.finished, p.started) for p in call.parts),
                 _mean((p.returned, p.finished) for p in call.parts),
             ]
@@ -308,6 +337,7 @@ def _phases(trace: Trace) -> Table:
         "send",
         "queued",
         "on the way",
+        "awaiting",
         "arguments",
         "method",
         "return",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.observe.events import STARTING, Call, Part, Span, Trace, TrackKey
+
+#: The phase in which a rank waits for a result that it gets by reference and that is not there yet.
+AWAITING = "await results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,10 @@ def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
     """What each rank did: its share of each call with the phases and spans in it."""
     families: dict[TrackKey, list[list[Slice]]] = {track.key: [] for track in trace.tracks}
     of_call: dict[tuple[TrackKey, int], list[Slice]] = {}
+    calls = {call.id: call for call in trace.calls}
     for call in trace.calls:
-        for part in call.parts:
-            family = _of_part(call, part, trace.ended)
+        for index, part in enumerate(call.parts):
+            family = _of_part(call, index, calls, trace.ended)
             if family:
                 families.setdefault(call.key(part), []).append(family)
                 of_call[call.key(part), call.id] = family
@@ -104,8 +108,9 @@ def _phases_of_call(call: Call, whole: Slice) -> Iterator[Slice]:
         yield Slice("wait", at, whole.end, "phase", depth=1, call=call.id)
 
 
-def _of_part(call: Call, part: Part, until: int) -> list[Slice]:
-    """A rank's share: arguments, the method itself, return."""
+def _of_part(call: Call, index: int, calls: Mapping[int, Call], until: int) -> list[Slice]:
+    """A rank's share: waiting for results of other calls, arguments, the method itself, return."""
+    part = call.parts[index]
     if part.received is None:
         return []
     ends = [part.returned, part.finished, part.started]
@@ -123,7 +128,12 @@ def _of_part(call: Call, part: Part, until: int) -> list[Slice]:
         error=part.error,
     )
     family = [whole]
-    marks = (("arguments", part.received, part.started), ("return", part.finished, part.returned))
+    there = results_there(call, index, calls)
+    marks = (
+        (AWAITING, part.received, there),
+        ("arguments", part.received if there is None else there, part.started),
+        ("return", part.finished, part.returned),
+    )
     for name, start, stop in marks:
         if start is not None and stop is not None and stop > start:
             family.append(
@@ -151,6 +161,30 @@ def _within(inner: Slice, outer: Slice) -> Slice:
     """The slice cut to what lies in the other."""
     start = min(max(inner.start, outer.start), outer.end)
     return replace(inner, start=start, end=max(start, min(inner.end, outer.end)))
+
+
+def sources_of(call: Call, index: int, calls: Mapping[int, Call]) -> Iterator[tuple[Call, Part]]:
+    """Which part of each source call the part at ``index`` is drawn to come from.
+
+    That at the same place where both calls have as many ranks; else the one that returned last.
+    """
+    for number in call.sources:
+        source = calls.get(number)
+        if source is None or not source.parts:
+            continue
+        if len(source.parts) == len(call.parts):
+            yield source, source.parts[index]
+        else:
+            yield source, max(source.parts, key=lambda part: part.returned or 0)
+
+
+def results_there(call: Call, index: int, calls: Mapping[int, Call]) -> int | None:
+    """When the results that the part at ``index`` gets by reference were there; None where it did not wait for them."""
+    part = call.parts[index]
+    times = [source.returned for _, source in sources_of(call, index, calls) if source.returned is not None]
+    if part.received is None or not times or max(times) <= part.received:
+        return None
+    return max(times) if part.started is None else min(max(times), part.started)
 
 
 def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:

@@ -106,7 +106,7 @@
     return kind === 1 ? phases[data.names[name]] || "#aab3bf" : "#7b8794";
   };
   const phases = {
-    "arguments": "#d7b04a", "return": "#7fb6d9", "plan": "#b79ce0", "send": "#8fb7e8", "start processes": "#8fb7e8",
+    "await results": "#d5dae1", "arguments": "#d7b04a", "return": "#7fb6d9", "plan": "#b79ce0", "send": "#8fb7e8", "start processes": "#8fb7e8",
     "wait": "#b9c1cc", "in the background": "#d5dae1", "fetch": "#7fc4a0", "join": "#e0a56b",
   };
 
