@@ -1,0 +1,74 @@
+"""`phalanx trace FILE`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli.main import app
+from phalanx.observe.files import load, write
+from tests.observe.made_up import TRACE
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(TRACE, tmp_path / "run.json")
+
+
+def test_the_report_is_printed(file: Path) -> None:
+    ended = runner.invoke(app, ["trace", str(file)])
+
+    assert ended.exit_code == 0
+    assert "policy.actor.generate" in ended.stdout
+    assert "ValueError: no" in ended.stdout
+
+
+def test_the_report_as_data(file: Path) -> None:
+    ended = runner.invoke(app, ["trace", str(file), "--json"])
+
+    assert json.loads(ended.stdout)["failures"][0]["rank"] == "rank 0"
+
+
+def test_the_report_as_a_page_and_the_trace_in_another_format(file: Path, tmp_path: Path) -> None:
+    page, lines = tmp_path / "report.html", tmp_path / "run.jsonl"
+    ended = runner.invoke(app, ["trace", str(file), "--html", str(page), "--to", str(lines)])
+
+    assert ended.exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert load(lines) == TRACE
+
+
+def test_long_tables_are_cut_unless_all_is_asked_for(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from tests.observe.made_up import track
+
+    many = replace(TRACE, tracks=tuple(track(rank) for rank in range(40)), calls=(), spans=())
+    path = str(write(many, tmp_path / "run.jsonl"))
+
+    assert "and 28 more rows: --all shows them" in runner.invoke(app, ["trace", path]).stdout
+    assert "more rows" not in runner.invoke(app, ["trace", path, "--all"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere.json"], "nowhere.json: No such file"),
+        (["report.html"], "expected a trace that px.trace wrote as .json or .jsonl"),
+        (["{file}", "--html", "report.txt"], "expected a path that ends in .html"),
+        (["{file}", "--to", "run.txt"], "the suffix of a trace's file names its format"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
+    file: Path, arguments: list[str], says: str
+) -> None:
+    ended = runner.invoke(app, ["trace", *(one.format(file=file) for one in arguments)])
+
+    assert ended.exit_code == 2
+    assert says in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
