@@ -163,11 +163,14 @@ def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    with Noted(Tape(str(path)), 5, "", "m"), span("step", shape=(2, 3), odd=Odd(), none=None):
+    with (
+        Noted(Tape(str(path)), 5, "", "m"),
+        span("step", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")),
+    ):
         pass
 
     found = reading(path).spans[0].attributes
-    assert found == {"shape": "(2, 3)", "odd": "<Odd: RuntimeError: no text>", "none": None}
+    assert found == {"shape": "(2, 3)", "odd": "<Odd: RuntimeError: no text>", "none": None, "loss": "nan"}
 
 
 def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:

@@ -203,6 +203,12 @@ def test_the_page_cannot_be_broken_by_what_users_name_things(tmp_path: Path) -> 
     assert evil not in text
 
 
+def test_names_that_no_encoding_knows_do_not_stop_the_page(tmp_path: Path) -> None:
+    named = replace(TRACE, title="\udc80", spans=(replace(SPAN, name="\udc80"),))
+
+    assert "\\udc80" in write(named, tmp_path / "run.html").read_text()
+
+
 def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
     odd = {
         "nan": [float("nan")],

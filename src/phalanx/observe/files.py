@@ -51,7 +51,7 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
 
             part.write_bytes(to_perfetto(trace))
         else:
-            with part.open("w", encoding="utf-8") as file:
+            with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(_texts(trace, path.suffix, charts or {}))
         part.replace(path)
     finally:

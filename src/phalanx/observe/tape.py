@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -40,11 +41,15 @@ def describe(error: BaseException) -> str:
 
 
 def plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes as JSON has them; what it does not know, as text."""
-    return {key: value if type(value) in _PLAIN else _short(value) for key, value in attributes.items()}
+    """Attributes as JSON has them; what it does not know, as text. NaN is one of those."""
+    return {key: value if _is_plain(value) else _short(value) for key, value in attributes.items()}
 
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN and (type(value) is not float or math.isfinite(value))
 
 
 def _short(value: Any) -> str:
