@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.runtime.explaining import finished_result
 
 
 class Explained(px.Worker):
@@ -232,3 +233,12 @@ def test_a_mesh_is_explained_by_rank() -> None:
 def test_what_cannot_be_explained_is_refused(subject: Any) -> None:
     with pytest.raises(px.DeclarationError):
         px.explain(subject)
+
+
+def test_a_split_by_values_that_are_not_here_yet_is_refused() -> None:
+    class Pending:
+        def done(self) -> bool:
+            return False
+
+    with pytest.raises(px.DispatchError, match="waits for nothing"):
+        finished_result(Pending())  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,48 @@ def test_asynchronous_ranks_are_refused(pool: px.ResourcePool) -> None:
 def test_nsight_options_are_those_of_a_runtime_env() -> None:
     assert px.nsight(gpu_metrics_devices="all")["nsight"]["gpu-metrics-devices"] == "all"
     assert px.nsight()["nsight"]["capture-range"] == "cudaProfilerApi"
+
+
+class Switch:
+    """Stands for the CUDA functions that Nsight Systems listens to, and notes their order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda.profiler, "start", lambda: self.seen.append("start"))
+        patch.setattr(torch.cuda.profiler, "stop", lambda: self.seen.append("stop"))
+        patch.setattr(torch.cuda.nvtx, "range_push", self.seen.append)
+        patch.setattr(torch.cuda.nvtx, "range_pop", lambda: self.seen.append("pop"))
+
+
+def test_nsight_records_from_the_first_call_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
+        px.WorkerGroup(slots, Profiled) as one,
+    ):
+        switch = Switch(monkeypatch)
+        with one.profile(tool="nsys", calls=2) as profile:
+            one.add()
+            one.multiply(2)
+            one.add()
+
+    assert switch.seen == ["start", "add", "pop", "multiply", "pop", "stop"]
+    assert profile.paths == ()
+    assert "worker_process_" in profile.notes[0]
+
+
+def test_a_profiler_that_fails_spoils_the_profile_only(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ["PHALANX_BACKEND"] != "inline":
+        pytest.skip("the profiler is replaced in this process")
+
+    def broken(self: Any) -> None:
+        raise RuntimeError("no profiler today")
+
+    monkeypatch.setattr(torch.profiler.profile, "start", broken)
+    with group.profile() as profile:
+        assert group.add() == [6] * 4
+
+    assert profile.paths == ()
+    assert "RuntimeError: no profiler today" in profile.notes[0]

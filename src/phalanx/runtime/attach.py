@@ -12,6 +12,7 @@ from phalanx.declare.bind import Colocation, as_bound
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
 from phalanx.runtime import cluster
+from phalanx.runtime.asking import gather_before_end
 from phalanx.runtime.core import GroupCore, GroupRecord
 from phalanx.runtime.tracing import collect, from_environment
 from phalanx.runtime.views import GroupView
@@ -20,6 +21,7 @@ from phalanx.transport.base import Endpoint
 from phalanx.wire.messages import KEEP, RECALL, Facts, RankCall
 
 PROTOCOL = 1
+_GATHERED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class AttachedGroup(GroupView):
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
+            gather_before_end(self.core, _GATHERED_WITHIN_S)
             if self.core.traced is not None:
                 collect(self.core)
             self.core.transport.kill(self.core.endpoints)

@@ -55,8 +55,8 @@ class Record:
         self._written = False
         self._calls: tuple[str, ...] = ()
         self._notes: list[str] = []
-        core.gathering.append(self._end)
         ask(core, "record", [rank], arm_recording, self._key, order).check(_REFUSED_WITHIN_S)
+        core.gathering.append(self._end)
 
     def wait(self, timeout: float | None = None) -> Path | None:
         """Wait until the calls that were made have ended, end the recording, and write the file.
@@ -110,7 +110,9 @@ class Record:
             self._notes.append(f"no call {kind} on rank {self.rank}")
             return
         names = {role: f"{one.cls.__module__}.{one.cls.__qualname__}" for role, one in self._classes.items()}
-        write_recording(self._path, encoded_classes(self._classes), names, recorded, metadata.version("phalanx"))
+        write_recording(
+            self._path, encoded_classes(self._classes), names, recorded, metadata.version("phalanx")
+        )
         self._written = True
 
     def __enter__(self) -> Record:
