@@ -51,16 +51,22 @@ class span:
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name = name
         self._attributes = attributes
-        self._open: list[tuple[Sink | None, int]] = []
+        self._open: list[tuple[Sink | None, int]] | None = None  # made when somebody hears of it
 
     def __enter__(self) -> span:
         sink = current.get() or process.sink
-        self._open.append((sink, 0) if sink is None else (sink, sink.enter(self._name, self._attributes)))
+        if sink is not None:
+            self._open = self._open or []
+            self._open.append((sink, sink.enter(self._name, self._attributes)))
+        elif self._open:
+            self._open.append((None, 0))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._open:
+            return
         sink, number = self._open.pop()
         if sink is not None:
             sink.leave(number, error)
