@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from rich.console import Console
 
 import phalanx as px
@@ -60,6 +62,22 @@ def test_the_stream_of_a_call_knows_how_many_ranks_it_waits_for(screen: io.Strin
 
     assert "workers.number_of" in screen.getvalue()
     assert "3/3" in screen.getvalue()
+
+
+def test_in_a_notebook_one_line_is_written_anew() -> None:
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell(
+                "import phalanx as px\nfor n in px.progress('abc', description='letters'): pass"
+            )
+        ]
+    )
+    NotebookClient(notebook, timeout=60).execute()
+
+    (output,) = notebook.cells[0].outputs
+    assert output.output_type == "display_data"
+    assert output.data["text/plain"].startswith("letters ▰▰")
+    assert " 3/3 " in output.data["text/plain"]
 
 
 @pytest.mark.parametrize("value", ["0", "false"])

@@ -236,7 +236,12 @@ def facts(m: Machine) -> list[tuple[str, str]]:
         ),
         ("disk", f"{m.disk_used:.0%} full" if m.disk_used is not None else "unknown"),
         ("security", _security_fact(m)),
-        ("cluster", f"{cluster.address}, {cluster.nodes} nodes" if cluster else m.no_cluster),
+        (
+            "cluster",
+            f"{cluster.address}, {cluster.nodes} node{'s' * (cluster.nodes != 1)}"
+            if cluster
+            else m.no_cluster,
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ import operator
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
+_CELLS = 20
 _PACKAGES = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
 _LIBRARY = re.compile(
     r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:execution|transport|wire)[/\\]"
@@ -63,6 +65,8 @@ def terminal() -> Console | None:
 
 def bar(console: Console, transient: bool) -> Any:
     """Bars of counted things; field ``now`` of a task stands behind its count."""
+    if console.is_jupyter:
+        return NotebookBar(transient)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
@@ -74,8 +78,64 @@ def bar(console: Console, transient: bool) -> Any:
         console=console,
         transient=transient,
         # Else what goes into a file would be redirected to the terminal while a bar is there.
-        redirect_stdout=sys.stdout.isatty() or console.is_jupyter,
+        redirect_stdout=sys.stdout.isatty(),
     )
+
+
+class NotebookBar:
+    """What is used of rich's progress, as one line of a notebook's output that is written anew.
+
+    rich needs ipywidgets there, which neither every notebook has nor everything that shows one.
+    """
+
+    def __init__(self, transient: bool) -> None:
+        self._transient = transient
+        self._handle: Any = None
+        self._begun = time.monotonic()
+        self._text = self._now = ""
+        self._total: int | None = None
+        self._done = 0
+
+    def __enter__(self) -> NotebookBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None and self._transient:
+            self._handle.update({"text/plain": ""}, raw=True)
+
+    def add_task(self, description: str, *, total: int | None, now: str) -> int:
+        """Begin the line."""
+        self._text, self._total, self._now = description, total, now
+        self._show()
+        return 0
+
+    def advance(self, task: int) -> None:
+        """Count one more."""
+        self.update(task, completed=self._done + 1)
+
+    def update(self, task: int, *, completed: int, now: str = "") -> None:
+        """Count as far as this."""
+        self._done, self._now = completed, now
+        self._show()
+
+    def line(self) -> str:
+        """The line as it is now."""
+        filled = min(_CELLS, _CELLS * self._done // self._total) if self._total else 0
+        cells = "\N{BLACK PARALLELOGRAM}" * filled + "\N{WHITE PARALLELOGRAM}" * (_CELLS - filled)
+        minutes, seconds = divmod(int(time.monotonic() - self._begun), 60)
+        count = f"{self._done}/{'?' if self._total is None else self._total}"
+        return " ".join(
+            part for part in (self._text, cells, count, f"{minutes}:{seconds:02}", self._now) if part
+        )
+
+    def _show(self) -> None:
+        from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+        data = {"text/plain": self.line()}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
 
 
 class Frame(NamedTuple):
