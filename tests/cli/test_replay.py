@@ -69,6 +69,7 @@ def test_the_debugger_stops_where_it_raised(folder: Path) -> None:
     assert ran.returncode == 1
     assert "(0, 2)" in ran.stdout
     assert "ZeroDivisionError" in ran.stderr
+    assert "replaying.py" not in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,9 @@ def test_a_call_that_is_not_in_the_file(folder: Path) -> None:
     ran = replay(folder, f"{folder}/good.pkl", "-m", "nothing")
 
     assert (ran.returncode, "it has: divide, later" in ran.stderr) == (2, True)
+
+
+def test_leaving_the_debugger_prints_no_value(folder: Path) -> None:
+    ran = replay(folder, f"{folder}/good.pkl", "--break", "-m", "divide", typed="q\n")
+
+    assert (ran.returncode, ran.stdout.rstrip().endswith("(Pdb)")) == (0, True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pdb
 import sys
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import phalanx
 from phalanx.cli.common import AsJson
 
 if TYPE_CHECKING:
@@ -90,9 +93,20 @@ def _run(
                 json.dumps({"recording": facts, "error": f"{type(error).__name__}: {error}"}, indent=1)
             )
         else:
-            traceback.print_exc()
+            traceback.print_exception(type(error), error, _of_the_user(error.__traceback__))
         if post_mortem:
             pdb.post_mortem(sys.exc_info()[2])
         return _RAISED
+    if debugger is not None and debugger.quitting:
+        return 0  # there is no value
     typer.echo(json.dumps({"recording": facts, "value": repr(value)}, indent=1) if as_json else repr(value))
     return 0
+
+
+def _of_the_user(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is neither ours nor the event loop's; all of it where there is none."""
+    ours = (str(Path(phalanx.__file__).parent), str(Path(asyncio.__file__).parent))
+    at = trace
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(ours):
+        at = at.tb_next
+    return at or trace
