@@ -242,3 +242,14 @@ def test_a_split_by_values_that_are_not_here_yet_is_refused() -> None:
 
     with pytest.raises(px.DispatchError, match="waits for nothing"):
         finished_result(Pending())  # type: ignore[arg-type]
+
+
+def test_of_very_many_ranks_the_first_are_shown() -> None:
+    with (
+        px.ResourcePool([40], use_gpu=False, backend="inline") as slots,
+        px.WorkerGroup(slots, Explained) as many,
+    ):
+        explanation = many.rows.explain(torch.zeros(80, 1))
+
+    assert "and 8 more ranks" in str(explanation)
+    assert [rank["start"] for rank in explanation.to_dict()["ranks"]] == list(range(0, 80, 2))

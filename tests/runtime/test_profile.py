@@ -242,3 +242,17 @@ def test_a_profiler_that_fails_spoils_the_profile_only(group: Any, monkeypatch: 
 
     assert profile.paths == ()
     assert "RuntimeError: no profiler today" in profile.notes[0]
+
+
+def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
+        px.WorkerGroup(slots, Profiled) as one,
+    ):
+        hooks = one.core.endpoints[0].handle.host.hooks
+        with one.profile():
+            assert hooks
+            one.add()
+
+        assert not hooks
+        assert not one.core.gathering
