@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import phalanx as px
 from phalanx.observe.events import Call, Part, Trace
@@ -330,6 +333,16 @@ def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
         f"What rank {r} of traced wrote cannot be read: nothing answers" for r in (0, 1)
     )
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
+
+
+def test_a_trace_can_be_given_to_opentelemetry(group: Any) -> None:
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with px.trace() as trace:
+        group.add(1)
+
+    assert trace.to_opentelemetry(provider) == 5  # the call, on each rank its share and a span in it
+    assert {span.name for span in memory.get_finished_spans()} == {"traced.add", "add", "adding"}
 
 
 def test_the_librarys_own_calls_are_not_in_a_trace(pool: px.ResourcePool) -> None:

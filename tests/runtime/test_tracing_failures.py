@@ -1,0 +1,97 @@
+"""What a trace knows of ranks that hang, die, or are cancelled; and of groups that two drivers call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.observe.events import Part, Trace
+
+
+class Frail(px.Worker):
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def ping(self) -> int:
+        return self.rank
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def die_on(self, rank: int) -> None:
+        with px.span("last words"):
+            if self.rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def hang(self) -> None:
+        threading.Event().wait()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def ask(self, other: Any) -> Any:
+        with px.trace() as inner:
+            other.ping()
+        return [(c.method, [p.returned is not None for p in c.parts]) for c in inner.events.calls]
+
+
+@pytest.fixture
+def pool(ray_cluster: None) -> Any:
+    with px.ResourcePool([2], use_gpu=False) as made:
+        yield made
+
+
+def parts(trace: Trace, method: str) -> tuple[Part, ...]:
+    return next(call.parts for call in trace.calls if call.method == method)
+
+
+def test_what_a_rank_did_before_it_was_killed_is_in_the_trace(pool: px.ResourcePool) -> None:
+    with px.trace() as trace, px.WorkerGroup(pool, Frail) as group, pytest.raises(px.WorkerDiedError):
+        group.die_on(1)
+    found = parts(trace.events, "die_on")
+
+    assert found[0].returned is not None
+    assert found[1].started is not None
+    assert found[1].returned is None
+    assert [s.ended is None for s in trace.events.spans if s.track and s.track.rank == 1] == [True]
+    assert trace.events.notes == ()
+
+
+def test_a_call_that_misses_its_deadline_stands_open_on_its_ranks(pool: px.ResourcePool) -> None:
+    with px.trace() as trace, px.WorkerGroup(pool, Frail) as group:
+        group.ping()
+        with pytest.raises(px.CallTimeout):
+            group.hang.options(timeout=0.3)()
+    call = next(call for call in trace.events.calls if call.method == "hang")
+
+    assert call.error is not None
+    assert call.error.startswith("CallTimeout")
+    assert all(part.started is not None and part.returned is None for part in call.parts)
+
+
+def test_a_cancelled_call_says_so_on_every_rank(pool: px.ResourcePool) -> None:
+    with px.trace() as trace, px.WorkerGroup(pool, Frail) as group:
+        group.ping()
+        group.hang.submit().cancel()
+    call = next(call for call in trace.events.calls if call.method == "hang")
+
+    assert call.error is not None
+    assert call.error.startswith("CallCancelled")
+    # a rank that had not begun it when it was cancelled leaves nothing, or that it dropped it
+    assert all(part.error is None or part.error.startswith("Interrupted") for part in call.parts)
+
+
+def test_two_drivers_of_one_group_have_traces_of_their_own(pool: px.ResourcePool) -> None:
+    with (
+        px.trace() as trace,
+        px.WorkerGroup(pool[0:1], Frail, name="callee") as callee,
+        px.WorkerGroup(pool[1:2], Frail, name="caller") as caller,
+    ):
+        callee.ping()
+        seen = caller.ask(callee)
+
+    assert seen == [[("ping", [True])]]
+    assert [(call.group, call.method) for call in trace.events.calls if call.method != "__init__"] == [
+        ("callee", "ping"),
+        ("caller", "ask"),
+    ]
