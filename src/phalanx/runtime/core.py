@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -24,12 +25,13 @@ from phalanx.runtime.spmd import Executed, check_order
 from phalanx.runtime.state import GroupRecord
 from phalanx.runtime.tracing import Traced, composing, draft_of, keep
 from phalanx.topology.mesh import Mesh
-from phalanx.transport.base import Endpoint, Ticket, Transport
+from phalanx.transport.base import Endpoint, Ref, Ticket, Transport
 from phalanx.wire.board import BARE_CALL
 from phalanx.wire.messages import BARE, CLOSE, MESHES, ORDER, Message, RankCall
 
 Methods = Mapping[str, Mapping[str, MethodSpec]]
 _BARE = Message(BARE)
+_MOST_DROPPED = 256
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:
@@ -49,6 +51,8 @@ class GroupCore(Settling):
         self._order = threading.Lock()  # calls reach all ranks in one order, whichever threads make them
         self._registered: dict[str, Mesh] = {}
         self._under_way: deque[weakref.ref[CallFuture[Any]]] = deque()
+        self._counting = threading.Lock()
+        self._dropped: deque[tuple[int, Sequence[int], list[Ref]]] = deque()
         self.restarting = threading.RLock()
         #: What the workers are made of; None where another process owns the group.
         self.made_of: Mapping[str, ClassWithInitArgs] | None = None
@@ -115,6 +119,7 @@ class GroupCore(Settling):
                 kept = composed = list(composed)
             tickets = self._submit(plan, header, composed, draft)
         future: CallFuture[Any] = CallFuture(self, plan, tickets, spec.name, role, limit, target, number)
+        future.epoch = header.epoch  # not of now: a restart may have begun meanwhile
         future.draft = draft
         future.replicated = debug and spec.replicated
         if stall is not None:
@@ -123,8 +128,7 @@ class GroupCore(Settling):
             sentinel.add(self)
         if kept is not None:
             self.replays.add(future, kept)
-        for rank in plan.ranks:
-            self._counts[rank] += 1
+        self._count(plan.ranks, 1)
         self._under_way.append(weakref.ref(future))
         return future
 
@@ -146,20 +150,48 @@ class GroupCore(Settling):
         """Wait for the oldest call where too many are under way; calls that nobody holds any more do not count."""
         while len(self._under_way) >= self._settings.max_in_flight:
             oldest = self._under_way.popleft()()
-            if oldest is not None and not oldest.done():
-                self.transport.wait([t.value for t in oldest.tickets], len(oldest.tickets), None)
+            if oldest is not None:
+                if not oldest.done():
+                    self.transport.wait([t.value for t in oldest.tickets], len(oldest.tickets), None)
+                self.ended(oldest)
+        if len(self._dropped) > _MOST_DROPPED:
+            self._count_dropped()
+
+    def _count(self, ranks: Sequence[int], change: int) -> None:
+        with self._counting:
+            for rank in ranks:
+                self._counts[rank] += change
 
     def ended(self, future: CallFuture[Any]) -> None:
         """Book that a call is over; once per call."""
-        if not future.counted_out:
-            future.counted_out = True
-            if future.epoch != self.epoch:
-                return
-            for rank in future.plan.ranks:
-                self._counts[rank] -= 1
+        with self._counting:
+            counted, future.counted_out = future.counted_out, True
+        if not counted and future.epoch == self.epoch:
+            self._count(future.plan.ranks, -1)
+
+    def dropped(self, epoch: int, plan: CallPlan, tickets: Sequence[Ticket], target: Any) -> None:
+        """Note that nobody holds a call any more whose end nobody saw; may come at any time, from the collector.
+
+        One by ``group.any`` counts until it has ended, so that calls whose futures are not kept go to all ranks in
+        turn. The outputs of others are let go of at once.
+        """
+        refs = [ticket.value for ticket in tickets] if getattr(target, "_choose", False) else []
+        self._dropped.append((epoch, plan.ranks, refs))
+
+    def _count_dropped(self) -> None:
+        for _ in range(len(self._dropped)):
+            with contextlib.suppress(IndexError):  # another thread was faster
+                epoch, ranks, refs = self._dropped.popleft()
+                if epoch != self.epoch:
+                    continue
+                if refs and self.transport.wait(refs, len(refs), 0)[1]:
+                    self._dropped.append((epoch, ranks, refs))
+                else:
+                    self._count(ranks, -1)
 
     def least_busy(self, ranks: Sequence[int]) -> int:
         """The rank with the fewest calls under way; the lowest of equal ones."""
+        self._count_dropped()
         for reference in list(self._under_way):
             future = reference()
             if future is not None and not future.counted_out and self.all_ended(future):

@@ -46,6 +46,7 @@ class CallFuture(Generic[T]):
     """
 
     __phalanx_future__ = True
+    counted_out = True  # until it is made
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class CallFuture(Generic[T]):
         target: Any,
         number: int = 0,
     ) -> None:
-        self.plan = plan
+        self.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
         self.tickets = tickets
         self.method = method
         self.role = role
@@ -212,6 +213,8 @@ class CallFuture(Generic[T]):
         """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
         if self._settled and self._error is not None:
             raise self._error
+        if not self._settled:
+            self._core.check_epoch(self)
         if transport is not self._core.transport or self.plan.gather.how == "custom":
             return None
         return self.tickets
@@ -224,6 +227,10 @@ class CallFuture(Generic[T]):
             return None
         parts = [tickets[position] for position in gather.take]
         return parts if all(part.info is not None for part in parts) else None
+
+    def __del__(self) -> None:
+        if not self.counted_out:
+            self._core.dropped(self.epoch, self.plan, self.tickets, self.target)
 
     def __reduce__(self) -> Any:
         raise DeclarationError(

@@ -115,8 +115,8 @@ def _rows_of(value: Any, piece: FuturePiece) -> Any:
 def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
     """One message per called rank, in the plan's order, each made when it is asked for.
 
-    So the first rank copies its piece while the next one is stored. Before anything is stored or sent, there is
-    room for all of it.
+    So the first rank copies its piece while the next one is stored. Before anything is sent, all of it is known to
+    be picklable, and there is room for it.
 
     Raises:
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
@@ -140,10 +140,14 @@ def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator
     _admit(outlet, columns, keys, leaves)
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
     begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
+    encoded: dict[tuple[int, ...], tuple[Encoded, tuple[Ref, ...]]] = {}
+    for position, key in enumerate(keys):
+        if key not in encoded:  # as views of the caller's memory: the copies are made below, one at a time
+            encoded[key] = _encoded_body(outlet, plan.arguments_of(position), shared, begin)
     bodies: dict[tuple[int, ...], tuple[bytes | None, tuple[Ref, ...]]] = {}
     for position, key in enumerate(keys):
         if key not in bodies:
-            bodies[key] = encode_body(outlet, plan.arguments_of(position), shared, begin)
+            bodies[key] = _placed(outlet, *encoded.pop(key))
         body, refs = bodies[key]
         yield Message(header._replace(body=body, keep=plan.keeps(position)).pack(), refs)
 
@@ -175,20 +179,31 @@ _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
 def encode_body(
-    outlet: Outlet,
-    value: Any,
-    shared: Mapping[int, Stored] | None = None,
-    begin: tuple[Ref, ...] = (),
-    admit: Callable[[int, int], None] | None = None,
+    outlet: Outlet, value: Any, admit: Callable[[int, int], None] | None = None
 ) -> tuple[bytes | None, tuple[Ref, ...]]:
     """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
 
     ``admit(nbytes, nbytes)`` is asked before a large one is stored.
     """
+    return _placed(outlet, *_encoded_body(outlet, value, {}, ()), admit)
+
+
+def _encoded_body(
+    outlet: Outlet, value: Any, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
+) -> tuple[Encoded, tuple[Ref, ...]]:
     references = References(outlet, begin)
-    encoded: Encoded = encode(value, hoist=references.hoist(), shared=shared)
+    encoded = encode(value, hoist=references.hoist(), shared=shared)
+    return encoded, tuple(references.refs)
+
+
+def _placed(
+    outlet: Outlet,
+    encoded: Encoded,
+    refs: tuple[Ref, ...],
+    admit: Callable[[int, int], None] | None = None,
+) -> tuple[bytes | None, tuple[Ref, ...]]:
     if encoded.nbytes <= outlet.inline_bytes:
-        return encoded.to_bytes(), tuple(references.refs)
+        return encoded.to_bytes(), refs
     if admit is not None:
         admit(encoded.nbytes, encoded.nbytes)
-    return None, (*references.refs, outlet.put(encoded))
+    return None, (*refs, outlet.put(encoded))

@@ -84,7 +84,7 @@ class Settling(GroupState):
         """Wait for a call and give its value, or raise its one error."""
         if future.draft is not None and future.draft.asked is None:
             future.draft.asked = time.time_ns()
-        self._check_epoch(future)
+        self.check_epoch(future)
         if future.cancel_error is not None:
             raise future.cancel_error
         watch = self.watch(future)
@@ -104,7 +104,12 @@ class Settling(GroupState):
             if error is not None:
                 raise error from None
 
-    def _check_epoch(self, future: CallFuture[Any]) -> None:
+    def check_epoch(self, future: CallFuture[Any]) -> None:
+        """See to it that a call is one of the present epoch.
+
+        Raises:
+            StaleEpoch: the group was restarted since.
+        """
         if future.epoch != self.epoch:
             raise StaleEpoch(
                 f"group {self.name!r} was restarted: this call of {future.method} belongs to epoch {future.epoch}, the "
@@ -129,7 +134,7 @@ class Settling(GroupState):
 
     def failed(self, watch: Watch, future: CallFuture[Any]) -> PhalanxError:
         """The one error of a call of which a rank failed; breaks the group where a rank is lost or still busy."""
-        self._check_epoch(future)
+        self.check_epoch(future)
         if future.cancelling is not None:
             future.cancelling.wait(_CANCELLED_WITHIN_S)
         if future.cancel_error is not None:
@@ -139,7 +144,7 @@ class Settling(GroupState):
         if not self._stopped.isdisjoint(future.plan.ranks):
             return self.lifecycle.broken_error()  # it went down with another call, which has the cause
         error, pending, died = watch.error()
-        self._check_epoch(future)
+        self.check_epoch(future)
         if self.closed:
             return GroupClosed(f"group {self.name!r} was closed before {watch.method} ended", group=self.name)
         self.book.failed()
@@ -157,7 +162,7 @@ class Settling(GroupState):
         Returns whether the call was cancelled; False if every rank returned first. The group stays ready where
         every rank ended its part by itself within the grace, and is broken otherwise.
         """
-        self._check_epoch(future)
+        self.check_epoch(future)
         watch = self.watch(future)
         pending = self.transport.wait(watch.refs, len(watch.refs), 0)[1]
         if not pending:
@@ -316,7 +321,7 @@ class Settling(GroupState):
 
     def stream(self, future: CallFuture[Any], timeout: float | None) -> Iterator[tuple[int, Any]]:
         """(rank, output) of each rank as it finishes."""
-        self._check_epoch(future)
+        self.check_epoch(future)
         if future.draft is not None and future.draft.asked is None:
             future.draft.asked = time.time_ns()
         limit = None if timeout is None else self.now() + timeout
