@@ -253,3 +253,20 @@ def test_of_very_many_ranks_the_first_are_shown() -> None:
 
     assert "and 8 more ranks" in str(explanation)
     assert [rank["start"] for rank in explanation.to_dict()["ranks"]] == list(range(0, 80, 2))
+
+
+class Placed(px.Worker):
+    def __init__(self) -> None:
+        self.register_mesh("own", {"dp": self.rank})
+
+    @px.register(px.Dispatch.mesh("own"))
+    def rows(self, batch: Any) -> Any:
+        return batch
+
+
+def test_a_mesh_that_ranks_registered_is_in_the_tables(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Placed) as placed:
+        explanation = placed.rows.explain(torch.zeros(4, 1))
+
+        assert [rank.place for rank in explanation.ranks][2] == {"dp": 2}
+        assert placed.explain().to_dict()["rows"][2]["mesh"] == "own: dp=2"

@@ -229,6 +229,12 @@ class GroupCore(Settling):
             self._registered[key] = self._ask_mesh(name)
         return self._registered[key]
 
+    def known_meshes(self) -> dict[str, Mesh]:
+        """The meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""
+        prefix = f"{self.epoch}/"
+        told = {key[len(prefix) :]: mesh for key, mesh in self._registered.items() if key.startswith(prefix)}
+        return {**told, **self.record.meshes}
+
     def forget_meshes(self) -> None:
         """Ask the ranks anew for the meshes that they registered."""
         self._registered.clear()

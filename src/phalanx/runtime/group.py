@@ -307,7 +307,7 @@ class WorkerGroup(GroupView):
         )
 
     def _coordinates(self, rank: int) -> str | None:
-        meshes = self.core.record.meshes
+        meshes = self.core.known_meshes()
         texts = [
             ("" if name == "default" else f"{name}: ")
             + ", ".join(f"{a}={c}" for a, c in mesh.coordinates(rank).items())
