@@ -152,3 +152,25 @@ def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str
 def test_a_pool_does_not_travel() -> None:
     with px.ResourcePool([1], backend="inline") as pool, pytest.raises(px.DeclarationError, match="attach"):
         pickle.dumps(pool)
+
+
+class ClosesItsGroup(px.Worker):
+    """Closes its own group while that is restarted, as another thread may."""
+
+    group: px.WorkerGroup | None = None
+
+    def __init__(self) -> None:
+        if ClosesItsGroup.group is not None:
+            ClosesItsGroup.group.close()
+
+
+def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, ClosesItsGroup, num_cpus=1, name="closing")
+        assert any("closing-extras" in holder.name for holder in pool.transport.holders())
+        monkeypatch.setattr(ClosesItsGroup, "group", group)
+        with pytest.raises(px.GroupClosed, match="restarted"):
+            group.restart()
+        assert not any("closing-extras" in holder.name for holder in pool.transport.holders())

@@ -26,12 +26,20 @@ def restart(group: WorkerGroup) -> None:
             group._end_processes(patience=was_ready)
             group._start_epoch(epoch)
         except BaseException as error:
-            core.transport.kill(core.endpoints)
+            _abandon(group)
             core.broken(_as_cause(group, error), epoch)
             raise
         if core.closed:
-            core.transport.kill(core.endpoints)
+            _abandon(group)
             raise GroupClosed(f"group {core.name!r} was closed while it was restarted", group=core.name)
+
+
+def _abandon(group: WorkerGroup) -> None:
+    """End the processes that were started; all that they hold too, where ``close()`` was over before they came."""
+    if group.core.closed:
+        group._end_processes(patience=False)
+    else:
+        group.core.transport.kill(group.core.endpoints)
 
 
 def _as_cause(group: WorkerGroup, error: BaseException) -> PhalanxError:
