@@ -173,6 +173,14 @@ def test_the_groups_environment_reaches_every_rank(plain: Any) -> None:
     assert os.environ.get("OF_THE_GROUP") is None
 
 
+def test_variables_of_the_runtime_env_are_the_groups_own() -> None:
+    variables = {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Plain, runtime_env={"env_vars": variables}, env={"BOTH": "from env"})
+        assert group.variable("OMP_NUM_THREADS") == ["7"]
+        assert group.variable("BOTH") == ["from env"]
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])
 @pytest.mark.parametrize(
     "kind", [torch.arange, np.arange, lambda n: list(range(n))], ids=["tensor", "array", "list"]

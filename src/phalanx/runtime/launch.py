@@ -18,7 +18,7 @@ from phalanx.runtime.options import GroupOptions
 from phalanx.runtime.pool import ResourcePool
 from phalanx.runtime.sender import Outlet, encode_body
 from phalanx.topology.accelerators import Accelerator, in_use
-from phalanx.topology.environment import rank_environment, threads_per_rank
+from phalanx.topology.environment import THREADS, rank_environment
 from phalanx.topology.slots import SlotView
 from phalanx.transport.base import (
     Endpoint,
@@ -184,6 +184,8 @@ def _setups(
     first = endpoints[0].facts
     on_node = _devices_by_node(pool, endpoints)
     folder = _labels.new(name, epoch)
+    # What Ray sets before the process starts is the group's too: it wins over what we would choose.
+    given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
     setups: list[RankSetup] = []
     for rank, endpoint in enumerate(endpoints):
         facts = endpoint.facts.slot
@@ -204,7 +206,7 @@ def _setups(
             accelerator=kind or _hidden(facts.accelerator_ids),
             cpus_of_node=facts.cpus_of_node,
             ranks_on_node=ranks_here,
-            group_env=options.env,
+            group_env=given,
         )
         environment[STORE_VARIABLE] = f"{first.slot.node_ip}:{first.store_port}/{epoch}"
         setups.append(
@@ -221,7 +223,7 @@ def _setups(
                 accelerator_ids=own,
                 device_type=kind.torch_device if kind and own else "cpu",
                 local_device=int(environment["LOCAL_RANK"]) if own else 0,
-                threads=threads_per_rank(facts.cpus_of_node or 1, ranks_here),
+                threads=_threads(environment),
                 meshes=dict(options.meshes),
                 asynchronous=options.max_concurrency is not None,
                 files=_files(endpoint.facts.folder, folder, rank),
@@ -229,6 +231,12 @@ def _setups(
             )
         )
     return setups
+
+
+def _threads(environment: Mapping[str, str]) -> int | None:
+    """How many threads torch is to use where it was imported before the environment was set."""
+    text = environment.get(THREADS, "")
+    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def _hidden(seen: tuple[str, ...]) -> Accelerator | None:
