@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.group import WorkerGroup
 
 _numbers = itertools.count(1)
+_booking = threading.Lock()  # groups may be started by several threads
 
 
 class ResourcePool:
@@ -311,18 +313,19 @@ class ResourcePool:
             PlacementError: the pool is closed, or a slot has no share left.
         """
         self._check_open()
-        for slot in self._view.slots:
-            holding = self._holdings[slot.pool]
-            on_it = holding.groups.get(slot, [])
-            if len(on_it) >= holding.max_colocate_count:
-                raise PlacementError(
-                    f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
-                    f"max_colocate_count={holding.max_colocate_count} groups already "
-                    f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
-                    "max_colocate_count"
-                )
-        for slot in self._view.slots:
-            self._holdings[slot.pool].groups.setdefault(slot, []).append(group)
+        with _booking:
+            for slot in self._view.slots:
+                holding = self._holdings[slot.pool]
+                on_it = holding.groups.get(slot, [])
+                if len(on_it) >= holding.max_colocate_count:
+                    raise PlacementError(
+                        f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
+                        f"max_colocate_count={holding.max_colocate_count} groups already "
+                        f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
+                        "max_colocate_count"
+                    )
+            for slot in self._view.slots:
+                self._holdings[slot.pool].groups.setdefault(slot, []).append(group)
 
     def unclaim(self, group: WorkerGroup) -> None:
         """Take a group out of the books. Idempotent."""
