@@ -48,6 +48,11 @@ def token_log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits, -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
+def token_mean(values: torch.Tensor, mask: torch.Tensor) -> float:
+    """Over all tokens of the responses, none of them weighted by its row's length."""
+    return ((values * mask).sum() / mask.sum()).item()
+
+
 def average_gradients(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         torch.distributed.all_reduce(parameter.grad)
@@ -75,14 +80,19 @@ class ActorRolloutWorker(Worker):
             logits = self.model(prompts.batch["prompts"])
             probabilities = torch.softmax(logits, -1).flatten(0, 1)
         tokens = torch.multinomial(probabilities, 1, generator=generator).view(-1, RESPONSE)
-        return DataProto.from_dict({"responses": tokens, "response_mask": torch.ones_like(tokens)})
+        lengths = 1 + prompts.batch["prompts"][:, :1] % RESPONSE
+        mask = (torch.arange(RESPONSE) < lengths).long()
+        return DataProto.from_dict({"responses": tokens, "response_mask": mask})
 
     @register(OVER_ACTOR)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         with torch.no_grad():
             logits = self.model(data.batch["prompts"])
-        name = "old_log_probs" if self.role == "actor" else "ref_log_prob"
-        return DataProto.from_dict({name: token_log_probs(logits, data.batch["responses"])})
+        log_probs = token_log_probs(logits, data.batch["responses"])
+        if self.role == "ref":
+            return DataProto.from_dict({"ref_log_prob": log_probs})
+        entropys = torch.distributions.Categorical(logits=logits).entropy()
+        return DataProto.from_dict({"old_log_probs": log_probs, "entropys": entropys})
 
     @register(OVER_ACTOR)
     def update_actor(self, data: DataProto) -> DataProto:
@@ -177,7 +187,12 @@ class Trainer:
         rewards = batch.batch["rm_scores"] - 0.001 * kl
         batch.batch["returns"] = rewards  # each token is graded by itself
         batch.batch["advantages"] = rewards - batch.batch["values"]
-        metrics = {"reward": batch.batch["rm_scores"].mean().item(), "kl": kl.mean().item()}
+        mask = batch.batch["response_mask"]
+        metrics = {
+            "reward": token_mean(batch.batch["rm_scores"], mask),
+            "kl": token_mean(kl, mask),
+            "actor/entropy": token_mean(batch.batch.pop("entropys"), mask),
+        }
         for output in (group.critic.update_critic(batch), group.actor.update_actor(batch)):
             for name, values in output.meta_info["metrics"].items():
                 metrics[name] = float(
@@ -196,7 +211,8 @@ def test_a_ppo_trainer_learns(ray_cluster: None) -> None:
     first, last = history[0], history[-1]
     assert first[1]["reward"] < 0.35
     assert last[1]["reward"] > 0.8
-    assert {"actor/pg_loss", "actor/ratio", "critic/vf_loss", "kl", "reward"} == set(last[1])
+    assert {"actor/pg_loss", "actor/ratio", "actor/entropy", "critic/vf_loss", "kl", "reward"} == set(last[1])
+    assert last[1]["actor/entropy"] < first[1]["actor/entropy"] - 0.5
     assert len(last[0]) == 64
     assert last[0].non_tensor_batch["uid"][3] == "prompt 19/3"
     assert last[0].batch["old_log_probs"].shape == (64, RESPONSE)

@@ -13,10 +13,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from phalanx.compat.verl.utils import device, py_functional, ray_utils, transferqueue_utils
 from phalanx.compat.verl.utils.py_functional import DynamicEnum
-from phalanx.compat.verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from phalanx.compat.verl.utils.seqlen_balancing import (
+    get_reverse_idx,
+    get_seqlen_balanced_partitions,
+    log_seqlen_unbalance,
+    rearrange_micro_batches,
+    restore_dynamic_batch,
+)
 
 
 class Colour(DynamicEnum):
@@ -230,6 +237,60 @@ def test_parts_have_about_the_same_length() -> None:
 def test_rows_that_do_not_fill_the_parts_are_refused(rows: int, parts: int, equal: bool) -> None:
     with pytest.raises(AssertionError, match=f"{rows} rows"):
         get_seqlen_balanced_partitions([1] * rows, parts, equal_size=equal)
+
+
+def masked(lengths: list[int]) -> TensorDict:
+    mask = (torch.arange(8)[None] < torch.tensor(lengths)[:, None]).long()
+    return TensorDict({"attention_mask": mask, "row": torch.arange(len(lengths))}, [len(lengths)])
+
+
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=12),
+    st.integers(8, 40),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_micro_batches_keep_the_limit_and_come_back_in_order(
+    lengths: list[int], most: int, multiple: int, balance: bool
+) -> None:
+    lengths = lengths * multiple
+
+    parts, rows = rearrange_micro_batches(
+        masked(lengths), most, num_batches_divided_by=multiple, use_dynamic_bsz_balance=balance
+    )
+
+    assert len(parts) % multiple == 0
+    assert all(int(part["attention_mask"].sum()) <= most for part in parts)
+    outputs = torch.cat([part["row"] for part in parts])
+    assert restore_dynamic_batch(outputs, rows).tolist() == list(range(len(lengths)))
+
+
+def test_rows_of_a_group_stay_in_one_micro_batch() -> None:
+    _, rows = rearrange_micro_batches(masked([8, 1, 5, 3, 2, 7]), 12, force_group_size=2)
+
+    assert sorted(rows) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_jagged_rows_are_cut_by_their_lengths() -> None:
+    jagged = torch.nested.as_nested_tensor([torch.arange(n) for n in (3, 1, 2)], layout=torch.jagged)
+
+    _, rows = rearrange_micro_batches(TensorDict({"input_ids": jagged}, [3]), 4)
+
+    assert sorted(row for part in rows for row in part) == [0, 1, 2]
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize(("most", "options"), [(7, {}), (8, {"min_num_micro_batch": 4})])
+def test_micro_batches_that_cannot_be_had_are_refused(most: int, options: dict[str, Any]) -> None:
+    with pytest.raises((AssertionError, ValueError), match="max_token_len"):
+        rearrange_micro_batches(masked([8, 1, 5]), most, **options)
+
+
+def test_unbalance_is_told_before_and_after() -> None:
+    told = log_seqlen_unbalance([8, 1, 5, 3], [[0], [1, 2, 3]], "lengths")
+
+    assert (told["lengths/max"], told["lengths/balanced_max"], told["lengths/mean"]) == (9, 9, 8.5)
+    assert get_reverse_idx([2, 0, 1]) == [1, 2, 0]
 
 
 def test_bridged_methods_are_called_as_they_are() -> None:

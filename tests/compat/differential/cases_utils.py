@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from plain import attempt, load, plain
+from tensordict import TensorDict
 
 functional = load("utils.py_functional")
 device = load("utils.device")
@@ -254,6 +255,47 @@ def case_balancing() -> Any:
         "even lengths": attempt(lambda: sums([4] * 6, 3, True)),
         "positional": attempt(lambda: sums([5, 1], 2, True)),
         "one long": attempt(lambda: sums([100, 1, 1, 1], 2, True)),
+    }
+
+
+def case_micro_batches() -> Any:
+    """Which rows are together is each library's own choice: that the limits are kept, and the rows are all there."""
+
+    def rows(lengths: list[int]) -> Any:
+        mask = (torch.arange(8)[None] < torch.tensor(lengths)[:, None]).long()
+        data = {"attention_mask": mask, "input_ids": mask.clone(), "row": torch.arange(len(lengths))}
+        return TensorDict(data, [len(lengths)])
+
+    def cut(lengths: list[int], most: int, **options: Any) -> Any:
+        parts, numbers = balancing.rearrange_micro_batches(rows(lengths), most, **options)
+        tokens = [int(part["attention_mask"].sum()) for part in parts]
+        same = [part["row"].tolist() for part in parts] == [list(part) for part in numbers]
+        whole = sorted(row for part in numbers for row in part)
+        return [len(parts), max(tokens) <= most, same, whole, type(parts[0]).__name__]
+
+    def restored() -> Any:
+        data = load("protocol").DataProto.from_dict(dict(rows([8, 1, 5, 3]).items()), meta_info={"m": 1})
+        parts, numbers = balancing.prepare_dynamic_batch(data, 10)
+        joined = torch.cat([part.batch["row"] for part in parts])
+        return [balancing.restore_dynamic_batch(joined, numbers), [part.meta_info for part in parts]]
+
+    nested = torch.nested.as_nested_tensor([torch.arange(n) for n in (3, 1, 2)], layout=torch.jagged)
+    lengths = [8, 1, 5, 3, 2, 7]
+    return {
+        "usual": attempt(lambda: cut(lengths, 12)),
+        "multiple": attempt(lambda: cut(lengths, 12, num_batches_divided_by=4)),
+        "at least": attempt(lambda: cut(lengths, 26, min_num_micro_batch=2)),
+        "too many": attempt(lambda: cut(lengths, 12, min_num_micro_batch=99)),
+        "groups": attempt(lambda: cut(lengths, 12, force_group_size=2)),
+        "unsorted": attempt(lambda: cut(lengths, 12, use_dynamic_bsz_balance=False)),
+        "too short": attempt(lambda: cut(lengths, 7)),
+        "tight": attempt(lambda: cut([8, 1, 8, 1, 8, 1], 8)),
+        "restored": attempt(restored),
+        "restored nested": attempt(lambda: balancing.restore_dynamic_batch(nested, [[2, 0], [1]])),
+        "rounding": [balancing.ceildiv(7, 2), balancing.ceildiv(6, 2), balancing.roundup_divisible(7, 4)],
+        "inverse": balancing.get_reverse_idx([2, 0, 1]),
+        "work": attempt(lambda: balancing.calculate_workload(torch.tensor([1, 10]))),
+        "told": attempt(lambda: balancing.log_seqlen_unbalance([8, 1, 5, 3], [[0, 1], [2, 3]], "p")),
     }
 
 

@@ -1,13 +1,50 @@
-"""Rows dealt out such that every part has about the same total length."""
+"""Rows dealt out such that every part has about the same total length; batches cut by their number of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
 
 from phalanx.compat.verl._proto.errors import require
+from phalanx.compat.verl.utils.device import get_device_name
+from phalanx.compat.verl.utils.tensordict_utils import index_select_tensor_dict
 from phalanx.topology.balance import balanced_partition
 
-__all__ = ["get_seqlen_balanced_partitions"]
+__all__ = [
+    "calculate_workload",
+    "ceildiv",
+    "get_reverse_idx",
+    "get_seqlen_balanced_partitions",
+    "greedy_partition",
+    "karmarkar_karp",
+    "log_seqlen_unbalance",
+    "prepare_dynamic_batch",
+    "rearrange_micro_batches",
+    "restore_dynamic_batch",
+    "roundup_divisible",
+]
+
+_LINEAR_COST = (
+    24576  # a transformer of hidden size 4096: cost per token, where attention costs 1 per pair of tokens
+)
+
+
+def ceildiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def roundup_divisible(a: int, b: int) -> int:
+    """The smallest multiple of b that is not less than a."""
+    return ceildiv(a, b) * b
+
+
+def calculate_workload(seqlen_list: torch.Tensor) -> torch.Tensor:
+    """Relative cost of sequences by length, for a transformer of hidden size 4096: linear layers and attention."""
+    return _LINEAR_COST * seqlen_list + seqlen_list**2
 
 
 def get_seqlen_balanced_partitions(
@@ -31,3 +68,141 @@ def get_seqlen_balanced_partitions(
         f"{rows} rows do not divide into {k_partitions} parts of equal size",
     )
     return balanced_partition(list(seqlen_list), k_partitions, equal_counts=equal_size)
+
+
+def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """The same as :func:`get_seqlen_balanced_partitions`."""
+    return get_seqlen_balanced_partitions(seqlen_list, k_partitions, equal_size)
+
+
+def greedy_partition(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """The same as :func:`get_seqlen_balanced_partitions`."""
+    return get_seqlen_balanced_partitions(seqlen_list, k_partitions, equal_size)
+
+
+def log_seqlen_unbalance(
+    seqlen_list: Sequence[int], partitions: Sequence[Sequence[int]], prefix: str
+) -> dict[str, float]:
+    """Least, largest and mean total length of equal consecutive runs of rows, and of the parts given."""
+    size = len(seqlen_list) // len(partitions)
+    before = [sum(seqlen_list[start : start + size]) for start in range(0, size * len(partitions), size)]
+    after = [sum(seqlen_list[row] for row in part) for part in partitions]
+    return {
+        f"{prefix}/min": min(before),
+        f"{prefix}/max": max(before),
+        f"{prefix}/minmax_diff": max(before) - min(before),
+        f"{prefix}/balanced_min": min(after),
+        f"{prefix}/balanced_max": max(after),
+        f"{prefix}/mean": sum(seqlen_list) / len(partitions),
+    }
+
+
+def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
+    """The inverse of a permutation."""
+    found = [0] * len(idx_map)
+    for place, row in enumerate(idx_map):
+        found[row] = place
+    return found
+
+
+def rearrange_micro_batches(
+    batch: TensorDict,
+    max_token_len: int,
+    dp_group: Any = None,
+    num_batches_divided_by: int | None = None,
+    same_micro_num_in_dp: bool = True,
+    min_num_micro_batch: int | None = None,
+    use_dynamic_bsz_balance: bool = True,
+    force_group_size: int = 1,
+) -> tuple[list[TensorDict], list[list[int]]]:
+    """A batch cut into micro-batches of at most ``max_token_len`` tokens, as few as do.
+
+    Args:
+        batch: with ``attention_mask`` of shape (rows, length), or jagged ``input_ids``.
+        dp_group: with ``same_micro_num_in_dp``, all ranks of it get as many micro-batches as the one with the most.
+        num_batches_divided_by: their number is a multiple of it.
+        min_num_micro_batch: there are at least so many.
+        use_dynamic_bsz_balance: whether the costliest come first.
+        force_group_size: so many consecutive rows stay together.
+
+    Returns:
+        The micro-batches, and the row numbers of each.
+
+    Raises:
+        Refused: a row may be longer than ``max_token_len``.
+        ValueError: there are too few rows for so many micro-batches.
+    """
+    lengths = _lengths(batch, max_token_len)
+    size = force_group_size
+    require(len(lengths) % size == 0, f"{len(lengths)} rows do not divide into groups of {size} rows")
+    groups = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
+    parts = _parts(groups, max_token_len, min_num_micro_batch or 1, num_batches_divided_by or 1)
+    if dp_group is not None and same_micro_num_in_dp:
+        most = torch.tensor([len(parts)], device=get_device_name())
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=dp_group)
+        parts = _parts(groups, max_token_len, int(most.item()), num_batches_divided_by or 1)
+    if use_dynamic_bsz_balance:
+        costs = calculate_workload(torch.tensor(groups)).tolist()
+        parts.sort(key=lambda part: sum(costs[group] for group in part), reverse=True)
+    rows = [[group * size + i for group in part for i in range(size)] for part in parts]
+    return [index_select_tensor_dict(batch, part) for part in rows], rows
+
+
+def _lengths(batch: TensorDict, max_token_len: int) -> list[int]:
+    if "attention_mask" in batch:
+        mask = batch["attention_mask"]
+        longest, lengths = mask.shape[-1], mask.flatten(1).sum(1)
+    else:
+        lengths = batch["input_ids"].offsets().diff()
+        longest = int(lengths.max())
+    require(
+        max_token_len >= longest,
+        f"max_token_len={max_token_len} is less than the length of a row, {longest}: give at least that",
+    )
+    return [int(length) for length in lengths]
+
+
+def _parts(groups: Sequence[int], most: int, least: int, multiple: int) -> list[list[int]]:
+    """As few parts as hold at most ``most`` tokens each, at least ``least`` and a multiple of ``multiple``."""
+    count = roundup_divisible(max(least, ceildiv(sum(groups), most), 1), multiple)
+    while count <= len(groups):
+        parts = balanced_partition(list(groups), count, equal_counts=False)
+        if max(sum(groups[group] for group in part) for part in parts) <= most:
+            return parts
+        count += multiple
+    raise ValueError(
+        f"{len(groups)} groups of rows cannot be cut into {count} micro-batches of at most {most} tokens: raise "
+        "max_token_len, or lower min_num_micro_batch, num_batches_divided_by or force_group_size"
+    )
+
+
+def prepare_dynamic_batch(
+    data: Any,
+    max_token_len: int,
+    dp_group: Any = None,
+    num_batches_divided_by: int | None = None,
+    same_micro_num_in_dp: bool = True,
+    min_num_micro_batch: int | None = None,
+    use_dynamic_bsz_balance: bool = True,
+) -> tuple[list[Any], list[list[int]]]:
+    """As :func:`rearrange_micro_batches`, of a ``DataProto``, with its other columns and ``meta_info``."""
+    _, rows = rearrange_micro_batches(
+        data.batch,
+        max_token_len,
+        dp_group,
+        num_batches_divided_by,
+        same_micro_num_in_dp,
+        min_num_micro_batch,
+        use_dynamic_bsz_balance,
+    )
+    return [data.select_idxs(part) for part in rows], rows
+
+
+def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The joined outputs of micro-batches in the order of the batch that they were cut from."""
+    order = get_reverse_idx([row for part in batch_idx_list for row in part])
+    require(len(order) == len(data), f"{len(data)} rows of outputs, {len(order)} rows in the micro-batches")
+    if data.is_nested:
+        rows = data.unbind()
+        return torch.nested.as_nested_tensor([rows[i] for i in order], layout=torch.jagged)
+    return data[torch.tensor(order)]

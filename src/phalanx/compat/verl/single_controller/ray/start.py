@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -29,10 +30,12 @@ from phalanx.runtime.core import GroupCore, GroupRecord
 from phalanx.runtime.launch import Launched, Processes, launch
 from phalanx.runtime.options import GroupOptions
 from phalanx.runtime.pool import ResourcePool as NativePool
+from phalanx.runtime.publishing import group_entry, publisher
 from phalanx.transport.base import Facade, Reservation, Transport
 from phalanx.wire.messages import RankSetup
 
 _log = logging.getLogger(__name__)
+_numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 _HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
 _WITHOUT_EFFECT = ("enable_task_events", "num_returns", "_metadata", "num_gpus", "concurrency_groups")
 _BEFORE_START = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
@@ -105,7 +108,7 @@ def start(order: Order) -> Started:
         handles=[endpoint.handle for endpoint in launched.endpoints],
         names=list(names),
         master=(environment["MASTER_ADDR"], environment["MASTER_PORT"]),
-        release=_releaser(pool.transport, launched.extras),
+        release=_releaser(pool.transport, launched.extras, _published(order, core, user_class)),
     )
 
 
@@ -127,8 +130,29 @@ def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
         raise
 
 
-def _releaser(transport: Transport, extras: Reservation | None) -> Callable[[], None]:
-    return lambda: transport.release(extras) if extras is not None and ray.is_initialized() else None
+def _published(order: Order, core: GroupCore, cls: type) -> Callable[[], None]:
+    """Let the commands see the group; what to call when it is gone."""
+    entry = replace(
+        group_entry(core),
+        number=next(_numbers),
+        name=f"{order.prefix}{cls.__name__}",
+        state="ready",
+        methods={"": callables(cls)},
+        detached=False,  # px.attach does not find it
+    )
+    return publisher.add(core.transport, entry)
+
+
+def _releaser(
+    transport: Transport, extras: Reservation | None, also: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    def release() -> None:
+        if also is not None:
+            also()
+        if extras is not None and ray.is_initialized():
+            transport.release(extras)
+
+    return release
 
 
 def callables(cls: type) -> list[str]:
