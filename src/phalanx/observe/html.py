@@ -103,7 +103,7 @@ def _tiles(trace: Trace, made: Report) -> str:
         '<div class="tiles">'
         + "".join(
             f'<div class="tile{" bad" if name == "failed" and failed else ""}"><b>{html.escape(value)}</b>'
-            f"<span>{html.escape(name)}</span></div>"
+            f"<span>{html.escape(name).replace('.', '.<wbr>')}</span></div>"
             for value, name in tiles
         )
         + "</div>\n"
