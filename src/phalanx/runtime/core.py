@@ -93,19 +93,7 @@ class GroupCore(Settling):
         draft = None if tracing.recorder is None else draft_of(self, role, spec.name, plan, began)
         bare = bare and not debug and draft is None  # the ranks tell calls apart by number
         number = BARE_CALL if bare else next(self._numbers)
-        header = RankCall(
-            call=number,
-            epoch=self.epoch,
-            role=role,
-            method=spec.name,
-            keep=True,
-            describe=describe,
-            readonly=spec.readonly,
-            to_device=spec.to_device,
-            body=None,
-            debug=debug,
-            trace="" if draft is None else keep(draft, number),
-        )
+        header = self._header(spec, role, number, describe, "" if draft is None else keep(draft, number))
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
         composed: Iterable[Message] = (
@@ -131,6 +119,21 @@ class GroupCore(Settling):
         self._count(plan.ranks, 1)
         self._under_way.append(weakref.ref(future))
         return future
+
+    def _header(self, spec: MethodSpec, role: str, number: int, describe: bool, trace: str) -> RankCall:
+        return RankCall(
+            call=number,
+            epoch=self.epoch,
+            role=role,
+            method=spec.name,
+            keep=True,
+            describe=describe,
+            readonly=spec.readonly,
+            to_device=spec.to_device,
+            body=None,
+            debug=self._settings.debug,
+            trace=trace,
+        )
 
     def _submit(
         self, plan: CallPlan, header: RankCall, composed: Iterable[Message], draft: Draft | None
