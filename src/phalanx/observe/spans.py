@@ -38,7 +38,7 @@ class span:
     """Name a stretch of work in the trace: ``with px.span("load batch", rows=128): ...``, or ``@px.span("score")``.
 
     In a worker it lies on its rank's track, inside the call that it is in; elsewhere on the driver's. Functions,
-    ``async`` ones too, can be decorated. While no trace is on it costs less than a microsecond. One object may be
+    ``async`` ones too, can be decorated. While no trace is on it costs about a microsecond. One object may be
     entered again, but only by one thread or task at a time; what it decorates has no such limit.
 
     Args:
