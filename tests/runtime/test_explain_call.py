@@ -51,10 +51,11 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def roles(pool: px.ResourcePool) -> Iterator[Any]:
-    with px.WorkerGroup(pool, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4)) as made:
-        yield made
+@pytest.fixture
+def inline_slots() -> Iterator[px.ResourcePool]:
+    """For what does not depend on the backend."""
+    with px.ResourcePool([4], use_gpu=False, backend="inline") as slots:
+        yield slots
 
 
 def spans(explanation: Any) -> list[tuple[int, int]]:
@@ -148,7 +149,8 @@ def test_one_rank_returns_the_value_itself(group: Any) -> None:
     assert group[2].take.explain(1).collected == "the output of rank 2 itself"
 
 
-def test_a_role_and_a_call_with_options_are_explained_alike(roles: Any) -> None:
+def test_a_role_and_a_call_with_options_are_explained_alike(inline_slots: px.ResourcePool) -> None:
+    roles: Any = px.WorkerGroup(inline_slots, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4))
     plain = roles.actor.update.explain(torch.zeros(4, 1))
     with_options = roles.actor.update.options(timeout=5.0).explain(torch.zeros(4, 1))
 
@@ -264,8 +266,8 @@ class Placed(px.Worker):
         return batch
 
 
-def test_a_mesh_that_ranks_registered_is_in_the_tables(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool, Placed) as placed:
+def test_a_mesh_that_ranks_registered_is_in_the_tables(inline_slots: px.ResourcePool) -> None:
+    with px.WorkerGroup(inline_slots, Placed) as placed:
         explanation = placed.rows.explain(torch.zeros(4, 1))
 
         assert [rank.place for rank in explanation.ranks][2] == {"dp": 2}

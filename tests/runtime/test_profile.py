@@ -37,6 +37,13 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
         yield made
 
 
+@pytest.fixture
+def inline_slots() -> Iterator[px.ResourcePool]:
+    """For what does not depend on the backend."""
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as slots:
+        yield slots
+
+
 def ranges(path: Path) -> list[str]:
     """The names of the ranges in a trace, in their order."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -140,15 +147,15 @@ def test_options_reach_the_profiler(group: Any) -> None:
 
 
 def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool, Profiled) as short:
+    with px.WorkerGroup(pool[0:2], Profiled) as short:
         profile = short.profile(ranks=[1], calls=3)
         short.add()
 
     assert ranges(profile.paths[0]) == ["add"]
 
 
-def test_roles_are_profiled_by_their_names(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool, px.colocate({"actor": Profiled, "critic": Profiled})) as roles:
+def test_roles_are_profiled_by_their_names(inline_slots: px.ResourcePool) -> None:
+    with px.WorkerGroup(inline_slots, px.colocate({"actor": Profiled, "critic": Profiled})) as roles:
         with roles.profile(calls=2) as both:
             roles.actor.add()
             roles.critic.add()
@@ -186,9 +193,9 @@ def test_what_a_rank_does_not_have_is_refused_with_advice(group: Any, given: Any
     assert profile.calls == {0: ("add",)}
 
 
-def test_asynchronous_ranks_are_refused(pool: px.ResourcePool) -> None:
+def test_asynchronous_ranks_are_refused(inline_slots: px.ResourcePool) -> None:
     with (
-        px.WorkerGroup(pool, Profiled, max_concurrency=2) as many,
+        px.WorkerGroup(inline_slots, Profiled, max_concurrency=2) as many,
         pytest.raises(px.DeclarationError, match="interleave"),
     ):
         many.profile()

@@ -76,6 +76,13 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
         yield made
 
 
+@pytest.fixture
+def inline_slots() -> Iterator[px.ResourcePool]:
+    """For what does not depend on the backend."""
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as slots:
+        yield slots
+
+
 def test_a_call_runs_again_with_the_rows_of_its_rank(group: Any, tmp_path: Path) -> None:
     with group.record(tmp_path / "call.pkl", rank=3) as record:
         result = group.scale(torch.arange(8.0))
@@ -136,8 +143,8 @@ def test_the_state_before_the_call_can_be_recorded(group: Any, tmp_path: Path) -
     assert px.replay(record.path) == result[0]
 
 
-def test_a_state_dict_is_loaded_into_a_new_worker(pool: px.ResourcePool, tmp_path: Path) -> None:
-    with px.WorkerGroup(pool, px.colocate({"one": Loadable, "other": Recorded})) as roles:
+def test_a_state_dict_is_loaded_into_a_new_worker(inline_slots: px.ResourcePool, tmp_path: Path) -> None:
+    with px.WorkerGroup(inline_slots, px.colocate({"one": Loadable, "other": Recorded})) as roles:
         roles.one.step()
         with roles.one.record(tmp_path / "call.pkl", state=True) as record:
             roles.other.add(1)
@@ -166,7 +173,7 @@ def test_a_collective_says_that_its_peers_are_missing(group: Any, tmp_path: Path
 
 
 def test_a_constructor_that_raises_on_replay_raises_as_it_is(
-    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inline_slots: px.ResourcePool, tmp_path: Path
 ) -> None:
     class Picky(px.Worker):
         def __init__(self) -> None:
@@ -177,7 +184,7 @@ def test_a_constructor_that_raises_on_replay_raises_as_it_is(
         def nothing(self) -> None:
             return None
 
-    with px.WorkerGroup(pool, Picky) as picky, picky.record(tmp_path / "call.pkl") as record:
+    with px.WorkerGroup(inline_slots, Picky) as picky, picky.record(tmp_path / "call.pkl") as record:
         picky.nothing()
 
     with pytest.raises(LookupError, match="not here"):
@@ -185,7 +192,7 @@ def test_a_constructor_that_raises_on_replay_raises_as_it_is(
 
 
 def test_closing_the_group_first_writes_the_file(pool: px.ResourcePool, tmp_path: Path) -> None:
-    with px.WorkerGroup(pool, Recorded) as short:
+    with px.WorkerGroup(pool[0:2], Recorded) as short:
         record = short.record(tmp_path / "call.pkl", rank=1)
         short.add(3)
 
