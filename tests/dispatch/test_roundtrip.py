@@ -159,3 +159,9 @@ def test_nested_structures_of_every_kind_are_cut_and_joined() -> None:
     assert (pieces[1]["b"], pieces[1]["c"][1]["d"]) == ({}, [3, 4])
     assert isinstance(pieces[0]["e"], Pair)
     assert join_rows(pieces)["c"][0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_sparse_rows_come_back() -> None:
+    value = torch.eye(4).to_sparse()
+    pieces = split_rows(value, 3)
+    assert torch.equal(join_rows(pieces).to_dense(), torch.eye(4))

@@ -210,8 +210,10 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
+    if not _joins_plainly(pieces):  # such as sparse ones, which have no nbytes
+        return torch.cat(pieces)
     total = sum(piece.nbytes for piece in pieces)
-    if total < HUGE_FROM or not _joins_plainly(pieces):
+    if total < HUGE_FROM:
         return torch.cat(pieces)
     first = pieces[0]
     shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
