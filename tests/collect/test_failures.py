@@ -355,3 +355,7 @@ def test_the_reports_given_are_not_changed() -> None:
     combined(*given_reports)
 
     assert given_reports == kept
+
+
+def test_a_function_that_was_run_is_named_as_users_call_it() -> None:
+    assert "method run: rank 1" in str(combine("g", "__phalanx_run__", [bad(1)]))

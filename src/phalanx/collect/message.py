@@ -18,6 +18,8 @@ _LOG_LINES = 20
 _TRACEBACK_LINES = 80
 # Addresses, sizes and counts differ between ranks that failed in the same way.
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+# What ``group.run(...)`` and its like are called on the way; to people it is ``run``.
+_OWN = re.compile(r"^__phalanx_(\w+)__$")
 
 Alike = tuple[RankReport, ...]
 """Reports of ranks that failed in the same way, the first one first."""
@@ -78,6 +80,7 @@ def _key(report: RankReport) -> tuple[str | None, ...]:
 
 def _headline(group: str, method: str, causes: Sequence[Alike], timeout: float | None, init: bool) -> str:
     first = causes[0][0]
+    method = _OWN.sub(r"\1", method)
     name = f"{first.role}.{method}" if first.role and "." not in method else method
     what = f"group {group!r}, constructor" if init else f"group {group!r}, method {name}"
     if timeout is not None and first.kind == "timeout":
