@@ -79,3 +79,15 @@ def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> N
     for method in (group.rows, group.which):
         with pytest.raises(px.StaleEpoch):
             method(stale)
+
+
+class Unreadable:
+    """Travels, but does not arrive."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+def test_a_stored_value_that_cannot_be_read_says_so(backend: str) -> None:
+    with pytest.raises(px.PhalanxError, match="not a number"):
+        px.put(Unreadable(), backend=backend).get()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from phalanx.errors import DeclarationError
+from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.runtime import cluster
 from phalanx.runtime.counts import process
 from phalanx.runtime.room import Room
-from phalanx.transport.base import Ref, Transport
+from phalanx.transport.base import FetchFailed, Ref, Transport
 
 T = TypeVar("T")
 
@@ -40,11 +40,22 @@ class StoredValue(Generic[T]):
         return self._transport.name
 
     def get(self) -> T:
-        """The value, in private memory of the caller."""
+        """The value, in private memory of the caller.
+
+        Raises:
+            PhalanxError: it is gone with the node or cluster that stored it, or cannot be unpickled.
+        """
         from phalanx.wire.codec import decoding
 
-        with decoding(meter=process.arrived):
-            return self._transport.fetch([self._ref])[0]
+        try:
+            with decoding(meter=process.arrived):
+                return self._transport.fetch([self._ref])[0]
+        except FetchFailed as error:
+            outcome = self._transport.outcome(self._ref)
+            why = outcome.lost.reason if outcome.lost else str(outcome.failure)
+            raise PhalanxError(
+                f"a px.put value of {self.nbytes} bytes cannot be had: {why}. Put the value again"
+            ) from error
 
     def __reduce__(self) -> Any:
         raise DeclarationError(
