@@ -209,15 +209,31 @@ class Host:
         Raises:
             What the method raises, as it is: the backend's own errors are what such a caller expects.
         """
-        result = self._plainly(role, method, args, kwargs)
-        return self._to_end(result) if isinstance(result, Awaitable) else result
+        slot = self._begin(role, method)
+        try:
+            result = self._plainly(role, method, args, kwargs)
+            return self._to_end(result) if isinstance(result, Awaitable) else result
+        finally:
+            self._end(slot)
 
     async def run_plain_async(
         self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """As :meth:`run_plain`, on the running loop."""
-        result = self._plainly(role, method, args, kwargs)
-        return await result if isinstance(result, Awaitable) else result
+        slot = self._begin(role, method)
+        try:
+            result = self._plainly(role, method, args, kwargs)
+            return await result if isinstance(result, Awaitable) else result
+        finally:
+            self._end(slot)
+
+    def _begin(self, role: str, method: str) -> int:
+        """Note that a call without a number has begun; what to give to :meth:`_end`."""
+        return self._control.begin_bare(f"{role}.{method}" if role else method) if self._control else 0
+
+    def _end(self, slot: int) -> None:
+        if self._control:
+            self._control.end_bare(slot)
 
     def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if role not in self._instances:

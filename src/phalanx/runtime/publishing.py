@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from phalanx.observe.logs import label_of
@@ -79,16 +80,23 @@ class Publisher:
     """One thread per process writes what changed; a group whose state cannot be published works all the same."""
 
     def __init__(self) -> None:
-        self._changed: queue.SimpleQueue[GroupCore | threading.Event] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._keys: dict[str, Transport] = {}
 
     def changed(self, core: GroupCore) -> None:
         """Publish a group's state as it is when the thread gets to it; does not wait."""
-        if core.transport.immediate or not core.owner:
-            return
-        self._changed.put(core)
+        if not core.transport.immediate and core.owner:
+            self._do(lambda: self._publish(core))
+
+    def add(self, transport: Transport, entry: GroupEntry) -> Callable[[], None]:
+        """Publish a group of whose changes nobody tells; what to call when it is gone."""
+        self._do(lambda: self._put(transport, entry))
+        return lambda: self._do(lambda: self._take_back(transport, entry.key))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
         with self._lock:
             if self._thread is None:
                 atexit.unregister(self.finish)
@@ -102,7 +110,7 @@ class Publisher:
             if self._thread is None:
                 return True
         done = threading.Event()
-        self._changed.put(done)
+        self._work.put(done.set)
         return done.wait(timeout)
 
     def finish(self) -> None:
@@ -116,23 +124,25 @@ class Publisher:
 
     def _run(self) -> None:
         while True:
-            change = self._changed.get()
-            if isinstance(change, threading.Event):
-                change.set()
-                continue
+            work = self._work.get()
             try:
-                self._publish(change)
+                work()
             except Exception:  # whatever it is: it is the commands that then see less, not the run
-                _log.debug("publishing group %r failed", change.name, exc_info=True)
-            del change  # else it would keep its group until the next one
+                _log.debug("publishing failed", exc_info=True)
+            del work  # else it would keep its group until the next one
 
     def _publish(self, core: GroupCore) -> None:
-        transport = core.transport
         entry = group_entry(core)
         if core.lifecycle.state is State.CLOSED:
-            self._write(transport, entry.key, None)
-            self._keys.pop(entry.key, None)
-            return
+            self._take_back(core.transport, entry.key)
+        else:
+            self._put(core.transport, entry)
+
+    def _take_back(self, transport: Transport, key: str) -> None:
+        self._write(transport, key, None)
+        self._keys.pop(key, None)
+
+    def _put(self, transport: Transport, entry: GroupEntry) -> None:
         run = run_entry(transport.job())
         if run.key not in self._keys:
             self._write(transport, run.key, to_bytes(run))

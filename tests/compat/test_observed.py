@@ -1,0 +1,55 @@
+"""Groups of the drop-in are seen by the commands as any other."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+from phalanx.compat.verl.single_controller.base import Worker
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
+from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from phalanx.observe.published import NoSuchGroup
+from phalanx.runtime.publishing import publisher
+from phalanx.transport.ray.eyes import Eyes
+from phalanx.transport.ray.published import Onlooker
+from tests.runtime.fault_workers import within
+
+
+@ray.remote
+class Held(Worker):
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def hold(self, path: str) -> None:
+        print("held")
+        while not os.path.exists(path):
+            time.sleep(0.02)
+
+
+def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    pool = RayResourcePool([2], use_gpu=False, name_prefix="observed")
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Held), name_prefix="observed")
+    refs = group.hold(str(tmp_path / "go"))
+    onlooker = Onlooker(ray.get_runtime_context().gcs_address)
+    eyes = Eyes(onlooker.address)
+    publisher.flush(10.0)
+    (name,) = [one.name for one in onlooker.published().groups if one.name.startswith("observed")]
+    ranks = onlooker.published().find(name).ranks
+    busy = [{"hold"}, {"hold"}]
+    seen = within(10.0, lambda: [set(sight.methods.values()) for sight in eyes.sights(ranks)] == busy)
+    (tmp_path / "go").touch()
+    ray.get(refs)
+    log = eyes.read(ranks[1], 0, 10_000).decode()
+    del group
+    gc.collect()  # its methods know it
+    publisher.flush(10.0)
+
+    assert seen
+    assert log.splitlines()[-1] == "held"
+    with pytest.raises(NoSuchGroup):
+        onlooker.published().find(name)
