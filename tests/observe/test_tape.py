@@ -25,7 +25,7 @@ def reading(path: Path) -> Reading:
 
 
 def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
-    with Noted(Tape(str(path)), 5, "actor", "update") as note:
+    with Noted(Tape(str(path)), 5) as note:
         note.started(100)
         note.finished()
         note.returned(40)
@@ -37,7 +37,7 @@ def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
 
 
 def test_an_error_is_written_with_the_call(path: Path) -> None:
-    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, "", "update") as note:
+    with pytest.raises(ValueError), Noted(Tape(str(path)), 5) as note:
         note.started(0)
         raise ValueError("no\nsecond line")
 
@@ -45,7 +45,7 @@ def test_an_error_is_written_with_the_call(path: Path) -> None:
 
 
 def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path) -> None:
-    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, "", "update"):
+    with pytest.raises(ValueError), Noted(Tape(str(path)), 5):
         raise ValueError
 
     part = reading(path).parts[5]
@@ -55,7 +55,7 @@ def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path
 
 def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
     def begin() -> None:
-        note = Noted(Tape(str(path)), 5, "", "update").__enter__()
+        note = Noted(Tape(str(path)), 5).__enter__()
         note.started(7)
         note.enter("step", {})
 
@@ -71,7 +71,7 @@ def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
 def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
     tape = Tape(str(path))
     for number in (1, 2):
-        with Noted(tape, number, "", "m") as note:
+        with Noted(tape, number) as note:
             note.started(0)
     path.write_bytes(path.read_bytes()[:-cut])
 
@@ -109,7 +109,7 @@ def test_a_tape_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("phalanx.observe.tape._LIMIT", 200)
     tape = Tape(str(path))
     for number in range(100):
-        with Noted(tape, number, "", "m"):
+        with Noted(tape, number):
             pass
 
     assert reading(path).full
@@ -121,7 +121,7 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
 ) -> None:
     tape = Tape(str(path))
     monkeypatch.setattr(process, "sink", tape)
-    with Noted(tape, 5, "", "m"), span("inside", rows=3):
+    with Noted(tape, 5), span("inside", rows=3):
         thread = threading.Thread(target=lambda: span("beside")(lambda: None)())
         thread.start()
         thread.join()
@@ -136,7 +136,7 @@ def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> No
     tape = Tape(str(path))
 
     async def call(number: int, mine: asyncio.Event, others: asyncio.Event) -> None:
-        with Noted(tape, number, "", "m"):
+        with Noted(tape, number):
             others.set()
             await mine.wait()
             with span(f"in {number}"):
@@ -152,7 +152,7 @@ def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> No
 
 def test_a_span_keeps_the_error_that_left_it(path: Path) -> None:
     tape = Tape(str(path))
-    with pytest.raises(KeyError), Noted(tape, 5, "", "m"), span("step"):
+    with pytest.raises(KeyError), Noted(tape, 5), span("step"):
         raise KeyError("x")
 
     assert reading(path).spans[0].error == "KeyError: 'x'"
@@ -164,7 +164,7 @@ def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
             raise RuntimeError("no text")
 
     with (
-        Noted(Tape(str(path)), 5, "", "m"),
+        Noted(Tape(str(path)), 5),
         span("step", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")),
     ):
         pass
@@ -183,7 +183,7 @@ def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:
     async def ask() -> int:
         return 7
 
-    with Noted(Tape(str(path)), 5, "", "m"):
+    with Noted(Tape(str(path)), 5):
         assert (score(2), asyncio.run(ask())) == (2, 7)
 
     assert (score.__name__, score.__doc__) == ("score", "Doc.")

@@ -95,7 +95,7 @@ class Host:
             arguments = Arguments(refs, self._services.fetch)
             self._tapes.files = setup.files
             with (
-                self._tapes.of(setup.trace, SETUP_CALL, "", "__init__") as note,
+                self._tapes.of(setup.trace, SETUP_CALL) as note,
                 self._during(SETUP_CALL, "", "__init__"),
             ):
                 with decoding(restore=arguments.restore):
@@ -181,7 +181,7 @@ class Host:
                 self._control.end_bare(slot)
 
     def _noted(self, call: RankCall) -> AbstractContextManager[Noted | None]:
-        return self._tapes.of(call.trace, call.call, call.role, call.method)
+        return self._tapes.of(call.trace, call.call)
 
     def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
         if self._control is None:

@@ -21,7 +21,7 @@ class Tapes:
         self._own_process = own_process
         self._open: dict[str, Tape] = {}
 
-    def of(self, trace: str, number: int, role: str, method: str) -> AbstractContextManager[Noted | None]:
+    def of(self, trace: str, number: int) -> AbstractContextManager[Noted | None]:
         """A context around one call; it gives None where the call is not traced."""
         if not trace:
             if self.on:
@@ -33,7 +33,7 @@ class Tapes:
         if self._own_process:
             process.sink = tape
             self.on = True
-        return Noted(tape, number, role, method)
+        return Noted(tape, number)
 
     def off(self) -> None:
         """The driver has ended its trace: spans that lie in no call have nobody to hear of them."""
