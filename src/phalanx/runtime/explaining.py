@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.modes import CustomMode, DispatchMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
-from phalanx.dispatch.split import padded_size
 from phalanx.errors import DispatchError
 from phalanx.observe.explanation import ArgumentFacts, CallExplanation, Hop, RankFacts
 from phalanx.observe.explanation import size as size_text
 from phalanx.runtime.counts import Book
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.incoming import Incoming, described, futures_in
+from phalanx.runtime.pieces import Pieces
 from phalanx.runtime.room import Room
 from phalanx.runtime.sender import Outlet, messages
 from phalanx.runtime.values import Readonly, StoredValue
@@ -105,7 +104,7 @@ def explain_call(
     """
     dry = _Dry(view, spec, plan, bare)
     mesh = _mesh_of(view, spec, plan)
-    pieces = _Pieces.of_plan(plan, dry.incoming, spec)
+    pieces = Pieces.of_plan(plan, dry.incoming, spec)
     ranks = tuple(
         _rank_facts(dry, plan, pieces, position, view.core.endpoints[rank].facts.slot.host, mesh)
         for position, rank in enumerate(plan.ranks)
@@ -177,46 +176,8 @@ def _stored_before(plan: CallPlan) -> dict[int, int]:
     return found
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """The rows of each piece: real ones, where they begin, and how many reach the method."""
-
-    of: Sequence[int] | None
-    sizes: Mapping[int, int]
-    starts: Mapping[int, int]
-    given: Mapping[int, int]
-    order: Sequence[int] | None
-
-    @classmethod
-    def of_sizes(
-        cls, of: Sequence[int], sizes: Sequence[int], given: Mapping[int, int], order: Any
-    ) -> _Pieces:
-        starts = [0, *accumulate(sizes)]
-        return cls(
-            of, dict(enumerate(sizes)), dict(enumerate(starts)), {**dict(enumerate(sizes)), **given}, order
-        )
-
-    @classmethod
-    def of_plan(cls, plan: CallPlan, incoming: Incoming, spec: MethodSpec) -> _Pieces:
-        nothing = cls(None, {}, {}, {}, None)
-        if plan.pieces is None:
-            return nothing
-        if plan.rows is None:
-            sizes = incoming.sizes(plan)  # rows that futures bring, where their number is known
-            if sizes is None:
-                return nothing
-            padded = {i: padded_size(rows, spec.pad_to_multiple) for i, rows in enumerate(sizes)}
-            return cls.of_sizes(plan.pieces, sizes, padded, None)
-        by_piece = dict(zip(plan.pieces, plan.rows, strict=True))
-        take, trim = plan.gather.take, plan.gather.trim or ()
-        given = {plan.pieces[p]: padded for p, (padded, _) in zip(take, trim, strict=bool(trim))}
-        return cls.of_sizes(
-            plan.pieces, [by_piece[i] for i in range(len(by_piece))], given, plan.gather.order
-        )
-
-
 def _rank_facts(
-    dry: _Dry, plan: CallPlan, pieces: _Pieces, position: int, host: str, mesh: Mesh | None
+    dry: _Dry, plan: CallPlan, pieces: Pieces, position: int, host: str, mesh: Mesh | None
 ) -> RankFacts:
     rank = plan.ranks[position]
     args, kwargs = plan.arguments_of(position)
