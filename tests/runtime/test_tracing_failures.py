@@ -95,3 +95,18 @@ def test_two_drivers_of_one_group_have_traces_of_their_own(pool: px.ResourcePool
         ("callee", "ping"),
         ("caller", "ask"),
     ]
+
+
+def test_a_detached_group_is_traced_by_whoever_is_attached_to_it(ray_cluster: None) -> None:
+    with px.ResourcePool([1], use_gpu=False, detached=True) as pool:
+        owned = px.WorkerGroup(pool, Frail, name="traced-detached", detached=True)
+        try:
+            with px.trace() as trace:
+                px.attach("traced-detached").ping()
+        finally:
+            owned.close()
+
+    assert [
+        (call.method, [part.returned is not None for part in call.parts]) for call in trace.events.calls
+    ] == [("ping", [True])]
+    assert [track.pid > 0 for track in trace.events.tracks] == [True]
