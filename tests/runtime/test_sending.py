@@ -1,11 +1,13 @@
-"""What sending a call leaves behind: nothing on some ranks only, no arguments, right counts of calls under way."""
+"""Calls and what they leave behind: nothing on some ranks only, no arguments, right counts of calls under way."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,22 @@ class Counter(px.Worker):
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def rows(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return x
+
+
+class AsksOnThreads(px.Worker):
+    """Loads its parts on threads, as constructors do, before anybody has asked it for its rank."""
+
+    def __init__(self) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            self.seen = threads.submit(lambda: self.rank).result()
+
+    @px.register
+    def places(self) -> tuple[int, int]:
+        return self.seen, self.rank
+
+    @px.register
+    async def cancel_itself(self) -> None:
+        raise asyncio.CancelledError("given up")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +97,19 @@ def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> N
     for method in (group.rows, group.which):
         with pytest.raises(px.StaleEpoch):
             method(stale)
+
+
+def test_a_worker_knows_its_rank_on_threads_of_its_constructor(pair: px.ResourcePool) -> None:
+    with px.WorkerGroup(pair, AsksOnThreads) as group:
+        assert group.places() == [(0, 0), (1, 1)]
+
+
+def test_a_cancelled_task_of_a_method_is_an_error_of_its_rank(pair: px.ResourcePool) -> None:
+    with px.WorkerGroup(pair, AsksOnThreads) as group:
+        with pytest.raises(px.RemoteCallError, match="given up") as caught:
+            group.cancel_itself()
+        assert caught.value.ranks == (0, 1)
+        assert group.state == "ready"
 
 
 class Unreadable:

@@ -200,3 +200,21 @@ def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:
         f"register_mesh: got {type(mesh).__name__}; expected a px.Mesh, a dict of coordinates such as "
         '{"dp": 0, "tp": 1}, or a torch DeviceMesh made with mesh_dim_names=(...) that contains this rank'
     )
+
+
+def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: WorkerContext) -> Any:
+    """``cls(*args, **kwargs)`` that knows its place from the first line of its constructor on, on any thread of it."""
+    token = being_made.set(context)
+    try:
+        if not hasattr(cls, "_context") or type(cls).__call__ is not type.__call__:
+            made: Any = cls(*args, **kwargs)
+        else:  # what type.__call__ does, with the context in between
+            made = cls.__new__(cls, *args, **kwargs)
+            if isinstance(made, cls):
+                made.__dict__["_phalanx_context"] = context
+                type(made).__init__(made, *args, **kwargs)
+    finally:
+        being_made.reset(token)
+    if hasattr(type(made), "_context"):
+        made.__dict__.setdefault("_phalanx_context", context)
+    return made

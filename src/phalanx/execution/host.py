@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
-from phalanx.declare.worker import WorkerContext, being_made
+from phalanx.declare.worker import WorkerContext, make
 from phalanx.errors import DispatchError
 from phalanx.execution import rendezvous
 from phalanx.execution.arguments import Arguments
@@ -32,6 +32,8 @@ from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import CLOSE, HOST, KEEP, MESHES, ORDER, RECALL, RUN, Facts, RankCall, RankSetup
 
 _REMEMBERED = 256
+#: What ends a call and not the process; a method's own task may have been cancelled.
+_RAISED = (Exception, Interrupted, asyncio.CancelledError)
 _NOWHERE: AbstractContextManager[None] = nullcontext()
 
 
@@ -103,7 +105,7 @@ class Host:
                 if note is not None:
                     note.started(0)
                 self._make(setup, roles)
-        except Exception as error:
+        except _RAISED as error:
             raise self._failure(error, "", "__init__") from None
 
     def _rendezvous(self, setup: RankSetup) -> None:
@@ -132,14 +134,7 @@ class Host:
         )
         self._context = shared
         for role, (cls, args, kwargs) in roles.items():
-            context = replace(shared, role=role)
-            token = being_made.set(context)
-            try:
-                instance = cls(*args, **kwargs)
-            finally:
-                being_made.reset(token)
-            if hasattr(type(instance), "_context"):
-                instance.__dict__.setdefault("_phalanx_context", context)
+            instance = make(cls, args, kwargs, replace(shared, role=role))
             self._instances[role] = instance
             shared.roles.add(role, instance)
 
@@ -157,7 +152,7 @@ class Host:
                 if isinstance(result, Awaitable):
                     result = self._to_end(result)
                 return self._outgoing(call, result, guard, note)
-        except (Exception, Interrupted) as error:
+        except _RAISED as error:
             raise self._failure(error, call.role, call.method) from None
 
     def run_bare(self, role: str, method: str) -> Any:
@@ -174,7 +169,7 @@ class Host:
             bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
             result = function() if bare is None else self.hooks.around(bare, function, (), {})
             return encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
-        except Exception as error:
+        except _RAISED as error:
             raise self._failure(error, role, method) from None
         finally:
             if self._control:
@@ -200,7 +195,7 @@ class Host:
                 if isinstance(result, Awaitable):
                     result = await result
                 return self._outgoing(call, result, guard, note)
-        except (Exception, Interrupted) as error:
+        except _RAISED as error:
             raise self._failure(error, call.role, call.method) from None
 
     def run_plain(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
