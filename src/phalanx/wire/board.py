@@ -2,8 +2,8 @@
 
 A worker process writes number and method of each call when it begins it, and when it ends it; a process beside it on
 the node opens the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the
-GIL or was stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere there is
-no board, and nothing is known of a busy rank.
+GIL or was stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere
+there is no board, and nothing is known of a busy rank.
 """
 
 from __future__ import annotations
