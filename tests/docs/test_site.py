@@ -69,9 +69,9 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     assert not {name: bad for name, all_ in found.items() if (bad := [a for a in all_ if is_elsewhere(a)])}
 
 
-def test_no_style_sheet_loads_anything_from_elsewhere(site: Path) -> None:
-    sheets = list(site.rglob("*.css"))
-    loads = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s]+)""")
+def test_no_style_sheet_and_no_picture_loads_anything_from_elsewhere(site: Path) -> None:
+    sheets = [*site.rglob("*.css"), *site.rglob("*.svg")]
+    loads = re.compile(r"""(?:url\(\s*|@import\s+|<image [^>]*href=)["']?([^"')\s]+)""")
     found = {sheet.name: loads.findall(sheet.read_text(encoding="utf-8")) for sheet in sheets}
 
     assert sheets
