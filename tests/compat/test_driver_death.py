@@ -17,7 +17,7 @@ from ray.util.placement_group import placement_group_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
-DRIVER = """
+DRIVER = '''
 import json, os, signal, subprocess, sys, time
 import ray
 from phalanx.compat.verl.single_controller.base import Worker
@@ -28,9 +28,13 @@ from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayR
 class Loader(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def start_child(self):
-        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
-        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-        return [os.getpid(), child.pid]
+        sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
+        start = f"""import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {sleep!r}], stdout=subprocess.DEVNULL, start_new_session=True)
+print(child.pid)"""
+        # its parent ends at once, so that the child is nobody's: only who has seen it, or its mark, finds it
+        done = subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, check=True)
+        return [os.getpid(), int(done.stdout)]
 
     @register(Dispatch.ONE_TO_ALL)
     def nap(self):
@@ -41,7 +45,7 @@ pool = RayResourcePool([2], use_gpu=False, name_prefix=f"killed-{os.getpid()}")
 group = RayWorkerGroup(pool, RayClassWithInitArgs(Loader))
 print(json.dumps([pid for pids in group.start_child() for pid in pids]), flush=True)
 group.nap()
-"""
+'''
 
 
 def is_there(pid: int) -> bool:
