@@ -178,9 +178,10 @@ def _group_table(group: GroupNow, at: float, rows: int | None) -> Any:
     from rich.text import Text
 
     entry = group.entry
+    size = f"{_counted(len(group.ranks))} of {entry.label}, pool {entry.pool}"
     title = Text.assemble(
         (entry.name, "bold"), "  ", (entry.state, _STYLES.get(entry.state, "")),
-        (f" for {duration(at - entry.changed)}, {len(group.ranks)} ranks of {entry.label}, pool {entry.pool}", "dim"),
+        (f" for {duration(at - entry.changed)}, {size}", "dim"),
         (f", epoch {entry.epoch}" if entry.epoch else "", "dim"),
     )  # fmt: skip
     table = Table(
@@ -192,7 +193,7 @@ def _group_table(group: GroupNow, at: float, rows: int | None) -> Any:
     with_gpu = any(rank.use is not None for rank in group.ranks)
     for rank in shown:
         table.add_row(*_cells(rank, with_gpu))
-    notes = [f"{len(group.ranks) - len(shown)} more ranks"] if len(shown) < len(group.ranks) else []
+    notes = [_counted(len(group.ranks) - len(shown), "more ")] if len(shown) < len(group.ranks) else []
     if entry.cause and entry.state != "ready":
         notes.append(f"cause: {entry.cause}")
     table.caption = Text("\n".join(notes), style="dim")
@@ -236,6 +237,10 @@ def _cells(rank: RankNow, with_gpu: bool) -> tuple[Any, ...]:
         f"{rank.cpu:.0f}%" if rank.cpu is not None else "-",
         f"{rank.use:.0f}%" if rank.use is not None else "?" if with_gpu else "-",
     )
+
+
+def _counted(ranks: int, which: str = "") -> str:
+    return f"{ranks} {which}rank{'s' * (ranks != 1)}"
 
 
 def duration(seconds: float) -> str:
