@@ -49,6 +49,7 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     gc.collect()  # its methods know it
     publisher.flush(10.0)
 
+    assert within(10.0, lambda: not any(sight.reachable for sight in eyes.sights(ranks)))
     assert seen
     assert log.splitlines()[-1] == "held"
     with pytest.raises(NoSuchGroup):

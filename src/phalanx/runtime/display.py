@@ -7,7 +7,9 @@ import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from phalanx.config import Shown
 from phalanx.observe.logs import Lines, prefix_of
@@ -19,10 +21,15 @@ _SHARE = 10  # a look may take a tenth of the time: files on other nodes are rea
 
 
 class Source:
-    """The file of one rank, as far as it was shown."""
+    """The file of one rank, as far as it was shown.
+
+    It does not hold the process's handle: a process whose last handle is dropped is to end.
+    """
 
     def __init__(self, transport: Transport, endpoint: Endpoint, prefix: str) -> None:
-        self.endpoint = endpoint
+        self.files = endpoint.facts.files
+        self._place = replace(endpoint, handle=None)
+        self._handle = weakref.ref(endpoint.handle)
         self._transport = transport
         self._prefix = prefix
         self._lines = Lines()
@@ -45,17 +52,18 @@ class Source:
             self._show([self._lines.finish()])
 
     def _alive(self) -> bool:
+        handle = self._handle()
         try:
-            return self._transport.alive(self.endpoint)
+            return handle is not None and self._transport.alive(replace(self._place, handle=handle))
         except Exception:  # the backend is shut down
             return False
 
     def _new(self) -> list[bytes]:
         """What was written since; at least one piece, perhaps an empty one."""
-        path, found = self.endpoint.facts.log, list[bytes]()
+        path, found = self._place.facts.log, list[bytes]()
         while path:
             try:
-                data = self._transport.read(self.endpoint, path, self._offset, _CHUNK)
+                data = self._transport.read(self._place, path, self._offset, _CHUNK)
             except Exception:  # not there yet, or its node is gone: a look at logs harms nobody
                 data = b""
             found.append(data)
@@ -101,8 +109,9 @@ class Display:
 
     def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:
         """Show all that these ranks (default: all) have printed, and let them go."""
+        files = None if endpoints is None else {endpoint.facts.files for endpoint in endpoints}
         with self._lock:
-            ended = [one for one in self._sources if endpoints is None or one.endpoint in endpoints]
+            ended = [one for one in self._sources if files is None or one.files in files]
             self._sources = [one for one in self._sources if one not in ended]
         for source in ended:
             source.finish()
