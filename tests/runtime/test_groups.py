@@ -273,6 +273,8 @@ def test_bound_methods_look_like_the_methods(plain: Any) -> None:
         ({"env": "A=1"}, "env"),
         ({"start_timeout": 0}, "start_timeout=0"),
         ({"max_concurrency": 0}, "max_concurrency=0"),
+        ({"max_concurrency": True}, "max_concurrency=True"),
+        ({"call_timeout": float("nan")}, "call_timeout=nan"),
         ({"detached": True}, "name"),
         ({"detached": True, "name": "x"}, "detached=True"),
         ({"visible_devices": "all"}, "visible_devices='all'"),

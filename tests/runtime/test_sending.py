@@ -122,3 +122,30 @@ class Unreadable:
 def test_a_stored_value_that_cannot_be_read_says_so(backend: str) -> None:
     with pytest.raises(px.PhalanxError, match="not a number"):
         px.put(Unreadable(), backend=backend).get()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_call_that_only_some_ranks_got_breaks_the_group(
+    backend: str, pair: px.ResourcePool, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    with px.WorkerGroup(pair, Counter) as group:
+        submit, sent = group.core.transport.submit, []
+
+        def stops_at_the_second(*args: Any) -> Any:
+            if sent:
+                raise error
+            sent.append(args)
+            return submit(*args)
+
+        monkeypatch.setattr(group.core.transport, "submit", stops_at_the_second)
+        with pytest.raises(error):
+            group.which(1)
+        monkeypatch.undo()
+        # Inline, the ranks run one after another and never wait for each other.
+        assert group.state == {"inline": "ready", "ray": "broken"}[backend]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, True])
+def test_a_deadline_is_a_number_of_seconds(pair: px.ResourcePool, seconds: float) -> None:
+    with px.WorkerGroup(pair, Counter) as group, pytest.raises(px.DispatchError, match="timeout="):
+        group.which.options(timeout=seconds)

@@ -134,7 +134,7 @@ class BoundMethod(Generic[P, R]):
         given = {"timeout": timeout, "stall_report_after": stall_report_after}
         for name, value in given.items():
             if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+                isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
             ):
                 raise DispatchError(
                     f"{self.__qualname__}.options({name}={value!r}): expected seconds, more than 0"

@@ -178,12 +178,14 @@ def show_ranks() -> Shown:
 
 def remember(pool: ResourcePool) -> None:
     """Keep a pool in view of :func:`status` and :func:`shutdown` as long as it lives."""
-    _state.pools.add(pool)
+    with _state.lock:
+        _state.pools.add(pool)
 
 
 def forget(pool: ResourcePool) -> None:
     """Take a closed pool out of view."""
-    _state.pools.discard(pool)
+    with _state.lock:
+        _state.pools.discard(pool)
 
 
 def status(backend: str | None = None) -> Table:
@@ -204,7 +206,9 @@ def status(backend: str | None = None) -> Table:
                 node.total, node.available, held_by_node.get(node.node_id, [])
             )
         ]
-    notes = [_pool_line(pool) for pool in list(_state.pools) if not pool.closed]
+    with _state.lock:
+        pools = list(_state.pools)
+    notes = [_pool_line(pool) for pool in pools if not pool.closed]
     return Table(
         f"cluster ({backend_transport.name} backend, run {RUN_ID}, driver pid {os.getpid()})",
         ("host", "node", "resource", "free", "total", "held by"),

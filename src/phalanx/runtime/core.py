@@ -13,7 +13,7 @@ from typing import Any
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.errors import DispatchError
+from phalanx.errors import CallCancelled, DispatchError
 from phalanx.observe.recorder import Draft, tracing
 from phalanx.runtime.future import CallFuture
 from phalanx.runtime.lifecycle import State
@@ -59,7 +59,8 @@ class GroupCore(Settling):
         self.traced: Traced | None = None  # while a trace is on
         #: Brings a broken group back where a policy says so; called before a call that would fail.
         self.reviver: Callable[[], None] | None = None
-        _cores.add(self)
+        with _cores_lock:
+            _cores.add(self)
 
     def send(
         self,
@@ -143,11 +144,26 @@ class GroupCore(Settling):
         sent = 0
         if draft is not None:
             composed = draft.noted(composed, self.transport.immediate)
-        for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
-            tickets.append(submit(endpoints[rank], header.role, header.method, data, refs, header.describe))
-            sent += len(data)
+        try:
+            for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
+                tickets.append(
+                    submit(endpoints[rank], header.role, header.method, data, refs, header.describe)
+                )
+                sent += len(data)
+        except BaseException as error:  # Ctrl-C too
+            if tickets and not self.transport.immediate:
+                self._half_sent(header.method, plan.ranks, len(tickets), error)
+            raise
         self.book.called(sent)
         return tickets
+
+    def _half_sent(self, method: str, ranks: Sequence[int], sent: int, error: BaseException) -> None:
+        """Note that only some ranks got a call: they would wait for the others in the next collective."""
+        text = (
+            f"group {self.name!r}, {method}: ranks {list(ranks[:sent])} got the call, ranks {list(ranks[sent:])} did "
+            f"not, since sending was ended by {type(error).__name__}: {error}"
+        )
+        self.broken(CallCancelled(text, group=self.name, method=method))
 
     def _make_room(self) -> None:
         """Wait for the oldest call where too many are under way; calls that nobody holds any more do not count."""
@@ -274,11 +290,14 @@ class GroupCore(Settling):
 
 #: All groups of this process, so that a call that finds the store full can wait for what fills it.
 _cores: weakref.WeakSet[GroupCore] = weakref.WeakSet()
+_cores_lock = threading.Lock()
 
 
 def _wait_for_a_call(seconds: float) -> bool:
     """Wait for a rank to end a call, of any group of this process; False if there is none under way."""
-    for core in list(_cores):
+    with _cores_lock:
+        cores = list(_cores)
+    for core in cores:
         refs = [ticket.value for future in core.under_way() for ticket in future.tickets]
         pending = core.transport.wait(refs, len(refs), 0)[1] if refs else []
         if pending:

@@ -55,7 +55,7 @@ def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> Gro
     seconds |= {option: values.get(option) for option in ("call_timeout", "stall_report_after")}
     for option, value in seconds.items():
         if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+            isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
         ):
             raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
     if not isinstance(values.get("on_failure"), Restart | None):
@@ -72,7 +72,9 @@ def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> Gro
                 f"WorkerGroup({option}={value!r}): expected a number, 0 or more (memory in bytes)"
             )
     concurrency = values.get("max_concurrency")
-    if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+    if concurrency is not None and (
+        isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
+    ):
         raise DeclarationError(
             f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
         )

@@ -56,6 +56,9 @@ class Replays:
         """Note a call that was just sent."""
         entry = Replay(future.role, future.method, tuple(future.plan.ranks), tuple(sent), weakref.ref(future))
         with self._lock:
+            over = [e for e in self._entries if e.key == entry.key and (e.succeeded or e.future() is None)]
+            for older in over[:-1]:  # nobody will learn how they ended, and the last of them stands for all
+                self._entries.remove(older)
             self._entries.append(entry)
 
     def ended(self, future: CallFuture[Any], succeeded: bool) -> None:

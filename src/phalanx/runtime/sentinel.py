@@ -37,9 +37,10 @@ class Sentinel:
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(LOOK_EVERY_S):
-            for core in list(self._cores):
-                self._look(core)
-                del core
+            with self._lock:
+                cores = list(self._cores)
+            while cores:
+                self._look(cores.pop())  # and not held beyond its look
             with self._lock:
                 if not self._cores:
                     self._thread = None
@@ -47,7 +48,8 @@ class Sentinel:
 
     def _look(self, core: GroupCore) -> None:
         if core.closed:
-            self._cores.discard(core)
+            with self._lock:
+                self._cores.discard(core)
             return
         try:
             look(core)
