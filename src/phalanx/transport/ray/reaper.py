@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 MARK_VARIABLE = "PHALANX_PROCESS"
 LOOK_EVERY_S = 1.0
 GONE_WITHIN_S = 3.0
+#: Ray has told the rank to exit; it reports the death of one that somebody else kills before as an error.
+EXIT_WITHIN_S = 0.3
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -120,9 +122,14 @@ class Reaper:
             if marks:
                 one.look_for_mark(everything)
 
-    def end(self, pids: list[int]) -> list[int]:
-        """Kill these ranks with all their descendants; the pids of those that were still there at the end."""
+    def end(self, pids: list[int], patience: float = 0.0) -> list[int]:
+        """Kill these ranks with all their descendants; the pids of those that were still there at the end.
+
+        Ranks that are to exit by themselves get ``patience`` seconds for it.
+        """
         chosen = [self.watched[pid] for pid in pids if pid in self.watched]
+        if patience:
+            self._wait_for_exit(chosen, patience)
         limit = time.monotonic() + GONE_WITHIN_S
         left: list[int] = []
         while chosen:
@@ -137,6 +144,12 @@ class Reaper:
         for one in chosen:
             del self.watched[one.pid]
         return left
+
+    def _wait_for_exit(self, chosen: list[Watched], patience: float) -> None:
+        self.look(marks=True)  # a rank that is gone does not tell its descendants any more
+        limit = time.monotonic() + patience
+        while any(one.alive() for one in chosen) and time.monotonic() < limit:
+            time.sleep(0.002)
 
     def _kill(self, one: Watched) -> list[int]:
         left: list[int] = []
@@ -158,7 +171,7 @@ class Reaper:
             one = self.watched.get(request["memory"])
             return one.memory if one else 0
         if "end" in request:
-            return self.end(request["end"])
+            return self.end(request["end"], EXIT_WITHIN_S)
         return None
 
 
