@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.observe.events import STARTING, Call, Clock, Trace
-from phalanx.observe.report import clipped, report, union
+from phalanx.observe.report import report
+from phalanx.observe.stretches import clipped, union
 from phalanx.observe.tables import Table
 from tests.observe.made_up import MS, TRACE, UPDATE, at, key, part, track
 

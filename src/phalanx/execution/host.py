@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +20,7 @@ from phalanx.execution.bootstrap import apply
 from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
+from phalanx.execution.loops import Loop
 from phalanx.execution.results import described, encoded
 from phalanx.execution.traced import Tapes, size_of
 from phalanx.observe.tape import Noted
@@ -67,7 +67,7 @@ class Host:
         self._setup: RankSetup | None = None
         self._instances: dict[str, Any] = {}
         self._context = WorkerContext()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = Loop()
         self._control: Control | None = None
         self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
         self._log: str | None = None
@@ -150,7 +150,7 @@ class Host:
                 guard = Guard() if call.debug else None
                 result = self._invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):
-                    result = self._to_end(result)
+                    result = self._loop.to_end(result)
                 return self._outgoing(call, result, guard, note)
         except _RAISED as error:
             raise self._failure(error, call.role, call.method) from None
@@ -168,7 +168,7 @@ class Host:
             function = getattr(self._target(role), method)
             bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
             result = function() if bare is None else self.hooks.around(bare, function, (), {})
-            return encoded(self._to_end(result) if isinstance(result, Awaitable) else result)
+            return encoded(self._loop.to_end(result) if isinstance(result, Awaitable) else result)
         except _RAISED as error:
             raise self._failure(error, role, method) from None
         finally:
@@ -207,7 +207,7 @@ class Host:
         slot = self._begin(role, method)
         try:
             result = self._plainly(role, method, args, kwargs)
-            return self._to_end(result) if isinstance(result, Awaitable) else result
+            return self._loop.to_end(result) if isinstance(result, Awaitable) else result
         finally:
             self._end(slot)
 
@@ -306,20 +306,6 @@ class Host:
             return self._instances[role]
         return self._context.roles
 
-    def _to_end(self, awaitable: Awaitable[Any]) -> Any:
-        async def wait() -> Any:
-            return await awaitable
-
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        if _running_loop() is None:
-            return self._loop.run_until_complete(wait())
-        return _on_other_thread(lambda: self._loop_run(wait()))  # inline, inside a notebook's loop
-
-    def _loop_run(self, coroutine: Any) -> Any:
-        loop = self._loop or asyncio.new_event_loop()
-        return loop.run_until_complete(coroutine)
-
     def _outgoing(self, call: RankCall, result: Any, guard: Guard | None, note: Noted | None) -> Any:
         """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
         if note is not None:
@@ -342,7 +328,7 @@ class Host:
                 try:
                     result = close()
                     if isinstance(result, Awaitable):
-                        self._to_end(result)
+                        self._loop.to_end(result)
                 except Exception as error:
                     errors.append(error)
         self._instances.clear()
@@ -380,28 +366,3 @@ def _accelerator(setup: RankSetup | None) -> str | None:
     if setup is None or not setup.accelerator_ids:
         return None
     return f"GPU {','.join(setup.accelerator_ids)}"
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def _on_other_thread(function: Callable[[], Any]) -> Any:
-    outcome: list[Any] = []
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            outcome.append(function())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]

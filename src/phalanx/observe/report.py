@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.observe.events import STARTING, Call, Part, Trace, Track, TrackKey
 from phalanx.observe.slices import results_there
+from phalanx.observe.stretches import clipped, union
 from phalanx.observe.tables import Table
 
 _MS = 1e6
@@ -289,22 +290,6 @@ def _arguments(call: Call, index: int, calls: Mapping[int, Call]) -> int:
     if part.started is None or part.received is None:
         return 0
     return part.started - part.received - _awaited(call, index, calls)
-
-
-def union(times: Iterable[tuple[int, int]]) -> int:
-    """How much time the stretches cover together."""
-    total, reached = 0, 0
-    for start, end in sorted(times):
-        if end > reached:
-            total += end - max(start, reached)
-            reached = end
-    return total
-
-
-def clipped(times: Iterable[tuple[int, int]], windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of the stretches that lie in one of the windows."""
-    found = [(max(s, a), min(e, b)) for s, e in times for a, b in windows]
-    return [(start, end) for start, end in found if end > start]
 
 
 def _phases(trace: Trace) -> Table:

@@ -159,7 +159,7 @@ class _Alone(Host):
     def to_end(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it; an ``async`` one to its end."""
         result = function(*args, **kwargs)
-        return self._to_end(result) if inspect.isawaitable(result) else result
+        return self._loop.to_end(result) if inspect.isawaitable(result) else result
 
     def device(self) -> Any:
         """The device of the worker."""

@@ -29,9 +29,9 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import metrics, placement
+from phalanx.transport.ray.agents import Agents
 from phalanx.transport.ray.cluster import job_id
 from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
-from phalanx.transport.ray.helper import Agents
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, packed_bare
