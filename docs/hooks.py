@@ -12,10 +12,13 @@ _IMAGE = re.compile(
     r'<p>\s*<img alt="(?P<alt>[^"]*)" src="(?P<source>[^"]*diagrams/(?P<name>[\w-]+)\.svg)"[^>]*>\s*</p>'
 )
 _COMMANDS = "<!-- commands -->"
+_RESERVED = "<!-- reserved names -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the help of every command where a page asks for it."""
+    """Put the help of every command, and the list of reserved names, where a page asks for it."""
+    if _RESERVED in markdown:
+        markdown = markdown.replace(_RESERVED, _reserved())
     return markdown.replace(_COMMANDS, _commands()) if _COMMANDS in markdown else markdown
 
 
@@ -30,6 +33,12 @@ def _inlined(path: Path, alt: str) -> str:
     drawing = re.sub(r"<style>.*?</style>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     drawing = re.sub(r"\n\s*", "\n", drawing).strip()
     return f'<figure class="diagram" role="img" aria-label="{alt}">{drawing}</figure>'
+
+
+def _reserved() -> str:
+    from phalanx.declare.names import RESERVED
+
+    return ", ".join(f"`{name}`" for name in sorted(RESERVED))
 
 
 def _commands() -> str:

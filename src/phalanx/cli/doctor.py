@@ -56,7 +56,7 @@ def _cluster(address: str | None) -> tuple[Onlooker | None, str]:
     try:
         return onlooker(None), ""
     except PlacementError as error:
-        return None, str(error)
+        return None, str(error).splitlines()[0]
 
 
 def render(machine: Machine, found: list[Finding]) -> Any:

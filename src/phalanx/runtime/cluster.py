@@ -208,12 +208,16 @@ def status(backend: str | None = None) -> Table:
         ]
     with _state.lock:
         pools = list(_state.pools)
-    notes = [_pool_line(pool) for pool in pools if not pool.closed]
+    notes = [_pool_line(pool) for pool in pools if not pool.closed] or ["no pools in this process"]
+    if backend_transport.name == "ray":
+        from phalanx.transport.ray import cluster as ray_cluster
+
+        notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
     return Table(
         f"cluster ({backend_transport.name} backend, run {RUN_ID}, driver pid {os.getpid()})",
         ("host", "node", "resource", "free", "total", "held by"),
         tuple(rows),
-        tuple(notes) or ("no pools in this process",),
+        tuple(notes),
     )
 
 

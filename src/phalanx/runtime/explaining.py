@@ -352,7 +352,8 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
         return f"a list of {count} {whose}"
     text = f"the rows of {count} joined, {whose}"
     text += ", in the caller's order" if gather.order is not None else ""
-    return text + (", without the padding" if gather.trim is not None else "")
+    text += ", without the padding" if gather.trim is not None else ""
+    return text + "; outputs without rows as a list"
 
 
 def _from_axes(mesh: Mesh, spec: MethodSpec) -> str:

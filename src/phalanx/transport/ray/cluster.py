@@ -28,6 +28,11 @@ def stop() -> None:
     ray.shutdown()
 
 
+def address() -> str:
+    """Where the cluster is found, host:port."""
+    return ray.get_runtime_context().gcs_address
+
+
 def job_id() -> str:
     """Id of this driver's job."""
     return ray.get_runtime_context().get_job_id()

@@ -132,7 +132,7 @@ class Onlooker:
 def _use_own_token() -> None:
     """Show the user's token where the environment says nothing of it; a cluster that asks for none lets it pass.
 
-    A local cluster asks for one by default , but only its own driver is told so.
+    A local cluster asks for one by default, but only its own driver is told so.
     """
     if os.environ.get(_AUTH_VARIABLE):
         return
@@ -160,12 +160,27 @@ def find_cluster(address: str | None = None) -> str:
     if len(found) == 1:
         return found[0]
     if found:
+        lines = [f"  {one}  {_drivers_of(one)}" for one in found]
         raise PlacementError(
-            f"several clusters run on this machine ({', '.join(found)}): say which one by --address or RAY_ADDRESS"
+            "several clusters run on this machine: say which one by --address or RAY_ADDRESS\n"
+            + "\n".join(lines)
         )
     raise PlacementError(
         "no Ray cluster runs on this machine: start your driver first, or name a cluster by --address or RAY_ADDRESS"
     )
+
+
+def _drivers_of(address: str) -> str:
+    """Who runs on a cluster, in a line."""
+    try:
+        published = Onlooker(address).published()
+    except PlacementError:
+        return "does not answer"
+    runs = [
+        f"{run.script} (pid {run.pid}): {', '.join(g.name for g in published.groups_of(run.run)) or 'no groups'}"
+        for run in published.runs
+    ]
+    return "; ".join(runs) or "no driver of phalanx"
 
 
 def _said(error: Exception) -> str:
