@@ -89,10 +89,15 @@ def narrowed(plan: list[Block], only: Sequence[str] | None) -> list[Block]:
         return plan
     kept: list[Block] = []
     for block in plan:
-        steps = tuple(s for s in block.steps if any(name in s.case.scenario for name in only))
-        if steps or (block.starts > 0 and any(name in "start" for name in only)):
-            starts = block.starts if any(name in "start" for name in only) else 0
-            kept.append(dataclasses.replace(block, steps=steps, starts=starts, start_warmups=0))
+        steps, apart = (
+            tuple(s for s in some if any(name in s.case.scenario for name in only))
+            for some in (block.steps, block.apart)
+        )
+        starts = block.starts if any(name in "start" for name in only) else 0
+        if steps or apart or starts:
+            groups = block.groups if steps or starts else ()
+            changed = {"steps": steps, "apart": apart, "groups": groups, "starts": starts}
+            kept.append(dataclasses.replace(block, **changed, start_warmups=0))
     return kept
 
 

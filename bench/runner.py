@@ -43,13 +43,12 @@ class Run:
         if block.groups:
             self._measure_starts(block)
         for step in block.steps:
-            if step.alone:
-                self._measure_alone(step, block.ranks)
-            else:
-                self._measure(step, step.contenders)
+            self._measure(step, step.contenders)
         for group in block.groups:
             for name in self._able():
                 self._ask(name, "close", group=group)
+        self._without_group = set()
+        self._measure_apart(block)
 
     def _able(self) -> list[str]:
         """The living peers whose groups have all started in this block."""
@@ -72,15 +71,17 @@ class Run:
                 if seconds is not None and turn < rounds - 1:
                     self._ask(name, "close", group="a")
 
-    def _measure_alone(self, step: Step, ranks: int) -> None:
-        """One contender after another, with the step's own groups."""
-        for label in step.contenders:
+    def _measure_apart(self, block: Block) -> None:
+        """One contender after another, each with groups of its own."""
+        for label in dict.fromkeys(label for step in block.apart for label in step.contenders):
             name = SERVED_BY[label][0]
-            if name not in self._able():
+            if name not in self.peers:
                 continue
-            opened = [group for group in step.alone if self._open(name, group, ranks) is not None]
-            if len(opened) == len(step.alone):
-                self._measure(step, (label,))
+            opened = [g for g in block.apart_groups if self._open(name, g, block.ranks) is not None]
+            if len(opened) == len(block.apart_groups):
+                for step in block.apart:
+                    if label in step.contenders:
+                        self._measure(step, (label,))
             for group in opened:
                 self._ask(name, "close", group=group)
 
@@ -101,8 +102,8 @@ class Run:
             for label in labels:
                 self._account(step, label)
         if step.case.megabytes:
-            for name in self._able():
-                self._ask(name, "rest")
+            for name in {SERVED_BY[label][0] for label in labels}:
+                self._ask(name, "tidy")
 
     def _account(self, step: Step, label: str) -> None:
         served_by, extra = SERVED_BY[label]

@@ -18,11 +18,7 @@ INLINE, PUT_ONCE = "in each message", "put once"
 
 @dataclass(frozen=True)
 class Step:
-    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked.
-
-    The groups of `alone` live only while one contender has all its turns: those of all would not fit into memory
-    together. Such a case is not interleaved.
-    """
+    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked."""
 
     case: Case
     op: str
@@ -31,18 +27,23 @@ class Step:
     repeats: int
     warmups: int = 1
     account: bool = False
-    alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Block:
-    """Groups that live while the steps run. The first start of group "a" is measured `starts` times."""
+    """Groups that live while the steps run. The first start of group "a" is measured `starts` times.
+
+    For the steps of `apart`, which come last, only one contender at a time has its groups, `apart_groups`: those of
+    all would not fit into memory together. So these are not interleaved.
+    """
 
     ranks: int
     groups: tuple[str, ...] = ()
     starts: int = 0
     start_warmups: int = 0
     steps: tuple[Step, ...] = ()
+    apart: tuple[Step, ...] = ()
+    apart_groups: tuple[str, ...] = ("a",)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
 def blocks(plan: Plan) -> Iterator[Block]:
     """The whole run: what needs no group; the chain, while there is memory; one block per number of ranks."""
     yield Block(0, steps=tuple(_without_groups(plan)))
-    yield Block(plan.chain_ranks, steps=(_chain(plan),))
+    yield Block(plan.chain_ranks, apart=(_chain(plan),), apart_groups=("a", "b", "c"))
     for ranks in sorted({*plan.empty_ranks, *plan.data_ranks}):
         measured = ranks in plan.data_ranks
         first = ranks == min(plan.data_ranks)
@@ -107,7 +108,8 @@ def blocks(plan: Plan) -> Iterator[Block]:
             groups=("a",),
             starts=plan.start_repeats if measured else 1,
             start_warmups=1 if measured and first and plan.start_repeats > 1 else 0,
-            steps=tuple(_on_groups(plan, ranks)),
+            steps=tuple(_on_groups(plan, ranks)) + (tuple(_data(plan, ranks)) if first else ()),
+            apart=tuple(_data(plan, ranks)) if measured and not first else (),
         )
 
 
@@ -126,20 +128,17 @@ def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
         yield Step(Case("empty_call", ranks), "empty", args, ON_RAY, plan.repeats + 2)
     if ranks == plan.data_ranks[0]:
         yield from _small_calls(plan, ranks)
-    if ranks in plan.data_ranks:
-        yield from _data(plan, ranks)
 
 
 def _chain(plan: Plan) -> Step:
-    size, groups = plan.chain_megabytes, ("a", "b", "c")
+    size = plan.chain_megabytes
     return Step(
         Case("chain_A_B_C", plan.chain_ranks, size),
         "chain",
-        {"groups": list(groups), "megabytes": size},
+        {"groups": ["a", "b", "c"], "megabytes": size},
         DATA,
         plan.repeats,
         account=True,
-        alone=groups,
     )
 
 

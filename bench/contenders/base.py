@@ -191,7 +191,7 @@ class Contender(ABC):
         check(abs(mean - 2.0) < 1e-6, f"the chain's mean is {mean}, not 2.0")
         return seconds
 
-    def do_rest(self) -> None:
+    def do_tidy(self) -> None:
         """Give back what is left of earlier work, so that the others have the memory: the batch, and free heap."""
         self._batches.clear()
         trim()

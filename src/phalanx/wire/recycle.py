@@ -19,7 +19,7 @@ __all__ = ["Pool", "pool"]
 
 _HUGE_PAGE = 2 << 20
 _SLACK = 1.25  # a kept block serves for anything that fills at least 1/1.25 of it
-_SHARE_OF_MEMORY = 32  # a process keeps this part of the machine's memory at most
+_SHARE_OF_MEMORY = 64  # a process keeps this part of the machine's memory at most
 _FALLBACK_KEPT = 512 << 20
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
