@@ -57,7 +57,7 @@ class PhalanxWorker(px.Worker):
     def produce(self, wanted: torch.Tensor) -> torch.Tensor:
         return self._shard.take(int(wanted.sum()))
 
-    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC, readonly=True)
     def mean(self, piece: torch.Tensor) -> float:
         return float(piece[:, 0].mean())
 

@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 import phalanx as px
 from phalanx.collect.join import whole, with_rests
 from phalanx.execution.results import described
+from phalanx.runtime import core
 from phalanx.wire.codec import Encoded, decode
+from phalanx.wire.messages import DESCRIBED, HALVED, OUTPUT
 
 LARGE = 128  # columns of float32 that make 1024 rows large enough to be halved
 
 
 def given_back(output: Any) -> Any:
-    _, first, rest = described(output)
+    _, first, rest = described(output, halves=True)
     values = [decode(value.to_bytes()) if isinstance(value, Encoded) else value for value in (first, rest)]
     return whole(with_rests(values[:1], values[1:])[0])
 
 
 def test_a_large_output_of_rows_is_stored_in_two_halves() -> None:
-    info, first, rest = described(torch.ones(1025, LARGE))
+    info, first, rest = described(torch.ones(1025, LARGE), halves=True)
     assert (info.rows, info.first_rows) == (1025, 513)
     assert first.nbytes > rest.nbytes > 0
 
@@ -44,8 +46,14 @@ def test_a_large_output_of_rows_is_stored_in_two_halves() -> None:
     ids=["small", "one row", "without rows", "a tensor without rows", "with grad", "a list", "other rows"],
 )
 def test_any_other_output_is_stored_as_one(output: Any) -> None:
-    _, _, rest = described(output)
+    _, _, rest = described(output, halves=True)
     assert rest is None
+
+
+def test_on_one_node_an_output_is_stored_whole() -> None:
+    info, output = described(torch.ones(1025, LARGE), halves=False)
+    assert (info.rows, info.first_rows) == (1025, 1025)
+    assert output.nbytes >= 1025 * LARGE * 4
 
 
 @settings(deadline=None)
@@ -75,6 +83,14 @@ class Maker(px.Worker):
         return made["x"][:, 0].tolist(), made["rank"].tolist()
 
 
+@pytest.fixture(scope="module", params=[HALVED, DESCRIBED], ids=["in halves", "whole"], autouse=True)
+def returns(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How outputs that may be handed on are stored; else it depends on the nodes on which groups lie."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(core, "_returns", lambda describe, _: request.param if describe else OUTPUT)
+        yield
+
+
 @pytest.fixture(scope="module")
 def group(backend: str) -> Iterator[px.WorkerGroup]:
     with px.ResourcePool([2], use_gpu=False, backend=backend) as pool, px.WorkerGroup(pool, Maker) as made:
@@ -84,7 +100,7 @@ def group(backend: str) -> Iterator[px.WorkerGroup]:
 ROWS = torch.arange(257, dtype=torch.float32)
 
 
-def test_the_driver_gets_the_rows_of_halved_outputs_in_order(group: px.WorkerGroup) -> None:
+def test_the_driver_gets_the_rows_in_order(group: px.WorkerGroup) -> None:
     value = group.make.submit(ROWS).result()
     assert torch.equal(value["x"][:, 0], ROWS)
     assert value["rank"].tolist() == [0] * 129 + [1] * 128
@@ -95,14 +111,14 @@ def test_a_stream_gives_each_output_whole(group: px.WorkerGroup) -> None:
     assert sizes == {0: 129, 1: 128}
 
 
-def test_padding_of_halved_outputs_is_removed(group: px.WorkerGroup) -> None:
+def test_padding_is_removed(group: px.WorkerGroup) -> None:
     assert torch.equal(group.make_padded.submit(ROWS).result()[:, 0], ROWS)
 
 
-def test_a_halved_result_reaches_every_rank_whole(group: px.WorkerGroup) -> None:
+def test_a_result_reaches_every_rank_whole(group: px.WorkerGroup) -> None:
     assert group.firsts(group.make.submit(ROWS)) == [ROWS.tolist()] * 2
 
 
-def test_a_halved_result_is_dealt_in_rows(group: px.WorkerGroup) -> None:
+def test_a_result_is_dealt_in_rows(group: px.WorkerGroup) -> None:
     shares = group.share(group.make.submit(ROWS))
     assert [value for values, _ in shares for value in values] == ROWS.tolist()

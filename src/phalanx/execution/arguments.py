@@ -8,7 +8,8 @@ from typing import Any
 from phalanx.collect.join import gather, join_rows, with_rests
 from phalanx.dispatch.split import pad_rows, piece_bounds, slice_rows
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Policy, decode, decoding
+from phalanx.wire.arrival import current_arrival, received
+from phalanx.wire.codec import Policy, decode, decoding, nbytes_of
 from phalanx.wire.messages import PartInfo, Piece, RankCall, Reference, Stored, Whole
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
@@ -53,25 +54,38 @@ class Arguments:
                 raise TypeError(f"unknown token {token!r}")
 
     def _piece(self, piece: Piece) -> Any:
-        """Rows of a result whose parts lie on other ranks: only the overlapping parts are fetched."""
+        """Rows of a result whose parts lie on other ranks: only the overlapping parts, or halves, are fetched."""
         infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
-        halves: list[int] = []  # rows of the first and the second half of each part
-        for rank, info in enumerate(infos):
-            rows, first = _rows_of(info, rank), info.first_rows or 0
-            halves += [first, rows - first]
-        total = sum(halves)
+        counts = [_rows_of(info, rank) for rank, info in enumerate(infos)]
+        refs = piece.parts
+        if piece.rests:
+            counts = [n for info, rows in zip(infos, counts, strict=True) for n in _halves(info, rows)]
+            refs = [i for pair in zip(piece.parts, piece.rests, strict=True) for i in pair]
+        total = sum(counts)
         if piece.expected_rows is not None and piece.expected_rows != total:
             raise DispatchError(
                 f"the arguments of one call disagree in rows: a future brought {total} rows, the other "
                 f"arguments have {piece.expected_rows}; pass the same number of rows in each, or px.replicate(x)"
             )
         start, stop = piece_bounds(total, piece.count, piece.index)
-        wanted = list(_overlaps(halves, start, stop))
-        refs = [i for pair in zip(piece.parts, piece.rests, strict=True) for i in pair]
-        with decoding(Policy.VIEW):
-            parts = self._fetch([self._refs[refs[half]] for half, _, _ in wanted])
-        rows = join_rows([slice_rows(part, a, b) for part, (_, a, b) in zip(parts, wanted, strict=True)])
+        wanted = list(_overlaps(counts, start, stop))
+        arrival = current_arrival()
+        in_place = len(wanted) == 1 and arrival.policy is Policy.READONLY
+        with decoding(Policy.READONLY if in_place else Policy.VIEW, shared=arrival.shared):
+            parts = self._fetch([self._refs[refs[part]] for part, _, _ in wanted])
+        taken = [slice_rows(part, a, b) for part, (_, a, b) in zip(parts, wanted, strict=True)]
+        if (
+            not piece.rests
+        ):  # all parts lie in the store of this node, where whoever reads some rows moves no others
+            received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
+        rows = taken[0] if in_place else join_rows(taken)
         return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+
+
+def _halves(info: PartInfo, rows: int) -> tuple[int, int]:
+    """Rows of the first and of the second half of a part."""
+    first = info.first_rows or 0
+    return first, rows - first
 
 
 def _rows_of(info: PartInfo, source: int) -> int:

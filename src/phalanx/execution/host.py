@@ -29,7 +29,20 @@ from phalanx.wire.arrival import received
 from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import CLOSE, HOST, KEEP, MESHES, ORDER, RECALL, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import (
+    CLOSE,
+    HALVED,
+    HOST,
+    KEEP,
+    MESHES,
+    ORDER,
+    OUTPUT,
+    RECALL,
+    RUN,
+    Facts,
+    RankCall,
+    RankSetup,
+)
 
 _REMEMBERED = 256
 #: What ends a call and not the process; a method's own task may have been cancelled.
@@ -314,7 +327,9 @@ class Host:
             guard.check(call.method, self._setup.rank if self._setup else -1)
         if not call.keep:
             result = None
-        sent_back = described(result) if call.describe else encoded(result)
+        sent_back = (
+            described(result, halves=call.returns == HALVED) if call.returns > OUTPUT else encoded(result)
+        )
         if note is not None:
             note.returned(size_of(sent_back))
         return sent_back

@@ -1,8 +1,9 @@
 """From what a worker method returns to what its process gives back.
 
-A large output of rows that may be handed on by reference is given back as two halves, each stored by itself. Whoever
+A large output of rows that may be needed on several nodes is given back as two halves, each stored by itself. Whoever
 needs some rows of it, and they need not be those of one whole output, then fetches at most half an output too much at
-either end of what it needs: its own share and one output at most.
+either end of what it needs: its own share and one output at most. On one node rows are read where they lie, and an
+output stays whole: it can then be read without any copy.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ def encoded(result: Any) -> Any:
     return result if type(result) in _PLAIN else encode(result)
 
 
-def described(result: Any) -> tuple[PartInfo, Any, Any]:
-    """What may be known of an output without fetching it, and the output: whole and None, or as two halves."""
+def described(result: Any, *, halves: bool) -> tuple[Any, ...]:
+    """What may be known of an output without fetching it, and the output.
+
+    With ``halves``, two objects stand for the output: itself and None, or its first and its second half.
+    """
     try:
         rows = count_rows(result)
     except DispatchError:  # leaves of different row counts: a fair result, only not the rows of another call
         rows = None
     whole = encoded(result)
     nbytes = getattr(whole, "nbytes", 0)
+    if not halves:
+        return PartInfo(rows, nbytes, rows), whole
     if rows is None or rows < 2 or nbytes < _HALVED_FROM or not _halves_are_rows(result):
         return PartInfo(rows, nbytes, rows), whole, None
     middle = -(-rows // 2)

@@ -15,7 +15,7 @@ from phalanx.runtime.sender import encode_body
 from phalanx.runtime.supervisor import Watch
 from phalanx.transport.base import FetchFailed, NotReady, Ref
 from phalanx.wire.codec import Policy
-from phalanx.wire.messages import HOST, RankCall
+from phalanx.wire.messages import HOST, OUTPUT, RankCall
 
 if TYPE_CHECKING:
     from phalanx.runtime.core import GroupCore
@@ -81,9 +81,9 @@ def ask(core: GroupCore, what: str, ranks: Sequence[int], function: Callable[...
     ``what`` names it in errors.
     """
     body, refs = encode_body(core.outlet, ((function, *args), {}))
-    data = RankCall(core.new_number(), core.epoch, "", HOST, True, False, False, False, body).pack()
+    data = RankCall(core.new_number(), core.epoch, "", HOST, True, OUTPUT, False, False, body).pack()
     submit, endpoints = core.transport.submit, core.endpoints
-    tickets = [submit(endpoints[rank], "", HOST, data, refs, False) for rank in ranks]
+    tickets = [submit(endpoints[rank], "", HOST, data, refs) for rank in ranks]
     return Asked(core, what, tuple(ranks), tuple(ticket.value for ticket in tickets))
 
 

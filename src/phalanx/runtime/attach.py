@@ -18,7 +18,7 @@ from phalanx.runtime.tracing import collect, from_environment
 from phalanx.runtime.views import GroupView
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Endpoint
-from phalanx.wire.messages import KEEP, RECALL, Facts, RankCall
+from phalanx.wire.messages import KEEP, OUTPUT, RECALL, Facts, RankCall
 
 PROTOCOL = 1
 _GATHERED_WITHIN_S = 5.0
@@ -126,8 +126,8 @@ def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGrou
 def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
     transport = cluster.transport()
     endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
-    data = RankCall(0, 0, "", RECALL, True, False, False, False, cloudpickle.dumps(((), {}), 5)).pack()
-    ticket = transport.submit(endpoint, "", RECALL, data, (), False)
+    data = RankCall(0, 0, "", RECALL, True, OUTPUT, False, False, cloudpickle.dumps(((), {}), 5)).pack()
+    ticket = transport.submit(endpoint, "", RECALL, data, ())
     with contextlib.suppress(PhalanxError):
         done, _ = transport.wait([ticket.value], 1, timeout)
         if done and (kept := transport.outcome(ticket.value)).ok and kept.value is not None:

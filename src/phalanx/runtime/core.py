@@ -27,7 +27,7 @@ from phalanx.runtime.tracing import Traced, composing, draft_of, keep
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Ref, Ticket, Transport
 from phalanx.wire.board import BARE_CALL
-from phalanx.wire.messages import BARE, CLOSE, MESHES, ORDER, Message, RankCall
+from phalanx.wire.messages import BARE, CLOSE, DESCRIBED, HALVED, MESHES, ORDER, OUTPUT, Message, RankCall
 
 Methods = Mapping[str, Mapping[str, MethodSpec]]
 _BARE = Message(BARE)
@@ -94,7 +94,9 @@ class GroupCore(Settling):
         draft = None if tracing.recorder is None else draft_of(self, role, spec.name, plan, began)
         bare = bare and not debug and draft is None  # the ranks tell calls apart by number
         number = BARE_CALL if bare else next(self._numbers)
-        header = self._header(spec, role, number, describe, "" if draft is None else keep(draft, number))
+        header = self._header(
+            spec, role, number, _returns(describe, self.transport), "" if draft is None else keep(draft, number)
+        )
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
         composed: Iterable[Message] = (
@@ -121,14 +123,14 @@ class GroupCore(Settling):
         self._under_way.append(weakref.ref(future))
         return future
 
-    def _header(self, spec: MethodSpec, role: str, number: int, describe: bool, trace: str) -> RankCall:
+    def _header(self, spec: MethodSpec, role: str, number: int, returns: int, trace: str) -> RankCall:
         return RankCall(
             call=number,
             epoch=self.epoch,
             role=role,
             method=spec.name,
             keep=True,
-            describe=describe,
+            returns=returns,
             readonly=spec.readonly,
             to_device=spec.to_device,
             body=None,
@@ -147,7 +149,7 @@ class GroupCore(Settling):
         try:
             for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
                 tickets.append(
-                    submit(endpoints[rank], header.role, header.method, data, refs, header.describe)
+                    submit(endpoints[rank], header.role, header.method, data, refs, header.returns)
                 )
                 sent += len(data)
         except BaseException as error:  # Ctrl-C too
@@ -288,9 +290,20 @@ class GroupCore(Settling):
         return pack(self)
 
 
-#: All groups of this process, so that a call that finds the store full can wait for what fills it.
+#: All groups of this process: a call that finds the store full waits for what fills it, and how results are stored
+#: depends on whether all ranks can read them where they lie.
 _cores: weakref.WeakSet[GroupCore] = weakref.WeakSet()
 _cores_lock = threading.Lock()
+
+
+def _returns(describe: bool, transport: Transport) -> int:
+    """What the ranks give back of an output that may be handed on; in halves where ranks lie on several nodes."""
+    if not describe:
+        return OUTPUT
+    with _cores_lock:
+        open_ones = [core for core in _cores if core.transport is transport and not core.closed]
+    nodes = {endpoint.facts.slot.node_id for core in open_ones for endpoint in core.endpoints}
+    return HALVED if len(nodes) > 1 else DESCRIBED
 
 
 def _wait_for_a_call(seconds: float) -> bool:

@@ -22,7 +22,7 @@ from phalanx.runtime.values import Readonly, StoredValue
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.transport.base import Ref, StoreSpace, Transport
 from phalanx.wire.codec import Encoded, large_leaves, nbytes_of
-from phalanx.wire.messages import RankCall
+from phalanx.wire.messages import DESCRIBED, OUTPUT, RankCall
 
 if TYPE_CHECKING:
     from phalanx.runtime.views import GroupView
@@ -135,9 +135,9 @@ class _Dry:
         self.in_messages: list[int] = []
         self.from_store: list[int] = []
         self.stored_bodies = 0
-        describe = not spec.blocking and plan.gather.how == "rows"
+        returns = DESCRIBED if not spec.blocking and plan.gather.how == "rows" else OUTPUT
         header = RankCall(
-            _A_NUMBER, core.epoch, view.role, spec.name, True, describe, spec.readonly, spec.to_device, None
+            _A_NUMBER, core.epoch, view.role, spec.name, True, returns, spec.readonly, spec.to_device, None
         )
         if bare:
             self.in_messages = self.from_store = [0] * len(plan.ranks)

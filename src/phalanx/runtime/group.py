@@ -30,7 +30,7 @@ from phalanx.runtime.views import GroupView
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import NotReady, Reservation
 from phalanx.wire.board import CLOSE_CALL
-from phalanx.wire.messages import CLOSE, RankCall
+from phalanx.wire.messages import CLOSE, OUTPUT, RankCall
 
 _numbers = itertools.count(1)
 _CLOSE_PATIENCE_S = 5.0
@@ -357,9 +357,9 @@ class WorkerGroup(GroupView):
     def _close_workers(self, patience: float) -> None:
         """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
         core = self.core
-        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, False, False, False, _NO_ARGUMENTS).pack()
+        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, OUTPUT, False, False, _NO_ARGUMENTS).pack()
         alive = [endpoint for endpoint in core.endpoints if core.transport.alive(endpoint)]
-        refs = [core.transport.submit(endpoint, "", CLOSE, data, (), False).value for endpoint in alive]
+        refs = [core.transport.submit(endpoint, "", CLOSE, data, ()).value for endpoint in alive]
         if refs:
             core.transport.wait(refs, len(refs), patience)
 

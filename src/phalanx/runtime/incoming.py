@@ -108,8 +108,9 @@ class Incoming:
         start, stop = piece_bounds(sum(info.rows or 0 for info in infos), piece.count, piece.index)
         total, offset = 0, 0
         sources: list[str] = []
+        halved = any(ticket.rest is not None for ticket in future.tickets)
         for name, info in zip(names, infos, strict=True):
-            fetched = _overlapping(info, start - offset, stop - offset)
+            fetched = _overlapping(info, start - offset, stop - offset, halved)
             offset += info.rows or 0
             total += fetched
             sources += [name] if fetched else []
@@ -135,9 +136,11 @@ class Incoming:
             return None
 
 
-def _overlapping(info: PartInfo, start: int, stop: int) -> int:
-    """Bytes of the halves of a part that hold rows of [start, stop); what is fetched is whole halves."""
+def _overlapping(info: PartInfo, start: int, stop: int, halved: bool) -> int:
+    """Bytes that are fetched of a part for its rows of [start, stop): of whole halves, else of just these rows."""
     rows = info.rows or 0
+    if not halved:
+        return info.nbytes * max(0, min(stop, rows) - max(start, 0)) // max(1, rows)
     first = rows if info.first_rows is None else info.first_rows
     total = 0
     for begin, end in ((0, first), (first, rows)):

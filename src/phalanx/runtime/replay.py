@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.wire.messages import Message, RankCall
+from phalanx.wire.messages import OUTPUT, Message, RankCall
 
 if TYPE_CHECKING:
     from phalanx.runtime.future import CallFuture
@@ -36,7 +36,7 @@ class Replay:
         """(rank, message) for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
         for rank, message in zip(self.ranks, self.sent, strict=True):
             header = RankCall.unpack(message.data)._replace(
-                call=number, epoch=epoch, describe=False, trace=trace
+                call=number, epoch=epoch, returns=OUTPUT, trace=trace
             )
             yield rank, Message(header.pack(), message.refs)
 

@@ -96,7 +96,7 @@ class References:
             return self._put(_rows_of(self._outlet.value_of(future), piece))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
-            rests=tuple(self._add(part.rest) for part in parts),
+            rests=tuple(self._add(part.rest) for part in parts if part.rest is not None),
             infos=tuple(self._add(part.info) for part in parts),
             index=piece.index,
             count=piece.count,

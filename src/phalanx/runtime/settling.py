@@ -280,7 +280,7 @@ class Settling(GroupState):
             trace = "" if tracing.recorder is None else tracing.recorder.id
             tickets = [
                 self.transport.submit(
-                    self.endpoints[rank], entry.role, entry.method, message.data, message.refs, False
+                    self.endpoints[rank], entry.role, entry.method, message.data, message.refs
                 )
                 for rank, message in entry.messages(number, self.epoch, trace)
             ]

@@ -30,7 +30,7 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.inline import InlineRef, InlineTransport
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import RankCall
+from phalanx.wire.messages import OUTPUT, RankCall
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
@@ -101,12 +101,18 @@ class ScriptedTransport(InlineTransport):
         )
 
     def submit(
-        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
     ) -> Ticket:
         plain = [ref.inner if isinstance(ref, ScriptedRef) else ref for ref in refs]
 
         def run() -> Ticket:
-            return super(ScriptedTransport, self).submit(endpoint, role, method, data, plain, False)
+            return super(ScriptedTransport, self).submit(endpoint, role, method, data, plain, OUTPUT)
 
         ref = self._scripted("call", endpoint, run, _number(data))
         return Ticket(ref, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from phalanx.topology.slots import Slot
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import Facts
+from phalanx.wire.messages import OUTPUT, Facts
 
 if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
     from phalanx.topology.placement import Holder, NodeCapacity
@@ -92,9 +92,10 @@ class Endpoint:
 
 
 class Ticket(NamedTuple):
-    """One submitted call on one rank: its value, and where it was to be described its ``PartInfo`` and its ``rest``.
+    """One submitted call on one rank: its value, where it was to be described its ``PartInfo``, and its ``rest``.
 
-    ``rest`` stands for None, or for the second half of the rows where the value is only the first.
+    ``rest`` is there where the output was to come in halves. It stands for the second half of the rows, the value
+    for the first; or for None where the output is whole all the same.
     """
 
     value: Ref
@@ -207,9 +208,18 @@ class Transport(Protocol):
         ...
 
     def submit(
-        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
     ) -> Ticket:
-        """Send one call; does not wait for it. ``data`` may be ``BARE``: no arguments, the output is kept."""
+        """Send one call; does not wait for it. ``data`` may be ``BARE``: no arguments, the output is kept.
+
+        ``returns`` is how many objects the rank gives back, as the message says.
+        """
         ...
 
     def put(self, value: Any) -> Ref:

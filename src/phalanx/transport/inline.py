@@ -40,7 +40,7 @@ from phalanx.transport.base import (
 from phalanx.transport.files import read_file
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
-from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
+from phalanx.wire.messages import BARE, OUTPUT, STORE_VARIABLE, RankSetup
 
 _NODE = "inline"
 
@@ -194,12 +194,18 @@ class InlineTransport:
         return Ticket(self._run(endpoint, lambda: endpoint.handle.host.setup(data, refs)))
 
     def submit(
-        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
     ) -> Ticket:
         if data == BARE:
             return Ticket(self._run(endpoint, lambda: endpoint.handle.host.run_bare(role, method)))
-        ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=describe)
-        return ref if isinstance(ref, Ticket) else Ticket(ref, *(ref, ref) if describe else ())
+        ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=returns > OUTPUT)
+        return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
 
     def _run(self, endpoint: Endpoint, work: Any, split: bool = False) -> Any:
         rank: _Rank = endpoint.handle
@@ -218,8 +224,8 @@ class InlineTransport:
             except Exception as error:  # the host catches what users raise: this is ours
                 return InlineRef(failure=capture(error))
         if split:
-            info, encoded, rest = value
-            return Ticket(InlineRef(encoded), InlineRef(info), InlineRef(rest))
+            info, *outputs = map(InlineRef, value)
+            return Ticket(outputs[0], info, *outputs[1:])
         return InlineRef(value)
 
     def put(self, value: Any) -> Ref:

@@ -39,9 +39,13 @@ class Meter:
         if self._tell is not None:
             self._tell(nbytes)
 
+    def passed_over(self, nbytes: int) -> None:
+        """Take back bytes of a value that were mapped with it and are not read."""
+        self.nbytes -= nbytes
+
 
 received = Meter()
-"""All that this process has decoded."""
+"""All that this process has decoded; of a part of which it reads some rows in the store of its node, only these."""
 
 
 @dataclass(frozen=True)

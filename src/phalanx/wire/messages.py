@@ -35,6 +35,7 @@ HOST = "__phalanx_host__"  # calls its first argument, a function of the library
 class RankCall(NamedTuple):
     """What one rank is asked to do. ``body`` holds the encoded (args, kwargs); None: the last reference does.
 
+    ``returns`` is one of ``OUTPUT``, ``DESCRIBED`` and ``HALVED``, the number of objects that the rank gives back.
     ``trace`` is the id of the trace for which the rank notes what it does; empty: for none.
     """
 
@@ -43,7 +44,7 @@ class RankCall(NamedTuple):
     role: str
     method: str
     keep: bool
-    describe: bool
+    returns: int
     readonly: bool
     to_device: bool
     body: bytes | None
@@ -58,6 +59,10 @@ class RankCall(NamedTuple):
         return RankCall(*pickle.loads(memoryview(data)[len(MAGIC) :]))
 
 
+#: What a rank gives back: its output; a :class:`PartInfo` before it, for a result that may be handed on by reference;
+#: or such a result in two halves, each stored by itself, where they may be needed on different nodes.
+OUTPUT, DESCRIBED, HALVED = 1, 2, 3
+
 #: Sent in place of a packed message for a call without arguments whose output is kept. Every argument costs a process
 #: about a fifth of an empty call, so such a call has none; it also has no number, and cannot be cancelled.
 BARE = b""
@@ -65,7 +70,7 @@ BARE = b""
 
 def packed_bare(role: str, method: str) -> bytes:
     """What ``BARE`` stands for, where a process cannot be called without a message."""
-    return MAGIC + pickle.dumps((BARE_CALL, 0, role, method, True, False, False, False, _NOTHING), 5)
+    return MAGIC + pickle.dumps((BARE_CALL, 0, role, method, True, OUTPUT, False, False, _NOTHING), 5)
 
 
 _NOTHING = pickle.dumps(((), {}), 5)
@@ -101,8 +106,8 @@ class Reference:
 class Piece:
     """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
 
-    ``parts`` and ``rests`` index the references to the two halves of each source part, ``infos`` those to its
-    :class:`PartInfo`.
+    ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``rests``
+    are their second halves; there are none where all parts are whole.
     """
 
     parts: tuple[int, ...]

@@ -34,7 +34,7 @@ from phalanx.transport.ray.cluster import job_id
 from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
-from phalanx.wire.messages import BARE, packed_bare
+from phalanx.wire.messages import BARE, OUTPUT, packed_bare
 
 NAMESPACE = "phalanx"
 _KILLED_WITHIN_S = 5.0
@@ -136,7 +136,13 @@ class RayTransport:
         return Ticket(endpoint.handle._px_setup.remote(data, list(refs)))
 
     def submit(
-        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], describe: bool
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
     ) -> Ticket:
         if data == BARE:
             bare = endpoint.methods.get(role + "//" + method) or _bare_method(endpoint, role, method)
@@ -149,10 +155,10 @@ class RayTransport:
             remote = getattr(handle, facade_name(role, method), None) or handle._px_call
             endpoint.methods[role + "/" + method] = remote
         args = (data, list(refs)) if refs else (data,)
-        if not describe:
+        if returns == OUTPUT:
             return Ticket(remote.remote(*args))
-        info, value, rest = remote.options(num_returns=3).remote(*args)
-        return Ticket(value, info, rest)
+        info, *outputs = remote.options(num_returns=returns).remote(*args)
+        return Ticket(outputs[0], info, *outputs[1:])
 
     def put(self, value: Any) -> Ref:
         return ray.put(value)
