@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools wheel torch
 	$(PIP) --no-build-isolation --editable '.[demo,megatron,verl,data,docs,dev]'
+	$(BIN)/python -m compileall -q src
 	@touch $@
 
 demo: $(STAMP) ## post-train a small language model with GRPO (ARGS="--steps 100" and so on)

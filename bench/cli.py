@@ -21,7 +21,7 @@ import psutil
 from rich.console import Console
 
 from bench import plot, table
-from bench.environment import ROOT, PeerUnavailable, contender_env, verl_python
+from bench.environment import ROOT, PeerUnavailable, compile_sources, contender_env, verl_python
 from bench.protocol import ContenderLost, Peer, RequestFailed
 from bench.runner import Run
 from bench.scenarios import BARE, FLOOR, FULL, PHALANX, QUICK, VERL, Block, blocks, goals
@@ -105,6 +105,7 @@ def start_contenders(
     run: Run, folder: Path, without: Sequence[str], stack: ExitStack
 ) -> dict[str, dict[str, str]]:
     """Start every contender that can run here into `run.peers`; give the versions that they report."""
+    compile_sources()
     pythons = {PHALANX: Path(sys.executable), BARE: Path(sys.executable), FLOOR: Path(sys.executable)}
     if VERL not in without:
         try:

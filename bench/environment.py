@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
 import sys
@@ -47,6 +48,12 @@ def _step(what: str, command: list[str]) -> None:
     if done.returncode:
         last = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()][-1:]
         raise PeerUnavailable(f"could not {what}: {' '.join(last)[:300]}")
+
+
+def compile_sources() -> None:
+    """Compile this source tree, as installing a package does: the contenders' own packages are compiled too."""
+    for folder in ("src", "bench"):
+        compileall.compile_dir(str(ROOT / folder), quiet=2)
 
 
 def contender_env(temporary: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:

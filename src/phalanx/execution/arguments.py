@@ -32,9 +32,10 @@ class Arguments:
         policy = Policy.READONLY if call.readonly else Policy.PRIVATE
         every = device is not None
         with decoding(policy, restore=self.restore, device=device, every_tensor=every, shared=shared):
-            if call.body is not None:
+            if isinstance(call.body, bytes):
                 return decode(call.body)
-            return self._fetch([self._refs[-1]])[0]
+            stored = self._fetch([self._refs[-1]])[0]
+            return stored if call.body is None else decode(stored.values[call.body])
 
     def restore(self, token: Any) -> Any:
         """What stands behind one token."""

@@ -20,6 +20,7 @@ from phalanx.execution.bootstrap import apply
 from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
+from phalanx.execution.imports import importing
 from phalanx.execution.loops import Loop
 from phalanx.execution.results import described, encoded
 from phalanx.execution.traced import Tapes, size_of
@@ -113,7 +114,8 @@ class Host:
                 self._tapes.of(setup.trace, SETUP_CALL) as note,
                 self._during(SETUP_CALL, "", "__init__"),
             ):
-                with decoding(restore=arguments.restore):
+                quietly = _NOWHERE if self._services.in_driver else importing()
+                with quietly, decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
                 if note is not None:
                     note.started(0)

@@ -95,14 +95,20 @@ class GroupCore(Settling):
         bare = bare and not debug and draft is None  # the ranks tell calls apart by number
         number = BARE_CALL if bare else next(self._numbers)
         header = self._header(
-            spec, role, number, _returns(describe, self.transport), "" if draft is None else keep(draft, number)
+            spec,
+            role,
+            number,
+            _returns(describe, self.transport),
+            "" if draft is None else keep(draft, number),
         )
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
         composed: Iterable[Message] = (
             [_BARE] * len(plan.ranks)
             if bare
-            else messages(self.outlet, _all_kept(plan) if debug and spec.replicated else plan, header)
+            else messages(
+                self.outlet, _all_kept(plan) if debug and spec.replicated else plan, header, self.node_of
+            )
         )
         kept = None
         with composing(draft), self._order:
@@ -223,6 +229,10 @@ class GroupCore(Settling):
         """The calls that somebody holds and that nobody has seen the end of."""
         found = (reference() for reference in list(self._under_way))
         return [future for future in found if future is not None and not future.counted_out]
+
+    def node_of(self, rank: int) -> str:
+        """The node on which a rank is."""
+        return self.endpoints[rank].facts.slot.node_id
 
     def busy(self) -> bool:
         """Whether a call of this process is still at work."""

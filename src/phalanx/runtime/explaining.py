@@ -21,6 +21,7 @@ from phalanx.runtime.sender import Outlet, messages
 from phalanx.runtime.values import Readonly, StoredValue
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.transport.base import Ref, StoreSpace, Transport
+from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, large_leaves, nbytes_of
 from phalanx.wire.messages import DESCRIBED, OUTPUT, RankCall
 
@@ -36,9 +37,13 @@ _MESH_MODES = frozenset(
 
 @dataclass(frozen=True)
 class _Unstored:
-    """Stands for a value that would be stored."""
+    """Stands for what would be stored: a value, or the values of a bundle."""
 
-    nbytes: int
+    sizes: tuple[int, ...]
+
+    def read(self, part: bytes | int | None) -> int:
+        """Bytes that a rank reads of it: all, or those of one part."""
+        return self.sizes[part] if isinstance(part, int) else sum(self.sizes)
 
 
 class _LookedAt(Room):
@@ -63,9 +68,11 @@ class _DryOutlet(Outlet):
     put_aside: list[int] = field(default_factory=list[int])
     awaited: list[CallFuture[Any]] = field(default_factory=list[CallFuture[Any]])
 
-    def put(self, encoded: Encoded) -> Ref:
-        self.put_aside.append(encoded.nbytes)
-        return _Unstored(encoded.nbytes)
+    def put(self, encoded: Encoded | Bundle) -> Ref:
+        values = encoded.values if isinstance(encoded, Bundle) else (encoded,)
+        found = _Unstored(tuple(value.nbytes for value in values))
+        self.put_aside.extend(found.sizes)
+        return found
 
     def value_of(self, future: CallFuture[Any]) -> Any:
         if future.done():
@@ -143,12 +150,14 @@ class _Dry:
             self.in_messages = self.from_store = [0] * len(plan.ranks)
             return
         known = _stored_before(plan)
-        for data, refs in messages(self.outlet, plan, header):
+        for data, refs in messages(self.outlet, plan, header, core.node_of):
             self.in_messages.append(len(data))
-            self.stored_bodies += RankCall.unpack(data).body is None
+            body = RankCall.unpack(data).body
+            self.stored_bodies += not isinstance(body, bytes)
             different = {id(ref): ref for ref in refs}
+            unstored = [ref for ref in different.values() if isinstance(ref, _Unstored)]
             self.from_store.append(
-                sum(ref.nbytes for ref in different.values() if isinstance(ref, _Unstored))
+                sum(ref.read(body if ref is refs[-1] else None) for ref in unstored)
                 + sum(known.get(key, 0) for key in different)
             )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.dispatch.bundling import bundles
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
 from phalanx.observe.recorder import drafting, note_source, tracing
@@ -14,10 +15,15 @@ from phalanx.runtime.future import CallFuture
 from phalanx.runtime.room import Room
 from phalanx.runtime.values import Readonly, StoredValue
 from phalanx.transport.base import Ref, Transport
+from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import Message, Piece, RankCall, Reference, Stored, Whole
 
 Hoist = Mapping[type, Callable[[Any], Any]]
+
+
+_Key = tuple[int, ...]
+_Body = tuple[Encoded, tuple[Ref, ...]]
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class Outlet:
     book: Book
     room: Room
 
-    def put(self, encoded: Encoded) -> Ref:
-        """Store a value."""
+    def put(self, encoded: Encoded | Bundle) -> Ref:
+        """Store a value, or several together."""
         nbytes = encoded.nbytes
         ref = self.transport.put(encoded)
         if tracing.recorder is not None and (draft := drafting.get()) is not None:
@@ -112,11 +118,14 @@ def _rows_of(value: Any, piece: FuturePiece) -> Any:
     return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
 
 
-def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+def messages(
+    outlet: Outlet, plan: CallPlan, header: RankCall, node_of: Callable[[int], str]
+) -> Iterator[Message]:
     """One message per called rank, in the plan's order, each made when it is asked for.
 
-    So the first rank copies its piece while the next one is stored. Before anything is sent, all of it is known to
-    be picklable, and there is room for it.
+    So the first rank copies its piece while the next one is stored; small pieces for ranks of one node, as ``node_of``
+    names them, are stored together. Before anything is sent, all of it is known to be picklable, and there is room
+    for it.
 
     Raises:
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
@@ -129,10 +138,12 @@ def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Messa
         for position in range(len(plan.ranks)):
             yield Message(keeping if plan.keeps(position) else dropping, refs)
         return
-    yield from _messages_each(outlet, plan, header)
+    yield from _messages_each(outlet, plan, header, node_of)
 
 
-def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+def _messages_each(
+    outlet: Outlet, plan: CallPlan, header: RankCall, node_of: Callable[[int], str]
+) -> Iterator[Message]:
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
     keys = [tuple(id(column.values[at]) for column in columns) for at in range(len(plan.ranks))]
@@ -140,14 +151,28 @@ def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator
     _admit(outlet, columns, keys, leaves)
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
     begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
-    encoded: dict[tuple[int, ...], tuple[Encoded, tuple[Ref, ...]]] = {}
+    encoded: dict[_Key, _Body] = {}
+    nodes: dict[_Key, str] = {}
     for position, key in enumerate(keys):
-        if key not in encoded:  # as views of the caller's memory: the copies are made below, one at a time
+        if (
+            key not in encoded
+        ):  # as views of the caller's memory: the copies are made below, one bundle at a time
             encoded[key] = _encoded_body(outlet, plan.arguments_of(position), shared, begin)
-    bodies: dict[tuple[int, ...], tuple[bytes | None, tuple[Ref, ...]]] = {}
+            nodes[key] = node_of(plan.ranks[position])
+    large = [key for key, (body, _) in encoded.items() if body.nbytes > outlet.inline_bytes]
+    sizes = [encoded[key][0].nbytes for key in large]
+    together = {
+        large[index]: [large[i] for i in some]
+        for some in bundles(sizes, [nodes[key] for key in large])
+        for index in some
+    }
+    bodies: dict[_Key, tuple[bytes | int | None, tuple[Ref, ...]]] = {}
     for position, key in enumerate(keys):
         if key not in bodies:
-            bodies[key] = _placed(outlet, *encoded.pop(key))
+            some = together.get(key, [key])
+            bodies.update(
+                zip(some, _placed_together(outlet, [encoded.pop(one) for one in some]), strict=True)
+            )
         body, refs = bodies[key]
         yield Message(header._replace(body=body, keep=plan.keeps(position)).pack(), refs)
 
@@ -194,6 +219,18 @@ def _encoded_body(
     references = References(outlet, begin)
     encoded = encode(value, hoist=references.hoist(), shared=shared)
     return encoded, tuple(references.refs)
+
+
+def _placed_together(
+    outlet: Outlet, some: Sequence[_Body]
+) -> Iterator[tuple[bytes | int | None, tuple[Ref, ...]]]:
+    """The bodies and references of messages whose arguments are stored in one object."""
+    if len(some) == 1:
+        yield _placed(outlet, *some[0])
+        return
+    ref = outlet.put(Bundle([encoded for encoded, _ in some]))
+    for index, (_, refs) in enumerate(some):
+        yield index, (*refs, ref)
 
 
 def _placed(

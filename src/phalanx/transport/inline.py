@@ -38,6 +38,7 @@ from phalanx.transport.base import (
     Ticket,
 )
 from phalanx.transport.files import read_file
+from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.messages import BARE, OUTPUT, STORE_VARIABLE, RankSetup
@@ -53,7 +54,7 @@ class InlineRef:
     def __init__(
         self, value: Any = None, failure: RankFailure | None = None, lost: Lost | None = None
     ) -> None:
-        self._encoded = isinstance(value, Encoded)
+        self._encoded = isinstance(value, Encoded | Bundle)
         self._value = pickle.dumps(value, 5) if self._encoded else value
         self.failure = failure
         self.lost = lost

@@ -33,7 +33,10 @@ HOST = "__phalanx_host__"  # calls its first argument, a function of the library
 
 
 class RankCall(NamedTuple):
-    """What one rank is asked to do. ``body`` holds the encoded (args, kwargs); None: the last reference does.
+    """What one rank is asked to do.
+
+    ``body`` holds the encoded (args, kwargs). None: the last reference does. A number: the value of that index does
+    in the bundle behind the last reference.
 
     ``returns`` is one of ``OUTPUT``, ``DESCRIBED`` and ``HALVED``, the number of objects that the rank gives back.
     ``trace`` is the id of the trace for which the rank notes what it does; empty: for none.
@@ -47,7 +50,7 @@ class RankCall(NamedTuple):
     returns: int
     readonly: bool
     to_device: bool
-    body: bytes | None
+    body: bytes | int | None
     debug: bool = False
     trace: str = ""
 
