@@ -123,6 +123,7 @@ def test_what_ranks_registered(group: RayWorkerGroup) -> None:
     assert [place["dispatch_dp_rank"]["train"] for place in group.places()] == [0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_mesh_of_a_role(ray_cluster: None) -> None:
     @ray.remote
     class Role(Worker):

@@ -101,6 +101,7 @@ def test_what_can_never_be_placed_is_told_at_once(ray_cluster: None) -> None:
         RayResourcePool([99]).get_placement_groups()
 
 
+@pytest.mark.slow
 def test_an_uneven_pool_works(make: Make) -> None:
     group = group_on(make([2, 1]), name_prefix="uneven")
 
@@ -133,6 +134,7 @@ def test_parts_of_a_pool(make: Make) -> None:
     assert isinstance(first, SubRayResourcePool)
 
 
+@pytest.mark.slow
 def test_groups_on_the_parts_of_a_pool(make: Make) -> None:
     first, second = split_resource_pool(make([2, 2]), split_size=[1, 3])
     group = group_on(second, name_prefix="part")
@@ -155,6 +157,7 @@ def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
         split_resource_pool(make([4]), split_size=split_size)
 
 
+@pytest.mark.slow
 def test_a_merged_pool_has_the_slots_of_both(make: Make) -> None:
     merged = merge_resource_pool(make([2], name_prefix="a"), make([1], name_prefix="b"))
 
@@ -225,6 +228,7 @@ def test_an_additional_resource_is_honoured(make: Make) -> None:
         RayWorkerGroup(make([1]), cls)
 
 
+@pytest.mark.slow
 def test_a_runtime_env_of_the_users_is_kept(make: Make) -> None:
     cls = RayClassWithInitArgs(Where)
     cls.update_options({"runtime_env": {"env_vars": {"FROM_RUNTIME_ENV": "kept"}}})
@@ -274,6 +278,7 @@ def test_random_strings_do_not_follow_the_users_seed() -> None:
     assert (len(first), first == get_random_string(8)) == (8, False)
 
 
+@pytest.mark.slow
 def test_one_actor_by_itself_in_a_bundle(make: Make) -> None:
     pg = make([1]).get_placement_groups()[0]
     cls = RayClassWithInitArgs(ray.remote(Plain), 3)

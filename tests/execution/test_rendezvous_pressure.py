@@ -91,6 +91,7 @@ def test_20_groups_come_up_at_once_while_the_ports_around_them_are_taken(
     assert int(eaten) > 1000
 
 
+@pytest.mark.slow
 def test_groups_on_the_same_slots_have_worlds_of_their_own(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool, Member) as first, px.WorkerGroup(pool, Member) as second:
         calls = [group.total.submit(base) for base in (0.0, 100.0) for group in (first, second)]

@@ -202,23 +202,29 @@ def test_no_payload_of_a_chain_comes_through_the_driver(where: str) -> None:
     assert fetched[2] < 32 * 1024  # c's own answer: 1024 numbers as lists, not 4 MB of rows
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3), (4, 3)])
-def test_resharding_on_one_node_fetches_no_more_than_the_share(
-    ray_cluster: Any, sources: int, targets: int
-) -> None:
-    rows = 257  # on Ray only: inline ranks share one process, whose meter cannot tell them apart
+@pytest.fixture(scope="module")
+def of_size(ray_cluster: Any) -> Iterator[dict[int, px.WorkerGroup]]:
+    """Groups of two and of three ranks. On Ray only: inline ranks share one process and its meter."""
     with (
-        px.ResourcePool([sources], use_gpu=False, backend="ray") as first,
-        px.ResourcePool([targets], use_gpu=False, backend="ray") as second,
-        px.WorkerGroup(first, Mover) as a,
-        px.WorkerGroup(second, Mover) as b,
+        px.ResourcePool([2], use_gpu=False, backend="ray") as first,
+        px.ResourcePool([3], use_gpu=False, backend="ray") as second,
+        px.WorkerGroup(first, Mover) as two,
+        px.WorkerGroup(second, Mover) as three,
     ):
-        made = a.make.submit(torch.arange(rows))
-        made.result()
-        before = b.received()
-        columns = b.first_column(made)
-        fetched = [now - then for now, then in zip(b.received(), before, strict=True)]
+        yield {2: two, 3: three}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])
+def test_resharding_on_one_node_fetches_no_more_than_the_share(
+    of_size: dict[int, px.WorkerGroup], sources: int, targets: int
+) -> None:
+    rows, target = 257, of_size[targets]
+    made = of_size[sources].make.submit(torch.arange(rows))
+    made.result()
+    before = target.received()
+    columns = target.first_column(made)
+    fetched = [now - then for now, then in zip(target.received(), before, strict=True)]
     share = -(-rows // targets) * ROW
     assert [value for column in columns for value in column] == [float(i) for i in range(rows)]
     assert max(fetched) <= share + 8192  # heads, and what is known of each part
@@ -249,19 +255,15 @@ def test_resharding_between_nodes_fetches_no_more_than_the_share_and_one_source_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sources", "targets", "shared"), [(2, 2, True), (1, 2, True), (2, 1, False)])
+@pytest.mark.parametrize(
+    ("sources", "targets", "in_place"), [(3, 3, [True] * 3), (2, 3, [True, False, True])]
+)
 def test_rows_for_reading_only_are_read_where_they_lie(
-    ray_cluster: Any, sources: int, targets: int, shared: bool
+    of_size: dict[int, px.WorkerGroup], sources: int, targets: int, in_place: list[bool]
 ) -> None:
-    with (
-        px.ResourcePool([sources], use_gpu=False, backend="ray") as first,
-        px.ResourcePool([targets], use_gpu=False, backend="ray") as second,
-        px.WorkerGroup(first, Mover) as a,
-        px.WorkerGroup(second, Mover) as b,
-    ):
-        seen = b.look(a.make.submit(torch.arange(1024)))
-    assert sum(total for total, _ in seen) == 1024 * sum(range(1024))
-    assert [in_place for _, in_place in seen] == [shared] * targets  # rows of two outputs are joined
+    seen = of_size[targets].look(of_size[sources].make.submit(torch.arange(1020)))
+    assert sum(total for total, _ in seen) == 1024 * sum(range(1020))
+    assert [shared for _, shared in seen] == in_place  # rows of two outputs are joined
 
 
 @pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])

@@ -204,6 +204,7 @@ def test_a_view_calls_the_group_from_a_worker(ray_cluster: None) -> None:
             caller.ask(callee)
 
 
+@pytest.mark.slow
 def test_the_driver_may_be_an_actor_itself(ray_cluster: None) -> None:
     @ray.remote(num_cpus=0)
     class Driver:

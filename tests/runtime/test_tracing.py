@@ -282,6 +282,7 @@ def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
     assert all(part.returned for call in trace.events.calls for part in call.parts)
 
 
+@pytest.mark.slow
 def test_epochs_of_a_restarted_group_have_tracks_of_their_own(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool[0:2], Traced, name="again") as group:
         group.load(5)

@@ -30,7 +30,7 @@ from phalanx.runtime.views import GroupView
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import NotReady, Reservation
 from phalanx.wire.board import CLOSE_CALL
-from phalanx.wire.messages import CLOSE, OUTPUT, RankCall
+from phalanx.wire.messages import CLOSE, NO_ARGUMENTS, OUTPUT, RankCall
 
 _numbers = itertools.count(1)
 _CLOSE_PATIENCE_S = 5.0
@@ -357,7 +357,7 @@ class WorkerGroup(GroupView):
     def _close_workers(self, patience: float) -> None:
         """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
         core = self.core
-        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, OUTPUT, False, False, _NO_ARGUMENTS).pack()
+        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
         alive = [endpoint for endpoint in core.endpoints if core.transport.alive(endpoint)]
         refs = [core.transport.submit(endpoint, "", CLOSE, data, ()).value for endpoint in alive]
         if refs:
@@ -376,12 +376,3 @@ def _is_callable(cls: type, name: str) -> bool:
     if name.startswith("__") and name != "__getattr__":
         return False
     return callable(getattr(cls, name, None))
-
-
-def _encoded_nothing() -> bytes:
-    import pickle
-
-    return pickle.dumps(((), {}), 5)
-
-
-_NO_ARGUMENTS = _encoded_nothing()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 import tempfile
-import threading
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.execution.hooks import Wanted
 from phalanx.execution.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
 from phalanx.runtime.asking import ask
+from phalanx.runtime.gathering import REFUSED_WITHIN_S, Gathering
 
 if TYPE_CHECKING:
     from phalanx.runtime.core import GroupCore
     from phalanx.runtime.views import GroupView
 
-_REFUSED_WITHIN_S = 1.0
 _TOOLS = ("torch", "nsys")
 _ACTIVITIES = ("cpu", "cuda")
 
@@ -43,7 +40,7 @@ def nsight(**options: str) -> dict[str, Any]:
     return {"nsight": chosen | {name.replace("_", "-"): value for name, value in options.items()}}
 
 
-class Profile:
+class Profile(Gathering):
     """A profile under way, and then its traces. Made by ``group.profile``.
 
     As a context manager it ends with the block. Otherwise ``wait()``, or asking for ``paths``, ends it; what the ranks
@@ -53,25 +50,17 @@ class Profile:
         folder: where the traces are, on this machine.
     """
 
+    verb = "profile"
+    lost_with_rank = "its trace"
+    after_error_s = REFUSED_WITHIN_S
+
     def __init__(self, core: GroupCore, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
+        super().__init__(core, ranks)
         self.folder = folder
-        self._core = core
-        self._ranks = tuple(ranks)
         self._order = order
-        self._key = uuid.uuid4().hex
-        self._lock = threading.Lock()
-        self._over = False
         self._paths: list[Path] = []
         self._calls: dict[int, tuple[str, ...]] = {}
-        self._notes: list[str] = []
-        armed = ask(core, "profile", self._ranks, arm_profile, self._key, order)
-        core.gathering.append(self._end)
-        try:
-            armed.check(_REFUSED_WITHIN_S)
-        except BaseException:
-            core.gathering.remove(self._end)
-            ask(core, "profile", self._ranks, end_profile, self._key)  # those that did not refuse
-            raise
+        self._begin(arm_profile, end_profile, order)
 
     def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
         """Wait until the calls that were made have ended, end the profile, and fetch the traces.
@@ -99,29 +88,13 @@ class Profile:
         """The profiled calls of each rank, by name; empty until the profile has ended."""
         return dict(self._calls)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What went otherwise than asked for: calls that raised, ranks without a trace and why."""
-        return tuple(self._notes)
-
-    def _end(self, timeout: float | None) -> None:
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-            core = self._core
-            if self._end in core.gathering:
-                core.gathering.remove(self._end)
-            alive = [rank for rank in self._ranks if core.transport.alive(core.endpoints[rank])]
-            self._notes += [
-                f"rank {rank} is gone, and its trace with it" for rank in self._ranks if rank not in alive
-            ]
-            answers = ask(core, "profile", alive, end_profile, self._key).answers(timeout) if alive else {}
-            for rank, answer in answers.items():
-                if isinstance(answer, ProfileReport):
-                    self._take(rank, answer)
-                else:
-                    self._notes.append(f"no trace of rank {rank}: {answer}")
+    def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
+        answers = ask(self._core, self.verb, ranks, end_profile, self._key).answers(timeout)
+        for rank, answer in answers.items():
+            if isinstance(answer, ProfileReport):
+                self._take(rank, answer)
+            else:
+                self._notes.append(f"no trace of rank {rank}: {answer}")
 
     def _take(self, rank: int, report: ProfileReport) -> None:
         self._calls[rank] = report.calls
@@ -139,14 +112,6 @@ class Profile:
             facts = self._core.endpoints[rank].facts
             reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
             self._notes.append(f"rank {rank}: Nsight Systems writes {reports} on host {facts.slot.host}")
-
-    def __enter__(self) -> Profile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(None if error is None else _REFUSED_WITHIN_S)
 
     def __str__(self) -> str:
         if not self._over:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.declare.bind import ClassWithInitArgs
@@ -16,6 +13,7 @@ from phalanx.execution.hooks import Wanted
 from phalanx.execution.recording import RankRecording, RecordOrder, arm_recording, end_recording
 from phalanx.runtime.asking import ask
 from phalanx.runtime.future import CallFuture
+from phalanx.runtime.gathering import Gathering
 from phalanx.runtime.profile import check_calls, chosen_ranks, method_names
 from phalanx.runtime.recording import name_of, write_recording
 from phalanx.runtime.values import Readonly, StoredValue
@@ -25,16 +23,17 @@ if TYPE_CHECKING:
     from phalanx.runtime.core import GroupCore
     from phalanx.runtime.views import GroupView
 
-_REFUSED_WITHIN_S = 1.0
-_AFTER_AN_ERROR_S = 5.0
 
-
-class Record:
+class Record(Gathering):
     """A recording under way, and then its file. Made by ``group.record``.
 
     As a context manager it ends with the block, also with one that raises. Otherwise ``wait()``, or asking for
     ``path``, ends it; when the group closes or restarts, what was recorded by then is written by itself.
     """
+
+    verb = "record"
+    lost_with_rank = "what it recorded"
+    after_error_s = 5.0
 
     def __init__(
         self,
@@ -44,19 +43,14 @@ class Record:
         order: RecordOrder,
         classes: dict[str, ClassWithInitArgs],
     ) -> None:
+        super().__init__(core, [rank])
         self.rank = rank
-        self._core = core
         self._path = path
         self._order = order
         self._classes = classes
-        self._key = uuid.uuid4().hex
-        self._lock = threading.Lock()
-        self._over = False
         self._written = False
         self._calls: tuple[str, ...] = ()
-        self._notes: list[str] = []
-        ask(core, "record", [rank], arm_recording, self._key, order).check(_REFUSED_WITHIN_S)
-        core.gathering.append(self._end)
+        self._begin(arm_recording, end_recording, order)
 
     def wait(self, timeout: float | None = None) -> Path | None:
         """Wait until the calls that were made have ended, end the recording, and write the file.
@@ -80,27 +74,12 @@ class Record:
         """The recorded calls by name; empty until the recording has ended."""
         return self._calls
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be recorded, and why."""
-        return tuple(self._notes)
-
-    def _end(self, timeout: float | None) -> None:
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-            core = self._core
-            if self._end in core.gathering:
-                core.gathering.remove(self._end)
-            if not core.transport.alive(core.endpoints[self.rank]):
-                self._notes.append(f"rank {self.rank} is gone, and what it recorded with it")
-                return
-            answer = ask(core, "record", [self.rank], end_recording, self._key).answers(timeout)[self.rank]
-            if isinstance(answer, RankRecording):
-                self._write(answer)
-            else:
-                self._notes.append(str(answer))
+    def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
+        answer = ask(self._core, self.verb, ranks, end_recording, self._key).answers(timeout)[self.rank]
+        if isinstance(answer, RankRecording):
+            self._write(answer)
+        else:
+            self._notes.append(str(answer))
 
     def _write(self, recorded: RankRecording) -> None:
         self._notes += recorded.notes
@@ -114,14 +93,6 @@ class Record:
             self._path, encoded_classes(self._classes), names, recorded, metadata.version("phalanx")
         )
         self._written = True
-
-    def __enter__(self) -> Record:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(None if error is None else _AFTER_AN_ERROR_S)
 
     def __repr__(self) -> str:
         if not self._over:

@@ -17,7 +17,7 @@ from phalanx.runtime.values import Readonly, StoredValue
 from phalanx.transport.base import Ref, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
-from phalanx.wire.messages import Message, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.messages import NO_ARGUMENTS, Message, Piece, RankCall, Reference, Stored, Whole
 
 Hoist = Mapping[type, Callable[[Any], Any]]
 
@@ -131,14 +131,22 @@ def messages(
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
     """
     if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
-        args, kwargs = plan.arguments_of(0) if plan.ranks else ((), {})
-        body, refs = encode_body(outlet, (args, kwargs), admit=outlet.room.admit)
-        keeping = header._replace(body=body).pack()
-        dropping = header._replace(body=body, keep=False).pack()
-        for position in range(len(plan.ranks)):
-            yield Message(keeping if plan.keeps(position) else dropping, refs)
+        yield from _messages_alike(outlet, plan, header)
         return
     yield from _messages_each(outlet, plan, header, node_of)
+
+
+def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+    body: bytes | None = NO_ARGUMENTS
+    refs: tuple[Ref, ...] = ()
+    if plan.ranks and (plan.args or plan.kwargs):
+        body, refs = encode_body(outlet, plan.arguments_of(0), admit=outlet.room.admit)
+    packed: dict[bool, Message] = {}  # by whether the rank's output is kept
+    for position in range(len(plan.ranks)):
+        keep = plan.keeps(position)
+        if keep not in packed:
+            packed[keep] = Message(header._replace(body=body, keep=keep).pack(), refs)
+        yield packed[keep]
 
 
 def _messages_each(

@@ -73,10 +73,11 @@ BARE = b""
 
 def packed_bare(role: str, method: str) -> bytes:
     """What ``BARE`` stands for, where a process cannot be called without a message."""
-    return MAGIC + pickle.dumps((BARE_CALL, 0, role, method, True, OUTPUT, False, False, _NOTHING), 5)
+    return MAGIC + pickle.dumps((BARE_CALL, 0, role, method, True, OUTPUT, False, False, NO_ARGUMENTS), 5)
 
 
-_NOTHING = pickle.dumps(((), {}), 5)
+#: The body of a message without arguments.
+NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 
 
 def is_message(args: Sequence[Any]) -> bool:
