@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from phalanx.collect.join import gather, join_rows, with_rests
@@ -47,12 +48,20 @@ class Arguments:
             case Piece():
                 return self._piece(token)
             case Whole(parts, rests, plan):
-                with decoding(Policy.VIEW):
+                with self._parts_decoded(Policy.VIEW):
                     outputs = self._fetch([self._refs[i] for i in parts])
                     seconds = self._fetch([self._refs[i] for i in rests]) if rests else ()
                 return gather(plan, with_rests(outputs, seconds))
             case _:
                 raise TypeError(f"unknown token {token!r}")
+
+    @staticmethod
+    def _parts_decoded(policy: Policy) -> AbstractContextManager[None]:
+        """Parts of another call's result arrive as ``policy`` says, on the device of this call's other arguments."""
+        arrival = current_arrival()
+        return decoding(
+            policy, device=arrival.device, every_tensor=arrival.every_tensor, shared=arrival.shared
+        )
 
     def _piece(self, piece: Piece) -> Any:
         """Rows of a result whose parts lie on other ranks: only the overlapping parts, or halves, are fetched."""
@@ -70,14 +79,11 @@ class Arguments:
             )
         start, stop = piece_bounds(total, piece.count, piece.index)
         wanted = list(_overlaps(counts, start, stop))
-        arrival = current_arrival()
-        in_place = len(wanted) == 1 and arrival.policy is Policy.READONLY
-        with decoding(Policy.READONLY if in_place else Policy.VIEW, shared=arrival.shared):
+        in_place = len(wanted) == 1 and current_arrival().policy is Policy.READONLY
+        with self._parts_decoded(Policy.READONLY if in_place else Policy.VIEW):
             parts = self._fetch([self._refs[refs[part]] for part, _, _ in wanted])
         taken = [slice_rows(part, a, b) for part, (_, a, b) in zip(parts, wanted, strict=True)]
-        if (
-            not piece.rests
-        ):  # all parts lie in the store of this node, where whoever reads some rows moves no others
+        if not piece.rests:  # all parts lie in the store of this node: rows that are not read are not moved
             received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
         rows = taken[0] if in_place else join_rows(taken)
         return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows

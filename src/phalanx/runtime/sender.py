@@ -162,9 +162,7 @@ def _messages_each(
     encoded: dict[_Key, _Body] = {}
     nodes: dict[_Key, str] = {}
     for position, key in enumerate(keys):
-        if (
-            key not in encoded
-        ):  # as views of the caller's memory: the copies are made below, one bundle at a time
+        if key not in encoded:  # views of the caller's memory: copies are made below, one bundle at a time
             encoded[key] = _encoded_body(outlet, plan.arguments_of(position), shared, begin)
             nodes[key] = node_of(plan.ranks[position])
     large = [key for key, (body, _) in encoded.items() if body.nbytes > outlet.inline_bytes]
