@@ -24,6 +24,8 @@ from phalanx.compat.verl.single_controller.ray import (
     create_colocated_worker_cls,
 )
 
+pytestmark = pytest.mark.slow  # each rank imports torch.distributed and tensordict
+
 OVER_TRAIN = make_nd_compute_dataproto_dispatch_fn(mesh_name="train")
 OVER_INFER = make_nd_compute_dataproto_dispatch_fn(mesh_name="infer")
 
@@ -123,7 +125,6 @@ def test_what_ranks_registered(group: RayWorkerGroup) -> None:
     assert [place["dispatch_dp_rank"]["train"] for place in group.places()] == [0, 0, 1, 1]
 
 
-@pytest.mark.slow
 def test_a_mesh_of_a_role(ray_cluster: None) -> None:
     @ray.remote
     class Role(Worker):
