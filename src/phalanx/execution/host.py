@@ -22,7 +22,7 @@ from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.imports import importing
 from phalanx.execution.loops import Loop
-from phalanx.execution.results import described, encoded
+from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.traced import Tapes, size_of
 from phalanx.observe.tape import Noted
 from phalanx.topology.slots import SlotFacts
@@ -176,19 +176,20 @@ class Host:
         Raises:
             RankFailure: whatever the call raised.
         """
-        slot = self._control.begin_bare(f"{role}.{method}" if role else method) if self._control else 0
+        slot = self._begin(role, method)
         if self._tapes.on:
             self._tapes.off()
         try:
             function = getattr(self._target(role), method)
             bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
             result = function() if bare is None else self.hooks.around(bare, function, (), {})
+            if type(result) in PLAIN:  # as `encoded` would; asked first, since it is the quickest question
+                return result
             return encoded(self._loop.to_end(result) if isinstance(result, Awaitable) else result)
         except _RAISED as error:
             raise self._failure(error, role, method) from None
         finally:
-            if self._control:
-                self._control.end_bare(slot)
+            self._end(slot)
 
     def _noted(self, call: RankCall) -> AbstractContextManager[Noted | None]:
         return self._tapes.of(call.trace, call.call)

@@ -19,13 +19,13 @@ from phalanx.wire.codec import encode
 from phalanx.wire.lazy import is_tensor
 from phalanx.wire.messages import PartInfo
 
-_PLAIN = (type(None), bool, int, float, str, bytes)
+PLAIN = (type(None), bool, int, float, str, bytes)
 _HALVED_FROM = 256 << 10  # bytes; below, another object costs more than the bytes that it saves
 
 
 def encoded(result: Any) -> Any:
     """An output as it travels: plain small things as they are, all else encoded."""
-    return result if type(result) in _PLAIN else encode(result)
+    return result if type(result) in PLAIN else encode(result)
 
 
 def described(result: Any, *, halves: bool) -> tuple[Any, ...]:

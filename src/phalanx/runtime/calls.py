@@ -57,9 +57,9 @@ class BoundMethod(Generic[P, R]):
         self._options = options or CallOptions()
         self._chooses = chooses  # the rank, anew for each call
         self._fixed = spec.mode in _FIXED and not chooses
-        self._empty: CallPlan | None = (
-            None  # the plan of a call without arguments, where it is always the same
-        )
+        self._may_be_bare = self._fixed and spec.blocking and not spec.replay and spec.needs_nothing
+        #: The plan of a call without arguments, where it is always the same.
+        self._empty: CallPlan | None = None
         self.__name__ = spec.name
         self.__qualname__ = f"{view.name}.{spec.name}"
         self.__doc__ = spec.doc
@@ -80,6 +80,10 @@ class BoundMethod(Generic[P, R]):
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._planner(args, kwargs)
         view, spec, options = self._view, self._spec, self._options
+        if empty and waits and self._may_be_bare and view.core.takes_bare:
+            return view.core.send_bare(
+                plan, spec, view.role, options.timeout, view, options.stall_report_after
+            )
         return view.core.send(
             plan,
             spec,
@@ -87,7 +91,6 @@ class BoundMethod(Generic[P, R]):
             options.timeout,
             view,
             describe=not waits and plan.gather.how == "rows",
-            bare=empty and waits and not spec.replay and spec.needs_nothing,
             stall_report_after=options.stall_report_after,
             began=began,
         )
@@ -117,8 +120,7 @@ class BoundMethod(Generic[P, R]):
         spec, view = self._spec, self._view
         planner = view._planner(spec, finished_result)  # pyright: ignore[reportPrivateUsage]
         plan = planner(args, kwargs)
-        empty = self._fixed and not args and not kwargs
-        bare = empty and spec.blocking and not spec.replay and spec.needs_nothing
+        bare = self._may_be_bare and not args and not kwargs
         return explain_call(view, spec, plan, args, kwargs, bare=bare)
 
     def options(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,6 @@ class GroupCore(Settling):
         self._order = threading.Lock()  # calls reach all ranks in one order, whichever threads make them
         self._registered: dict[str, Mesh] = {}
         self._under_way: deque[weakref.ref[CallFuture[Any]]] = deque()
-        self._counting = threading.Lock()
         self._dropped: deque[tuple[int, Sequence[int], list[Ref]]] = deque()
         self.restarting = threading.RLock()
         #: What the workers are made of; None where another process owns the group.
@@ -71,29 +71,23 @@ class GroupCore(Settling):
         target: Any,
         *,
         describe: bool = False,
-        bare: bool = False,
         stall_report_after: float | None = None,
         began: int = 0,
     ) -> CallFuture[Any]:
         """Send one call to its ranks; does not wait for it.
 
         ``describe`` asks each rank for the row count of its output beside the output, for a future that may be
-        handed on by reference. ``bare`` says that nobody but the caller waits for this call, which has no arguments
-        and keeps every output: it then goes without a message. ``timeout`` and ``stall_report_after`` are those of
-        the call, where it has its own. ``began`` is when the caller began to plan it, for a trace.
+        handed on by reference. ``timeout`` and ``stall_report_after`` are those of the call, where it has its own.
+        ``began`` is when the caller began to plan it, for a trace.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
             DispatchError: an argument cannot be pickled.
         """
-        if self.reviver is not None and self.lifecycle.state is State.BROKEN:
-            self.reviver()
-        self.lifecycle.check_callable()
-        self._make_room()
+        self._check()
         debug = self._settings.debug
         draft = None if tracing.recorder is None else draft_of(self, role, spec.name, plan, began)
-        bare = bare and not debug and draft is None  # the ranks tell calls apart by number
-        number = BARE_CALL if bare else next(self._numbers)
+        number = next(self._numbers)
         header = self._header(
             spec,
             role,
@@ -101,31 +95,83 @@ class GroupCore(Settling):
             _returns(describe, self.transport),
             "" if draft is None else keep(draft, number),
         )
-        limit = timeout if timeout is not None else self.record.call_timeout
-        stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
-        composed: Iterable[Message] = (
-            [_BARE] * len(plan.ranks)
-            if bare
-            else messages(
-                self.outlet, _all_kept(plan) if debug and spec.replicated else plan, header, self.node_of
-            )
-        )
+        if debug and spec.replicated:
+            composed = messages(self.outlet, _all_kept(plan), header, self.node_of)
+        else:
+            composed = messages(self.outlet, plan, header, self.node_of)
         kept = None
         with composing(draft), self._order:
             if spec.replay:
                 kept = composed = list(composed)
-            tickets = self._submit(plan, header, composed, draft)
-        future: CallFuture[Any] = CallFuture(self, plan, tickets, spec.name, role, limit, target, number)
+            tickets = self._submit(plan, role, spec.name, header.returns, composed, draft)
+        future = self._under_watch(
+            plan, tickets, spec.name, role, number, target, timeout, stall_report_after
+        )
         future.epoch = header.epoch  # not of now: a restart may have begun meanwhile
         future.draft = draft
         future.replicated = debug and spec.replicated
+        if kept is not None:
+            self.replays.add(future, kept)
+        return future
+
+    def send_bare(
+        self,
+        plan: CallPlan,
+        spec: MethodSpec,
+        role: str,
+        timeout: float | None,
+        target: Any,
+        stall_report_after: float | None,
+    ) -> CallFuture[Any]:
+        """Send a call that needs no message; see :meth:`takes_bare`."""
+        self._check()
+        epoch = self.epoch
+        with self._order:
+            tickets = self._submit(plan, role, spec.name, OUTPUT, itertools.repeat(_BARE, len(plan.ranks)))
+        future = self._under_watch(
+            plan, tickets, spec.name, role, BARE_CALL, target, timeout, stall_report_after
+        )
+        future.epoch = epoch
+        return future
+
+    @property
+    def takes_bare(self) -> bool:
+        """Whether a call without arguments that keeps every output may go without a message.
+
+        Nobody but its caller may wait for it: it has no number, by which it could be cancelled, traced or compared.
+        """
+        return tracing.recorder is None and not self._settings.debug
+
+    def _check(self) -> None:
+        """See to it that a call can be sent now.
+
+        Raises:
+            GroupClosed, GroupBroken: the group takes no calls.
+        """
+        if self.reviver is not None and self.lifecycle.state is State.BROKEN:
+            self.reviver()
+        self.lifecycle.check_callable()
+        self._make_room()
+
+    def _under_watch(
+        self,
+        plan: CallPlan,
+        tickets: list[Ticket],
+        method: str,
+        role: str,
+        number: int,
+        target: Any,
+        timeout: float | None,
+        stall_report_after: float | None,
+    ) -> CallFuture[Any]:
+        """The future of a call that was sent, known to whoever looks after calls under way."""
+        limit = timeout if timeout is not None else self.record.call_timeout
+        stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
+        future: CallFuture[Any] = CallFuture(self, plan, tickets, method, role, limit, target, number)
         if stall is not None:
             future.stall_report_after, future.stall_at = stall, future.started + stall
         if (stall is not None or limit is not None) and not self.transport.immediate:
             sentinel.add(self)
-        if kept is not None:
-            self.replays.add(future, kept)
-        self._count(plan.ranks, 1)
         self._under_way.append(weakref.ref(future))
         return future
 
@@ -145,7 +191,13 @@ class GroupCore(Settling):
         )
 
     def _submit(
-        self, plan: CallPlan, header: RankCall, composed: Iterable[Message], draft: Draft | None
+        self,
+        plan: CallPlan,
+        role: str,
+        method: str,
+        returns: int,
+        composed: Iterable[Message],
+        draft: Draft | None = None,
     ) -> list[Ticket]:
         submit, endpoints = self.transport.submit, self.endpoints
         tickets: list[Ticket] = []
@@ -154,13 +206,11 @@ class GroupCore(Settling):
             composed = draft.noted(composed, self.transport.immediate)
         try:
             for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
-                tickets.append(
-                    submit(endpoints[rank], header.role, header.method, data, refs, header.returns)
-                )
+                tickets.append(submit(endpoints[rank], role, method, data, refs, returns))
                 sent += len(data)
         except BaseException as error:  # Ctrl-C too
             if tickets and not self.transport.immediate:
-                self._half_sent(header.method, plan.ranks, len(tickets), error)
+                self._half_sent(method, plan.ranks, len(tickets), error)
             raise
         self.book.called(sent)
         return tickets
@@ -178,23 +228,11 @@ class GroupCore(Settling):
         while len(self._under_way) >= self._settings.max_in_flight:
             oldest = self._under_way.popleft()()
             if oldest is not None:
-                if not oldest.done():
+                if not oldest.ended:
                     self.transport.wait([t.value for t in oldest.tickets], len(oldest.tickets), None)
-                self.ended(oldest)
+                oldest.ended = True
         if len(self._dropped) > _MOST_DROPPED:
-            self._count_dropped()
-
-    def _count(self, ranks: Sequence[int], change: int) -> None:
-        with self._counting:
-            for rank in ranks:
-                self._counts[rank] += change
-
-    def ended(self, future: CallFuture[Any]) -> None:
-        """Book that a call is over; once per call."""
-        with self._counting:
-            counted, future.counted_out = future.counted_out, True
-        if not counted and future.epoch == self.epoch:
-            self._count(future.plan.ranks, -1)
+            self._dropped_ones()
 
     def dropped(self, epoch: int, plan: CallPlan, tickets: Sequence[Ticket], target: Any) -> None:
         """Note that nobody holds a call any more whose end nobody saw; may come at any time, from the collector.
@@ -202,33 +240,34 @@ class GroupCore(Settling):
         One by ``group.any`` counts until it has ended, so that calls whose futures are not kept go to all ranks in
         turn. The outputs of others are let go of at once.
         """
-        refs = [ticket.value for ticket in tickets] if getattr(target, "_choose", False) else []
-        self._dropped.append((epoch, plan.ranks, refs))
+        if getattr(target, "_choose", False):
+            self._dropped.append((epoch, plan.ranks, [ticket.value for ticket in tickets]))
 
-    def _count_dropped(self) -> None:
+    def _dropped_ones(self) -> list[Sequence[int]]:
+        """The ranks of each call by ``group.any`` that nobody holds and that has not ended; forgets the others."""
+        found: list[Sequence[int]] = []
         for _ in range(len(self._dropped)):
             with contextlib.suppress(IndexError):  # another thread was faster
                 epoch, ranks, refs = self._dropped.popleft()
-                if epoch != self.epoch:
-                    continue
-                if refs and self.transport.wait(refs, len(refs), 0)[1]:
+                if epoch == self.epoch and self.transport.wait(refs, len(refs), 0)[1]:
                     self._dropped.append((epoch, ranks, refs))
-                else:
-                    self._count(ranks, -1)
+                    found.append(ranks)
+        return found
 
     def least_busy(self, ranks: Sequence[int]) -> int:
         """The rank with the fewest calls under way; the lowest of equal ones."""
-        self._count_dropped()
-        for reference in list(self._under_way):
-            future = reference()
-            if future is not None and not future.counted_out and self.all_ended(future):
-                self.ended(future)
-        return min(ranks, key=lambda rank: (self._counts[rank], rank))
+        busy = Counter(itertools.chain.from_iterable(self._dropped_ones()))
+        for future in self.under_way():
+            if self.all_ended(future):
+                future.ended = True
+            elif future.epoch == self.epoch:
+                busy.update(future.plan.ranks)
+        return min(ranks, key=lambda rank: (busy[rank], rank))
 
     def under_way(self) -> list[CallFuture[Any]]:
         """The calls that somebody holds and that nobody has seen the end of."""
         found = (reference() for reference in list(self._under_way))
-        return [future for future in found if future is not None and not future.counted_out]
+        return [future for future in found if future is not None and not future.ended]
 
     def node_of(self, rank: int) -> str:
         """The node on which a rank is."""

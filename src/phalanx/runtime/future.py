@@ -46,7 +46,16 @@ class CallFuture(Generic[T]):
     """
 
     __phalanx_future__ = True
-    counted_out = True  # until it is made
+    ended = True  # whether somebody has seen its end; so until it is made
+    replicated = False  # debug mode compares its outputs
+    draft: Draft | None = None  # what a trace records of it
+    metered = False
+    expired = False  # its own deadline has passed: the call is over
+    stall_report_after: float | None = None
+    stall_at: float | None = None
+    #: Set while, and once, somebody cancels it: the event tells that the error stands.
+    cancelling: threading.Event | None = None
+    cancel_error: CallCancelled | None = None
 
     def __init__(
         self,
@@ -69,21 +78,12 @@ class CallFuture(Generic[T]):
         self.timeout = timeout
         self.epoch = core.epoch
         self.target = target
-        self.counted_out = False
+        self.ended = False
         self._core = core
         self._lock = threading.Lock()
         self._value: T | None = None
         self._error: BaseException | None = None
         self._settled = False
-        self.replicated = False  # debug mode compares its outputs
-        self.draft: Draft | None = None  # what a trace records of it
-        self.metered = False
-        self.expired = False  # its own deadline has passed: the call is over
-        self.stall_report_after: float | None = None
-        self.stall_at: float | None = None
-        #: Set while, and once, somebody cancels it: the event tells that the error stands.
-        self.cancelling: threading.Event | None = None
-        self.cancel_error: CallCancelled | None = None
         self._cancel = threading.Lock()
 
     def result(self, timeout: float | None = None) -> T:
@@ -121,8 +121,8 @@ class CallFuture(Generic[T]):
         except Exception as error:
             self._error = error
         self._settled = True
+        self.ended = True
         self._core.over(self, self._error)
-        self._core.ended(self)
         self._core.replays.ended(self, self._error is None)
 
     def cancel(self) -> bool:
@@ -229,7 +229,7 @@ class CallFuture(Generic[T]):
         return parts if all(part.info is not None for part in parts) else None
 
     def __del__(self) -> None:
-        if not self.counted_out:
+        if not self.ended:
             self._core.dropped(self.epoch, self.plan, self.tickets, self.target)
 
     def __reduce__(self) -> Any:

@@ -63,6 +63,8 @@ class Replays:
 
     def ended(self, future: CallFuture[Any], succeeded: bool) -> None:
         """Note how a call ended: one that failed is not made again, one that succeeded replaces those before it."""
+        if not self._entries:
+            return
         with self._lock:
             found = next((entry for entry in self._entries if entry.future() is future), None)
             if found is None:

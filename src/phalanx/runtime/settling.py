@@ -19,7 +19,7 @@ from phalanx.runtime.future import CallFuture
 from phalanx.runtime.lifecycle import State
 from phalanx.runtime.replay import Replays
 from phalanx.runtime.state import GroupRecord, GroupState
-from phalanx.runtime.supervisor import FetchFailed, NotReady, Watch, settled_value
+from phalanx.runtime.supervisor import FetchFailed, NotReady, Watch, earliest, settled_value
 from phalanx.transport.base import Endpoint, Ticket, Transport
 from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.codec import Policy
@@ -87,22 +87,30 @@ class Settling(GroupState):
         self.check_epoch(future)
         if future.cancel_error is not None:
             raise future.cancel_error
-        watch = self.watch(future)
-        limits = [at for at in (limit, future.deadline) if at is not None]
-        until = min(limits) if limits else None
+        until = earliest(limit, future.deadline)
         while True:
             try:
-                value = settled_value(future, watch, until, future.target)
+                value = settled_value(future, self.transport, until, self.book.arrived)
                 if self._settings.debug:
                     self._check_order(future)
                 return value
             except NotReady:
-                error = self._late(future, watch, limit)
+                error = self._late(future, self._watch_of_now(future), limit)
                 until = None  # without an error it has ended by now
             except FetchFailed:
-                error = self.failed(watch, future)
+                error = self.failed(self._watch_of_now(future), future)
             if error is not None:
                 raise error from None
+
+    def _watch_of_now(self, future: CallFuture[Any]) -> Watch:
+        """The watch over a call of the present epoch; a restart that comes after this leaves it the old endpoints.
+
+        Raises:
+            StaleEpoch: the group was restarted since the call was sent.
+        """
+        watch = self.watch(future)
+        self.check_epoch(future)
+        return watch
 
     def check_epoch(self, future: CallFuture[Any]) -> None:
         """See to it that a call is one of the present epoch.
@@ -325,10 +333,9 @@ class Settling(GroupState):
         if future.draft is not None and future.draft.asked is None:
             future.draft.asked = time.time_ns()
         limit = None if timeout is None else self.now() + timeout
-        limits = [at for at in (limit, future.deadline) if at is not None]
         watch = self.watch(future)
         given: set[int] = set()
-        until = min(limits) if limits else None
+        until = earliest(limit, future.deadline)
         while True:
             try:
                 for rank, output in watch.stream(until):

@@ -50,7 +50,6 @@ class GroupState:
         self.owner = owner
         self.lifecycle = Lifecycle(record.name)
         self._life = threading.RLock()
-        self._counts = [0] * len(endpoints)
         #: Told of each change of state, quickly.
         self.on_change: Callable[[], None] | None = None
         self._stopped: set[int] = set()  # ranks of this epoch that were stopped on purpose
@@ -84,7 +83,6 @@ class GroupState:
 
     def started(self) -> None:
         """Note that all ranks are there."""
-        self._counts = [0] * len(self.endpoints)
         self._stopped.clear()
         self._handle(StartedEvent(self.epoch))
 

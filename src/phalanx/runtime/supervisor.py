@@ -61,18 +61,10 @@ class Watch:
 
     def values(self, limit: float | None, policy: Policy) -> list[Any]:
         """The outputs of all ranks. Raises FetchFailed or NotReady as the transport does."""
-        with decoding(policy, meter=self.meter):
-            outputs = self.transport.fetch(self.refs + self.rests, self._until(limit))
-        if self.rests:
-            outputs = with_rests(outputs[: len(self.refs)], outputs[len(self.refs) :])
-        if self.meter is not None:
-            for output in outputs:
-                if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
-                    self.meter.add(len(output))
-        return outputs
+        return fetched(self.transport, self.refs, self.rests, limit, policy, self.meter)
 
     def _until(self, limit: float | None) -> float | None:
-        return None if limit is None else max(0.0, limit - self.transport.now())
+        return seconds_until(limit, self.transport)
 
     def failure(self) -> tuple[list[RankReport], list[int]]:
         """Reports of the ranks that failed, and the positions that had not ended when the grace was over.
@@ -247,19 +239,56 @@ def _stack(sight: Sight) -> str:
     return sight.stack or (f"({sight.note})" if sight.note else "")
 
 
-def settled_value(future: CallFuture[Any], watch: Watch, limit: float | None, target: Any) -> Any:
-    """The value of a call whose ranks all returned: decoded straight into its place where rows are joined."""
-    how = future.plan.gather.how
-    outputs = watch.values(limit, Policy.VIEW if how == "rows" else Policy.PRIVATE)
-    draft = future.draft
+def earliest(first: float | None, second: float | None) -> float | None:
+    """The earlier of two moments, None being never."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def seconds_until(limit: float | None, transport: Transport) -> float | None:
+    """Seconds from now to a moment on the transport's clock."""
+    return None if limit is None else max(0.0, limit - transport.now())
+
+
+def fetched(
+    transport: Transport,
+    refs: Sequence[Any],
+    rests: Sequence[Any],
+    limit: float | None,
+    policy: Policy,
+    meter: Meter | None,
+) -> list[Any]:
+    """The outputs behind some references, each with its second half. Raises FetchFailed or NotReady."""
+    with decoding(policy, meter=meter):
+        outputs = transport.fetch([*refs, *rests] if rests else refs, seconds_until(limit, transport))
+    if rests:
+        outputs = with_rests(outputs[: len(refs)], outputs[len(refs) :])
+    if meter is not None:
+        for output in outputs:
+            if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
+                meter.add(len(output))
+    return outputs
+
+
+def settled_value(future: CallFuture[Any], transport: Transport, limit: float | None, meter: Meter) -> Any:
+    """The value of a call whose ranks all returned: decoded straight into its place where rows are joined.
+
+    Raises FetchFailed or NotReady.
+    """
+    plan, draft = future.plan, future.draft
+    refs = [ticket.value for ticket in future.tickets]
+    rests = [ticket.rest for ticket in future.tickets if ticket.rest is not None]
+    policy = Policy.VIEW if plan.gather.how == "rows" else Policy.PRIVATE
+    outputs = fetched(transport, refs, rests, limit, policy, meter)
     if draft is not None:
         draft.arrived()
     if future.replicated:
-        check_replicated(future.group, future.method, watch.ranks, outputs)
-    value = gather(future.plan.gather, outputs, target)
+        check_replicated(future.group, future.method, plan.ranks, outputs)
+    value = gather(plan.gather, outputs, future.target)
     if draft is not None:
         draft.joined = time.time_ns()
     return value
 
 
-__all__ = ["FetchFailed", "NotReady", "Watch", "settled_value"]
+__all__ = ["FetchFailed", "NotReady", "Watch", "earliest", "settled_value"]

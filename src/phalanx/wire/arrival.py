@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple
 
 __all__ = ["Arrival", "Meter", "Policy", "current_arrival", "decoding", "received"]
 
@@ -48,8 +46,7 @@ received = Meter()
 """All that this process has decoded; of a part of which it reads some rows in the store of its node, only these."""
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """The settings of a `decoding` block."""
 
     policy: Policy = Policy.PRIVATE
@@ -73,16 +70,7 @@ def current_arrival() -> Arrival:
     return _arrival.get()
 
 
-@contextmanager
-def decoding(
-    policy: Policy = Policy.PRIVATE,
-    *,
-    restore: Callable[[Any], Any] | None = None,
-    device: Any = None,
-    every_tensor: bool = False,
-    meter: Meter | None = None,
-    shared: list[memoryview] | None = None,
-) -> Generator[None, None, None]:
+class decoding:
     """Say how everything that is decoded inside arrives, in this thread or asyncio task only.
 
     ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where
@@ -90,8 +78,24 @@ def decoding(
     them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded;
     ``shared`` is given the memory of what arrives READONLY.
     """
-    token = _arrival.set(Arrival(policy, restore, device, every_tensor, meter, shared))
-    try:
-        yield
-    finally:
-        _arrival.reset(token)
+
+    __slots__ = ("_settings", "_token")
+    _token: Token[Arrival]
+
+    def __init__(
+        self,
+        policy: Policy = Policy.PRIVATE,
+        *,
+        restore: Callable[[Any], Any] | None = None,
+        device: Any = None,
+        every_tensor: bool = False,
+        meter: Meter | None = None,
+        shared: list[memoryview] | None = None,
+    ) -> None:
+        self._settings = Arrival(policy, restore, device, every_tensor, meter, shared)
+
+    def __enter__(self) -> None:
+        self._token = _arrival.set(self._settings)
+
+    def __exit__(self, *_: object) -> None:
+        _arrival.reset(self._token)

@@ -12,7 +12,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -220,7 +220,7 @@ def _load(encoded: Encoded, restore: Restore | None) -> Any:
     if not encoded.buffers and not encoded.tokens:
         return pickle.loads(encoded.head)
     if restore is not None:
-        arrival = replace(arrival, restore=restore)
+        arrival = arrival._replace(restore=restore)
     frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
     before = unpack.open_frame.set(frame)
     try:
