@@ -145,9 +145,13 @@ class RayTransport:
         returns: int = OUTPUT,
     ) -> Ticket:
         if data == BARE:
-            bare = endpoint.methods.get(role + "//" + method) or _bare_method(endpoint, role, method)
-            if bare is not None:
-                return Ticket(bare.remote())
+            key = role + "//" + method
+            bare = endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method)
+            try:
+                if bare is not None:
+                    return Ticket(bare.remote())
+            except TypeError:  # Ray's own tracing is on, which adds an argument that methods of a class do not take
+                endpoint.methods[key] = None
             data = packed_bare(role, method)
         remote = endpoint.methods.get(role + "/" + method)
         if remote is None:
@@ -288,12 +292,11 @@ def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
     """The process's method for the call without arguments, under the name that users know; None if it has none."""
     name = facade_name(role, method)
     found = getattr(endpoint.handle, bare_name(name), None)
-    if found is None:
-        return None
-    class_name = endpoint.handle._ray_actor_creation_function_descriptor.class_name
-    bound = found.options(name=f"{class_name}.{name}")
-    endpoint.methods[role + "//" + method] = bound
-    return bound
+    if found is not None:
+        class_name = endpoint.handle._ray_actor_creation_function_descriptor.class_name
+        found = found.options(name=f"{class_name}.{name}")
+    endpoint.methods[role + "//" + method] = found
+    return found
 
 
 def _named(name: str, namespace: str | None) -> dict[str, str]:
