@@ -125,7 +125,7 @@ def _without_groups(plan: Plan) -> Iterator[Step]:
 def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
     if ranks in plan.empty_ranks:
         args = {"group": "a", "calls": plan.empty_calls}
-        yield Step(Case("empty_call", ranks), "empty", args, ON_RAY, plan.repeats + 2)
+        yield Step(Case("empty_call", ranks), "empty", args, ON_RAY, 2 * plan.repeats + 1)
     if ranks == plan.data_ranks[0]:
         yield from _small_calls(plan, ranks)
 
@@ -145,7 +145,7 @@ def _chain(plan: Plan) -> Step:
 def _small_calls(plan: Plan, ranks: int) -> Iterator[Step]:
     args = {"group": "a", "seconds": 0.01, "calls": plan.traced_calls}
     case = Case("call_of_10_ms", ranks, variant="traced")
-    yield Step(case, "rest", args, (PHALANX, UNTRACED), plan.repeats + 2)
+    yield Step(case, "rest", args, (PHALANX, UNTRACED), 2 * plan.repeats + 1)
     calls = plan.pipelined_calls
     case = Case("pipelined_calls", ranks, variant=f"{calls} in flight")
     yield Step(case, "pipelined", {"group": "a", "calls": calls}, ON_RAY, max(2, plan.repeats - 2))

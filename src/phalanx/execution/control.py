@@ -20,7 +20,7 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
-from phalanx.wire.board import BARE_CALL, Board, available
+from phalanx.wire.board import Board, available
 from phalanx.wire.messages import SideChannel
 
 #: Variable by which all processes that a rank starts can be told, whatever their parent and session are now.
@@ -37,7 +37,8 @@ class Control:
     """The side channel of one worker process."""
 
     def __init__(self) -> None:
-        self._board = Board()
+        #: Where calls without a number, which nobody can cancel, are noted directly.
+        self.board = Board()
         self._stacks = os.memfd_create("phalanx-stacks")
         fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)  # so that the reader may truncate it
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
@@ -54,7 +55,7 @@ class Control:
 
     def describe(self) -> SideChannel:
         """What the node's helper needs to find all this."""
-        return SideChannel(_started(), self._board.fd, self._stacks, self._wake, self._mark)
+        return SideChannel(_started(), self.board.fd, self._stacks, self._wake, self._mark)
 
     @contextlib.contextmanager
     def call(self, number: int, method: str = "") -> Generator[None]:
@@ -63,42 +64,34 @@ class Control:
         Raises:
             Interrupted: the call was cancelled, before it began or while it ran.
         """
-        slot = self._board.begin(number, method)
+        slot = self.board.begin(number, method)
         try:
-            if self._board.cancelled(number):
+            if self.board.cancelled(number):
                 raise Interrupted("cancelled before it began")
             self._current = number
             yield
         finally:
             self._current = 0
-            self._board.end(slot)
-
-    def begin_bare(self, method: str = "") -> int:
-        """Note that a call without a message has begun, which nobody can cancel; what to give to `end_bare`."""
-        return self._board.begin(BARE_CALL, method)
-
-    def end_bare(self, slot: int) -> None:
-        """Note that it has ended."""
-        self._board.end(slot)
+            self.board.end(slot)
 
     @contextlib.contextmanager
     def task(self, number: int, method: str = "") -> Generator[None]:
         """The time of one call as a task of the running loop; it is cancelled as any task is."""
-        slot = self._board.begin(number, method)
+        slot = self.board.begin(number, method)
         try:
-            if self._board.cancelled(number):
+            if self.board.cancelled(number):
                 raise Interrupted("cancelled before it began")
             task = asyncio.current_task()
             if task is not None:
                 self._tasks[number] = (asyncio.get_running_loop(), task)
             yield
         except asyncio.CancelledError:
-            if self._board.cancelled(number):
+            if self.board.cancelled(number):
                 raise Interrupted("interrupted while it ran") from None
             raise
         finally:
             self._tasks.pop(number, None)
-            self._board.end(slot)
+            self.board.end(slot)
 
     def note_sockets(self) -> None:
         """Remember which sockets are open before the first process group: those are not the collectives'."""
@@ -107,7 +100,7 @@ class Control:
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         number = self._current
-        if number and self._board.cancelled(number):
+        if number and self.board.cancelled(number):
             self._current = 0  # once per call: clean-up code runs undisturbed
             raise Interrupted("interrupted while it ran")
 
@@ -121,7 +114,7 @@ class Control:
 
     def _interrupt(self) -> None:
         for number, (loop, task) in list(self._tasks.items()):
-            if self._board.cancelled(number):
+            if self.board.cancelled(number):
                 loop.call_soon_threadsafe(task.cancel)
         main = threading.main_thread().ident
         if self._main and main is not None:
