@@ -24,8 +24,9 @@ def reading(path: Path) -> Reading:
     return read(path.read_bytes().splitlines(), key(0))
 
 
-def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
-    with Noted(Tape(str(path)), 5) as note:
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> None:
+    with Noted(Tape(str(path)), 5, waits=waits) as note:
         note.started(100)
         note.finished()
         note.returned(40)
@@ -36,21 +37,28 @@ def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
     assert list(times) == sorted(times)  # type: ignore[type-var]
 
 
-def test_an_error_is_written_with_the_call(path: Path) -> None:
-    with pytest.raises(ValueError), Noted(Tape(str(path)), 5) as note:
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_error_is_written_with_the_call(path: Path, waits: bool) -> None:
+    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, waits=waits) as note:
         note.started(0)
         raise ValueError("no\nsecond line")
 
     assert reading(path).parts[5].error == "ValueError: no"
 
 
-def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path) -> None:
-    with pytest.raises(ValueError), Noted(Tape(str(path)), 5):
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path, waits: bool) -> None:
+    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, waits=waits):
         raise ValueError
 
     part = reading(path).parts[5]
     assert (part.started, part.finished, part.error) == (None, None, "ValueError")
     assert part.returned is not None
+
+
+def test_a_call_that_has_to_wait_for_arguments_is_written_at_once(path: Path) -> None:
+    with Noted(Tape(str(path)), 5, waits=True):
+        assert reading(path).parts[5].received is not None
 
 
 def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:

@@ -163,7 +163,7 @@ class Host:
         """
         call = RankCall.unpack(data)
         try:
-            with self._noted(call) as note, self._during(call.call, call.role, call.method):
+            with self._noted(call, refs) as note, self._during(call.call, call.role, call.method):
                 guard = Guard() if call.debug else None
                 result = self._invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):
@@ -195,8 +195,8 @@ class Host:
             if board is not None:
                 board.end(slot)
 
-    def _noted(self, call: RankCall) -> AbstractContextManager[Noted | None]:
-        return self._tapes.of(call.trace, call.call)
+    def _noted(self, call: RankCall, refs: Sequence[Any]) -> AbstractContextManager[Noted | None]:
+        return self._tapes.of(call.trace, call.call, waits=bool(refs))
 
     def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
         if self._control is None:
@@ -209,7 +209,7 @@ class Host:
         try:
             name = f"{call.role}.{call.method}" if call.role else call.method
             during = self._control.task(call.call, name) if self._control else _NOWHERE
-            with self._noted(call) as note, during:
+            with self._noted(call, refs) as note, during:
                 guard = Guard() if call.debug else None
                 result = self._invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):

@@ -21,8 +21,11 @@ class Tapes:
         self._own_process = own_process
         self._open: dict[str, Tape] = {}
 
-    def of(self, trace: str, number: int) -> AbstractContextManager[Noted | None]:
-        """A context around one call; it gives None where the call is not traced."""
+    def of(self, trace: str, number: int, *, waits: bool = True) -> AbstractContextManager[Noted | None]:
+        """A context around one call; it gives None where the call is not traced.
+
+        ``waits``: its arguments may have to be waited for.
+        """
         if not trace:
             if self.on:
                 self.off()
@@ -33,7 +36,7 @@ class Tapes:
         if self._own_process:
             process.sink = tape
             self.on = True
-        return Noted(tape, number)
+        return Noted(tape, number, waits=waits)
 
     def off(self) -> None:
         """The driver has ended its trace: spans that lie in no call have nobody to hear of them."""

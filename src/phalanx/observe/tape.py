@@ -78,7 +78,7 @@ class Tape:
         self.put(json.dumps(values, separators=(",", ":")))
 
     def put(self, text: str) -> None:
-        """Add one line that is JSON already."""
+        """Add lines that are JSON already."""
         if self._fd is None:
             return
         line = text.encode() + b"\n"
@@ -113,24 +113,35 @@ class Tape:
 class Noted:
     """A call that a rank is at, as its tape hears of it: a context manager around the call.
 
-    Its three lines are put together by hand: a call of 10 ms is to notice nothing of them.
+    Its three lines are put together by hand, and the first is written with the second where the call does not have to
+    wait for arguments (``waits``): a call of 10 ms is to notice nothing of them.
     """
 
-    def __init__(self, tape: Tape, number: int) -> None:
+    def __init__(self, tape: Tape, number: int, *, waits: bool = True) -> None:
         self._tape = tape
         self._number = number
+        self._waits = waits
+        self._held = ""  # a line that is yet to be written
         self._finished: int | None = None
         self._result_bytes = 0
         self._token: Token[Noted | None] | None = None
 
     def __enter__(self) -> Noted:
-        self._tape.put(f'["{IN}",{self._number},{time.time_ns()}]')
+        line = f'["{IN}",{self._number},{time.time_ns()}]'
+        if self._waits:
+            self._tape.put(line)
+        else:
+            self._held = line + "\n"
         self._token = current.set(self)
         return self
 
     def started(self, nbytes: int) -> None:
         """The arguments are there, ``nbytes`` of them were decoded; the method begins."""
-        self._tape.put(f'["{RUN}",{self._number},{time.time_ns()},{nbytes}]')
+        self._put(f'["{RUN}",{self._number},{time.time_ns()},{nbytes}]')
+
+    def _put(self, line: str) -> None:
+        held, self._held = self._held, ""
+        self._tape.put(held + line)
 
     def finished(self) -> None:
         """The method is over."""
@@ -154,7 +165,7 @@ class Noted:
         now = time.time_ns()
         finished = self._finished if self._finished is not None else now
         text = "null" if error is None else json.dumps(describe(error))
-        self._tape.put(f'["{OUT}",{self._number},{finished},{now},{self._result_bytes},{text}]')
+        self._put(f'["{OUT}",{self._number},{finished},{now},{self._result_bytes},{text}]')
         if self._token is not None:
             current.reset(self._token)
 
