@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,6 +102,20 @@ def test_the_callers_tensor_stays_as_it_was(group: px.WorkerGroup, numbers: int)
     x = torch.ones(numbers)
     group.write_on_rank_zero(x)
     assert torch.equal(x, torch.ones(numbers))
+
+
+def test_what_a_call_brought_is_freed_when_the_call_is_over(group: px.WorkerGroup) -> None:
+    def remember(worker: Any, x: torch.Tensor) -> torch.Tensor:
+        gc.disable()  # which would find it some day
+        worker.seen = weakref.ref(x)
+        return x
+
+    def is_gone(worker: Any) -> bool:
+        gc.enable()
+        return worker.seen() is None
+
+    group.run(remember, torch.ones(LARGE))
+    assert group.run(is_gone) == [True] * 4
 
 
 def test_a_later_reader_of_a_stored_value_sees_what_was_stored(group: px.WorkerGroup, backend: str) -> None:

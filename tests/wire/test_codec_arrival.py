@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import threading
 from collections import namedtuple
@@ -239,3 +240,16 @@ def test_an_error_of_ours_in_a_hoist_function_is_passed_on_as_it_is() -> None:
 
     with pytest.raises(DispatchError, match=r"^not this one$"):
         encode([Token("a")], hoist={Token: refuse})
+
+
+@pytest.mark.parametrize("travel", [in_process, through_buffers, copy_private])
+@pytest.mark.parametrize("value", [torch.ones(9), {"a": [np.ones(9)]}, Pair(torch.ones(3), {1, 2})])
+def test_nothing_is_left_to_the_garbage_collector(travel: Any, value: Any) -> None:
+    travel(value)  # what the first time imports and remembers
+    gc.collect()
+    gc.disable()
+    try:
+        travel(value)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

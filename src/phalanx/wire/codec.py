@@ -152,7 +152,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def __init__(self, file: io.BytesIO, hoist: Hoist, shared: Mapping[int, Any]) -> None:
         self.foreign: list[memoryview] = []
-        super().__init__(file, protocol=_PROTOCOL, buffer_callback=self._take_buffer)
+        super().__init__(file, protocol=_PROTOCOL, buffer_callback=_taker(self.foreign))
         self.sink = pack.Sink()
         self.tokens: list[Any] = []
         self._hoist = hoist
@@ -161,13 +161,6 @@ class _Pickler(cloudpickle.Pickler):
     def again(self, value: Any) -> None:
         """Pickle ``value`` in the same way, only to see whether that works."""
         _Pickler(io.BytesIO(), self._hoist, self._shared).dump(value)
-
-    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        try:
-            self.foreign.append(buffer.raw().toreadonly())
-        except BufferError:  # not contiguous: let it be copied into the stream
-            return True
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -187,6 +180,22 @@ class _Pickler(cloudpickle.Pickler):
     def _replace(self, token: Any) -> tuple[Any, ...]:
         self.tokens.append(token)
         return unpack.token, (len(self.tokens) - 1,)
+
+
+def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Puts what is out of band into a list, as a pickler asks.
+
+    No method of the pickler: that would hold itself, and every tensor that it saw, until the collector comes by.
+    """
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            buffers.append(buffer.raw().toreadonly())
+        except BufferError:  # not contiguous: let it be copied into the stream
+            return True
+        return False
+
+    return take
 
 
 def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Any:
