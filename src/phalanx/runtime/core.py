@@ -104,14 +104,13 @@ class GroupCore(Settling):
             if spec.replay:
                 kept = composed = list(composed)
             tickets = self._submit(plan, role, spec.name, header.returns, composed, draft)
-        future = self._under_watch(
-            plan, tickets, spec.name, role, number, target, timeout, stall_report_after
-        )
+        future = self._future(plan, tickets, spec.name, role, number, target, timeout, stall_report_after)
         future.epoch = header.epoch  # not of now: a restart may have begun meanwhile
         future.draft = draft
         future.replicated = debug and spec.replicated
         if kept is not None:
             self.replays.add(future, kept)
+        self._under_way.append(weakref.ref(future))
         return future
 
     def send_bare(
@@ -128,10 +127,9 @@ class GroupCore(Settling):
         epoch = self.epoch
         with self._order:
             tickets = self._submit(plan, role, spec.name, OUTPUT, itertools.repeat(_BARE, len(plan.ranks)))
-        future = self._under_watch(
-            plan, tickets, spec.name, role, BARE_CALL, target, timeout, stall_report_after
-        )
+        future = self._future(plan, tickets, spec.name, role, BARE_CALL, target, timeout, stall_report_after)
         future.epoch = epoch
+        self._under_way.append(weakref.ref(future))
         return future
 
     @property
@@ -153,7 +151,7 @@ class GroupCore(Settling):
         self.lifecycle.check_callable()
         self._make_room()
 
-    def _under_watch(
+    def _future(
         self,
         plan: CallPlan,
         tickets: list[Ticket],
@@ -164,7 +162,7 @@ class GroupCore(Settling):
         timeout: float | None,
         stall_report_after: float | None,
     ) -> CallFuture[Any]:
-        """The future of a call that was sent, known to whoever looks after calls under way."""
+        """The future of a call that was sent; a deadline of it is looked after from now on."""
         limit = timeout if timeout is not None else self.record.call_timeout
         stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
         future: CallFuture[Any] = CallFuture(self, plan, tickets, method, role, limit, target, number)
@@ -172,7 +170,6 @@ class GroupCore(Settling):
             future.stall_report_after, future.stall_at = stall, future.started + stall
         if (stall is not None or limit is not None) and not self.transport.immediate:
             sentinel.add(self)
-        self._under_way.append(weakref.ref(future))
         return future
 
     def _header(self, spec: MethodSpec, role: str, number: int, returns: int, trace: str) -> RankCall:
