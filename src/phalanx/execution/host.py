@@ -27,7 +27,7 @@ from phalanx.execution.traced import Tapes, size_of
 from phalanx.observe.tape import Noted
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.arrival import received
-from phalanx.wire.board import BARE_CALL, SETUP_CALL, Board
+from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import (
@@ -83,7 +83,6 @@ class Host:
         self._context = WorkerContext()
         self._loop = Loop()
         self._control: Control | None = None
-        self._board: Board | None = None  # that of the side channel
         self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
         self._log: str | None = None
         self._kept: bytes | None = None  # what a detached group leaves for drivers to come
@@ -96,7 +95,6 @@ class Host:
         port, side = 0, None
         if not self._services.in_driver:
             self._control = control()
-            self._board = self._control.board if self._control else None
             side = self._control.describe() if self._control else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
@@ -178,7 +176,7 @@ class Host:
         Raises:
             RankFailure: whatever the call raised.
         """
-        board = self._board
+        board = None if self._control is None else self._control.board
         slot = board.begin(BARE_CALL, f"{role}.{method}" if role else method) if board is not None else 0
         if self._tapes.on:
             self._tapes.off()
@@ -244,11 +242,13 @@ class Host:
 
     def _begin(self, role: str, method: str) -> int:
         """Note that a call without a number has begun; what to give to :meth:`_end`."""
-        return self._board.begin(BARE_CALL, f"{role}.{method}" if role else method) if self._board else 0
+        if self._control is None:
+            return 0
+        return self._control.board.begin(BARE_CALL, f"{role}.{method}" if role else method)
 
     def _end(self, slot: int) -> None:
-        if self._board is not None:
-            self._board.end(slot)
+        if self._control is not None:
+            self._control.board.end(slot)
 
     def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if role not in self._instances:

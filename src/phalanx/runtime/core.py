@@ -229,7 +229,7 @@ class GroupCore(Settling):
                     self.transport.wait([t.value for t in oldest.tickets], len(oldest.tickets), None)
                 oldest.ended = True
         if len(self._dropped) > _MOST_DROPPED:
-            self._dropped_ones()
+            self._dropped_under_way()
 
     def dropped(self, epoch: int, plan: CallPlan, tickets: Sequence[Ticket], target: Any) -> None:
         """Note that nobody holds a call any more whose end nobody saw; may come at any time, from the collector.
@@ -240,7 +240,7 @@ class GroupCore(Settling):
         if getattr(target, "_choose", False):
             self._dropped.append((epoch, plan.ranks, [ticket.value for ticket in tickets]))
 
-    def _dropped_ones(self) -> list[Sequence[int]]:
+    def _dropped_under_way(self) -> list[Sequence[int]]:
         """The ranks of each call by ``group.any`` that nobody holds and that has not ended; forgets the others."""
         found: list[Sequence[int]] = []
         for _ in range(len(self._dropped)):
@@ -253,7 +253,7 @@ class GroupCore(Settling):
 
     def least_busy(self, ranks: Sequence[int]) -> int:
         """The rank with the fewest calls under way; the lowest of equal ones."""
-        busy = Counter(itertools.chain.from_iterable(self._dropped_ones()))
+        busy = Counter(itertools.chain.from_iterable(self._dropped_under_way()))
         for future in self.under_way():
             if self.all_ended(future):
                 future.ended = True

@@ -150,9 +150,8 @@ class RayTransport:
             try:
                 if bare is not None:
                     return Ticket(bare.remote())
-            except (
-                TypeError
-            ):  # Ray's own tracing is on, which adds an argument that methods of a class do not take
+            except TypeError:
+                # Ray's own tracing is on: it adds an argument, which methods of a class do not take.
                 endpoint.methods[key] = None
             data = packed_bare(role, method)
         remote = endpoint.methods.get(role + "/" + method)
