@@ -39,32 +39,32 @@ if TYPE_CHECKING:
     from phalanx.errors import StaleEpoch as StaleEpoch
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
-    from phalanx.observe.progress import progress as progress
-    from phalanx.observe.spans import span as span
-    from phalanx.runtime.attach import attach as attach
-    from phalanx.runtime.cluster import init as init
-    from phalanx.runtime.cluster import shutdown as shutdown
-    from phalanx.runtime.cluster import status as status
-    from phalanx.runtime.counts import statistics as statistics
-    from phalanx.runtime.explain import explain as explain
-    from phalanx.runtime.future import CallFuture as CallFuture
-    from phalanx.runtime.future import gather as gather
-    from phalanx.runtime.group import WorkerGroup as WorkerGroup
-    from phalanx.runtime.policy import Restart as Restart
-    from phalanx.runtime.pool import ResourcePool as ResourcePool
-    from phalanx.runtime.pool import merge_resource_pool as merge_resource_pool
-    from phalanx.runtime.pool import split_resource_pool as split_resource_pool
-    from phalanx.runtime.profile import nsight as nsight
-    from phalanx.runtime.replaying import replay as replay
-    from phalanx.runtime.tracing import trace as trace
-    from phalanx.runtime.values import put as put
-    from phalanx.runtime.values import readonly as readonly
+    from phalanx.runtime.api.attach import attach as attach
+    from phalanx.runtime.api.explain import explain as explain
+    from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
+    from phalanx.runtime.calls.counts import statistics as statistics
+    from phalanx.runtime.calls.future import CallFuture as CallFuture
+    from phalanx.runtime.calls.future import gather as gather
+    from phalanx.runtime.calls.values import put as put
+    from phalanx.runtime.calls.values import readonly as readonly
+    from phalanx.runtime.life.policy import Restart as Restart
+    from phalanx.runtime.pools.pool import ResourcePool as ResourcePool
+    from phalanx.runtime.pools.pool import merge_resource_pool as merge_resource_pool
+    from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
+    from phalanx.runtime.session.connection import init as init
+    from phalanx.runtime.session.connection import shutdown as shutdown
+    from phalanx.runtime.session.connection import status as status
+    from phalanx.runtime.tools.profile import nsight as nsight
+    from phalanx.runtime.tools.replay import replay as replay
+    from phalanx.runtime.tools.trace import trace as trace
+    from phalanx.show.progress import progress as progress
     from phalanx.topology.mesh import Mesh as Mesh
+    from phalanx.tracing.spans import span as span
 
 _HOME = {
     "CallCancelled": "phalanx.errors",
     "CallError": "phalanx.errors",
-    "CallFuture": "phalanx.runtime.future",
+    "CallFuture": "phalanx.runtime.calls.future",
     "CallTimeout": "phalanx.errors",
     "ClassWithInitArgs": "phalanx.declare.bind",
     "DeclarationError": "phalanx.errors",
@@ -80,38 +80,38 @@ _HOME = {
     "RankReport": "phalanx.errors",
     "RanksDiverged": "phalanx.errors",
     "RemoteCallError": "phalanx.errors",
-    "Restart": "phalanx.runtime.policy",
-    "ResourcePool": "phalanx.runtime.pool",
+    "Restart": "phalanx.runtime.life.policy",
+    "ResourcePool": "phalanx.runtime.pools.pool",
     "StaleEpoch": "phalanx.errors",
     "Worker": "phalanx.declare.worker",
     "WorkerDiedError": "phalanx.errors",
-    "WorkerGroup": "phalanx.runtime.group",
+    "WorkerGroup": "phalanx.runtime.api.group",
     "WorkerInitError": "phalanx.errors",
-    "attach": "phalanx.runtime.attach",
+    "attach": "phalanx.runtime.api.attach",
     "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
     "count_rows": "phalanx.dispatch.split",
-    "explain": "phalanx.runtime.explain",
-    "gather": "phalanx.runtime.future",
-    "init": "phalanx.runtime.cluster",
+    "explain": "phalanx.runtime.api.explain",
+    "gather": "phalanx.runtime.calls.future",
+    "init": "phalanx.runtime.session.connection",
     "join_rows": "phalanx.collect.join",
-    "merge_resource_pool": "phalanx.runtime.pool",
-    "nsight": "phalanx.runtime.profile",
-    "progress": "phalanx.observe.progress",
-    "put": "phalanx.runtime.values",
-    "readonly": "phalanx.runtime.values",
+    "merge_resource_pool": "phalanx.runtime.pools.pool",
+    "nsight": "phalanx.runtime.tools.profile",
+    "progress": "phalanx.show.progress",
+    "put": "phalanx.runtime.calls.values",
+    "readonly": "phalanx.runtime.calls.values",
     "register": "phalanx.declare.register",
     "register_dispatch_mode": "phalanx.dispatch.modes",
     "register_shardable": "phalanx.dispatch.shardable",
-    "replay": "phalanx.runtime.replaying",
+    "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
-    "shutdown": "phalanx.runtime.cluster",
-    "span": "phalanx.observe.spans",
-    "split_resource_pool": "phalanx.runtime.pool",
+    "shutdown": "phalanx.runtime.session.connection",
+    "span": "phalanx.tracing.spans",
+    "split_resource_pool": "phalanx.runtime.pools.pool",
     "split_rows": "phalanx.dispatch.split",
-    "statistics": "phalanx.runtime.counts",
-    "status": "phalanx.runtime.cluster",
-    "trace": "phalanx.runtime.tracing",
+    "statistics": "phalanx.runtime.calls.counts",
+    "status": "phalanx.runtime.session.connection",
+    "trace": "phalanx.runtime.tools.trace",
 }
 
 __version__ = "0.1.0"

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import phalanx as px
 from phalanx.cli.main import app
-from phalanx.runtime.publishing import publisher
+from phalanx.runtime.life.notices import publisher
 
 
 class Held(px.Worker):

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.main import app
-from phalanx.observe.files import load, write
+from phalanx.tracing.files import load, write
 from tests.observe.made_up import TRACE
 
 runner = CliRunner()

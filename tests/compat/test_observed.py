@@ -13,8 +13,8 @@ import ray
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from phalanx.observe.published import NoSuchGroup
-from phalanx.runtime.publishing import publisher
+from phalanx.runtime.life.notices import publisher
+from phalanx.show.published import NoSuchGroup
 from phalanx.transport.ray.eyes import Eyes
 from phalanx.transport.ray.published import Onlooker
 from tests.runtime.fault_workers import within

@@ -8,7 +8,7 @@ import ray
 import phalanx as px
 from phalanx.declare.names import RESERVED
 from phalanx.declare.register import class_spec
-from phalanx.runtime.group import WorkerGroup
+from phalanx.runtime.api.group import WorkerGroup
 
 
 class Base(px.Worker):

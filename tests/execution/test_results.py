@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import phalanx as px
 from phalanx.collect.join import whole, with_rests
 from phalanx.execution.results import described
-from phalanx.runtime import core
+from phalanx.runtime.groups import core
 from phalanx.wire.codec import Encoded, decode
 from phalanx.wire.messages import DESCRIBED, HALVED, OUTPUT
 

@@ -16,7 +16,8 @@ LAYERS = (
     "phalanx.config",
     "phalanx.topology",
     "phalanx.wire",
-    "phalanx.observe",
+    "phalanx.show",
+    "phalanx.tracing",
     "phalanx.declare",
     "phalanx.dispatch",
     "phalanx.collect",
@@ -25,6 +26,14 @@ LAYERS = (
     "phalanx.transport.ray",
     "phalanx.transport.inline",
     "phalanx.execution",
+    "phalanx.runtime.session",
+    "phalanx.runtime.life",
+    "phalanx.runtime.pools",
+    "phalanx.runtime.calls",
+    "phalanx.runtime.groups",
+    "phalanx.runtime.links",
+    "phalanx.runtime.tools",
+    "phalanx.runtime.api",
     "phalanx.runtime",
     "phalanx.parallel",
     "phalanx",
@@ -43,7 +52,14 @@ NEVER = {  # within "rows above", all the same
     },
 }
 MAY_USE_RAY = {"phalanx.transport.ray", "phalanx.compat"}
-WITHOUT_TORCH = {"phalanx.errors", "phalanx.config", "phalanx.topology", "phalanx.declare", "phalanx.observe"}
+WITHOUT_TORCH = {
+    "phalanx.errors",
+    "phalanx.config",
+    "phalanx.topology",
+    "phalanx.declare",
+    "phalanx.tracing",
+    "phalanx.show",
+}
 
 
 def module_name(path: Path) -> str:
@@ -178,11 +194,11 @@ def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_modu
     ("module", "imported"),
     [
         ("phalanx.errors", "phalanx.config"),
-        ("phalanx.topology.mesh", "phalanx.runtime.pool"),
+        ("phalanx.topology.mesh", "phalanx.runtime.pools.pool"),
         ("phalanx.transport.inline", "phalanx.transport.ray.actors"),
         ("phalanx.execution.host", "phalanx.transport.base"),
         ("phalanx.testing.faults", "phalanx.compat.verl"),
-        ("phalanx.runtime.group", "phalanx.WorkerGroup"),
+        ("phalanx.runtime.api.group", "phalanx.WorkerGroup"),
     ],
 )
 def test_the_table_forbids(module: str, imported: str) -> None:
@@ -193,10 +209,10 @@ def test_the_table_forbids(module: str, imported: str) -> None:
     ("module", "imported"),
     [
         ("phalanx.topology.mesh", "phalanx.errors.DispatchError"),
-        ("phalanx.runtime.pool", "phalanx.runtime.group"),
-        ("phalanx.runtime.group", "phalanx.transport.ray"),
+        ("phalanx.runtime.api.group", "phalanx.runtime.pools.pool"),
+        ("phalanx.runtime.api.group", "phalanx.transport.ray"),
         ("phalanx.compat.verl.base", "phalanx.WorkerGroup"),
-        ("phalanx.runtime.group", "torch"),
+        ("phalanx.runtime.api.group", "torch"),
     ],
 )
 def test_the_table_allows(module: str, imported: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.observe.events import Call, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Call, Part, Span, Trace, Track, TrackKey
 
 ZERO = 1_700_000_000_000_000_000
 MS = 1_000_000

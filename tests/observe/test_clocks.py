@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.observe.clocks import Bounds, bounds_of, corrected, corrected_span, estimate
-from phalanx.observe.events import Part, Span
+from phalanx.tracing.clocks import Bounds, bounds_of, corrected, corrected_span, estimate
+from phalanx.tracing.events import Part, Span
 
 
 @given(

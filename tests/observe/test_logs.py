@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.observe.logs import HEADER, Lines, label_of, prefix_of
+from phalanx.show.logs import HEADER, Lines, label_of, prefix_of
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
 

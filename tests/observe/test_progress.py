@@ -11,8 +11,8 @@ from nbclient import NotebookClient
 from rich.console import Console
 
 import phalanx as px
-from phalanx.observe import progress as module
-from phalanx.observe.progress import place
+from phalanx.show import progress as module
+from phalanx.show.progress import place
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.observe.published import (
+from phalanx.show.published import (
     GroupEntry,
     NoSuchGroup,
     Published,

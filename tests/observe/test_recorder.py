@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from phalanx.observe.events import Part, Span, Track
-from phalanx.observe.recorder import Draft, Place, Recorder, assemble
-from phalanx.observe.tape import Reading
+from phalanx.tracing.events import Part, Span, Track
+from phalanx.tracing.journal import Reading
+from phalanx.tracing.recorder import Draft, Place, Recorder, assemble
 from tests.observe.made_up import MS, at, key
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.observe.events import STARTING, Call, Clock, Trace
-from phalanx.observe.report import report
-from phalanx.observe.stretches import clipped, union
-from phalanx.observe.tables import Table
+from phalanx.show.tables import Table
+from phalanx.tracing.events import STARTING, Call, Clock, Trace
+from phalanx.tracing.report import report
+from phalanx.tracing.stretches import clipped, union
 from tests.observe.made_up import MS, TRACE, UPDATE, at, key, part, track
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.observe.events import Call, Part, Span, Trace
-from phalanx.observe.slices import Slice, driver_slices, place, rank_slices
+from phalanx.tracing.events import Call, Part, Span, Trace
+from phalanx.tracing.slices import Slice, driver_slices, place, rank_slices
 from tests.observe.made_up import FAIL, GENERATE, MS, TRACE, at, key, part
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.observe.spans import process, span
-from phalanx.observe.tape import Noted, Reading, Tape, path_of, read
+from phalanx.tracing.journal import Noted, Reading, Tape, path_of, read
+from phalanx.tracing.spans import process, span
 from tests.observe.made_up import key
 
 
@@ -114,7 +114,7 @@ def test_a_tape_that_cannot_be_written_says_so_once_and_goes_on(
 
 
 def test_a_tape_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.observe.tape._LIMIT", 200)
+    monkeypatch.setattr("phalanx.tracing.journal._LIMIT", 200)
     tape = Tape(str(path))
     for number in range(100):
         with Noted(tape, number):

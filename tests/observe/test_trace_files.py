@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
 
 import phalanx as px
-from phalanx.observe.events import Call, Clock, Part, Span, Trace, Track, TrackKey
-from phalanx.observe.files import load, write
-from phalanx.observe.perfetto import to_perfetto
-from phalanx.observe.plain import from_records, records
-from phalanx.observe.slices import rank_slices
+from phalanx.show.plain import from_records, records
+from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.files import load, write
+from phalanx.tracing.perfetto import to_perfetto
+from phalanx.tracing.slices import rank_slices
 from tests.observe.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 whole = st.integers(0, 10**15)

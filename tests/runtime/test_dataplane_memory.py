@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.runtime.room import Room
+from phalanx.runtime.calls.store import Room
 from phalanx.transport.base import StoreSpace
 
 MB = 1 << 20
@@ -215,14 +215,14 @@ def test_what_does_not_fit_now_waits_for_the_calls_under_way() -> None:
 
 
 def test_with_nothing_under_way_it_fails_and_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.runtime.room._FREED_WITHIN_S", 0.1)
+    monkeypatch.setattr("phalanx.runtime.calls.store._FREED_WITHIN_S", 0.1)
     with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
         room(Store(256 * MB, 10 * MB), lambda seconds: False).admit(150 * MB, 150 * MB)
 
 
 def test_what_was_stored_a_moment_ago_counts_before_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.runtime.room._FREED_WITHIN_S", 0.1)
-    monkeypatch.setattr("phalanx.runtime.room._REPORTED_WITHIN_S", 60.0)
+    monkeypatch.setattr("phalanx.runtime.calls.store._FREED_WITHIN_S", 0.1)
+    monkeypatch.setattr("phalanx.runtime.calls.store._REPORTED_WITHIN_S", 60.0)
     made = room(Store(256 * MB, 256 * MB), lambda seconds: False)
     made.took(150 * MB)
     with pytest.raises(px.DispatchError, match="no call is under way"):

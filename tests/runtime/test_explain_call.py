@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.runtime.explaining import finished_result
+from phalanx.runtime.tools.explain_call import finished_result
 
 
 class Explained(px.Worker):

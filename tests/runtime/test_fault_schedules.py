@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from phalanx.runtime.lifecycle import TRANSITIONS, State, Step
+from phalanx.runtime.life.lifecycle import TRANSITIONS, State, Step
 from phalanx.testing.scripted import random_script, scripted
 
 

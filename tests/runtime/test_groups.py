@@ -295,7 +295,7 @@ class CriticOfTwo(Critic):
 
 
 def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from phalanx.runtime.cluster import _with_address
+    from phalanx.runtime.session.connection import _with_address
 
     assert _with_address({"num_gpus": 8})["address"] == "local"
     assert _with_address({"address": "auto"}) == {"address": "auto"}

@@ -18,7 +18,7 @@ from phalanx.errors import (
     StaleEpoch,
     WorkerDiedError,
 )
-from phalanx.runtime.lifecycle import (
+from phalanx.runtime.life.lifecycle import (
     TRANSITIONS,
     BreakEvent,
     ClosedEvent,

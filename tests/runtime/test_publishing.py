@@ -11,9 +11,9 @@ import pytest
 import ray
 
 import phalanx as px
-from phalanx.observe.published import GroupEntry
-from phalanx.runtime.cluster import RUN_ID
-from phalanx.runtime.publishing import publisher
+from phalanx.runtime.life.notices import publisher
+from phalanx.runtime.session.connection import RUN_ID
+from phalanx.show.published import GroupEntry
 from phalanx.testing import faults
 from phalanx.transport.ray.published import Onlooker
 
@@ -72,7 +72,7 @@ def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
 def test_what_a_killed_driver_left_is_removed_by_whoever_looks(onlooker: Onlooker) -> None:
     script = (
         "import os, signal, sys, phalanx as px\n"
-        "from phalanx.runtime.publishing import publisher\n"
+        "from phalanx.runtime.life.notices import publisher\n"
         "px.init(address=sys.argv[1])\n"
         "group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False), px.Worker, name='orphan')\n"
         "publisher.flush(10.0)\n"

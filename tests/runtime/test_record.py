@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx as px
-from phalanx.runtime.recording import read_facts
+from phalanx.runtime.tools.recording import read_facts
 
 
 class Recorded(px.Worker):

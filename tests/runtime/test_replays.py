@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.runtime.replay import Replays
+from phalanx.runtime.calls.repeats import Replays
 from phalanx.wire.messages import Message
 
 RANKS = (0, 1)

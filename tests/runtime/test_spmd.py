@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.runtime.spmd import Executed, check_order, check_replicated, same
+from phalanx.runtime.calls.agreement import Executed, check_order, check_replicated, same
 
 from .fault_workers import Trouble
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import phalanx as px
-from phalanx.runtime import starting
-from phalanx.runtime.starting import Starting
+from phalanx.runtime.groups import startbar as starting
+from phalanx.runtime.groups.startbar import Starting
 from phalanx.transport.base import Sight
 
 STACK = '  File "/home/me/train.py", line 9 in __init__'

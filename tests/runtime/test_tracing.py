@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import phalanx as px
-from phalanx.observe.events import Call, Part, Trace
-from phalanx.observe.files import load
-from phalanx.observe.recorder import tracing
-from phalanx.observe.spans import process
+from phalanx.tracing.events import Call, Part, Trace
+from phalanx.tracing.files import load
+from phalanx.tracing.recorder import tracing
+from phalanx.tracing.spans import process
 
 
 class Traced(px.Worker):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.observe.events import Part, Trace
+from phalanx.tracing.events import Part, Trace
 
 
 class Frail(px.Worker):

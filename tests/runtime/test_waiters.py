@@ -6,11 +6,11 @@ import subprocess
 import sys
 import threading
 
-from phalanx.runtime.waiters import Waiters
+from phalanx.runtime.session.waiters import Waiters
 
 LEFT_WAITING = """
 import threading
-from phalanx.runtime.waiters import waiters
+from phalanx.runtime.session.waiters import waiters
 waiters.submit(threading.Event().wait)
 """
 

@@ -12,8 +12,8 @@ import pytest
 import ray
 
 import phalanx as px
-from phalanx.observe.published import RankEntry
-from phalanx.runtime.publishing import group_entry
+from phalanx.runtime.life.notices import group_entry
+from phalanx.show.published import RankEntry
 from phalanx.transport.ray.eyes import Eyes
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.observe.meters import Ended, Meters
-from phalanx.runtime.counts import Counts
+from phalanx.runtime.calls.counts import Counts
+from phalanx.show.meters import Ended, Meters
 from phalanx.transport.ray.metrics import Exporter
 
 
@@ -62,7 +62,7 @@ def test_calls_failures_seconds_and_bytes_are_handed_over_once() -> None:
 
 
 def test_of_very_many_calls_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.observe.meters._WAITING", 2)
+    monkeypatch.setattr("phalanx.show.meters._WAITING", 2)
     source = Meters()
     for number in range(5):
         source.ended("g", str(number), 0.0, False)
@@ -87,7 +87,7 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
 
     meters = Meters()  # the process's own are drained by its exporter
     meters.on = True
-    monkeypatch.setattr("phalanx.runtime.settling.meters", meters)
+    monkeypatch.setattr("phalanx.runtime.calls.settling.meters", meters)
 
     with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Counted, name="counted") as group:
         group.add(1)

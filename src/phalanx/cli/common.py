@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.observe.published import GroupEntry, RankEntry
+    from phalanx.show.published import GroupEntry, RankEntry
     from phalanx.transport.ray.published import Onlooker
 
 Address = Annotated[

@@ -38,8 +38,8 @@ def explain(
 
     Exit codes: 0 done; 2 there is no such file or object, or it cannot be explained.
     """
-    from phalanx.runtime.cluster import shutdown
-    from phalanx.runtime.explain import explain as explained
+    from phalanx.runtime.api.explain import explain as explained
+    from phalanx.runtime.session.connection import shutdown
 
     try:
         table = explained(found(target))

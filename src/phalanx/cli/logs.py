@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooker
-from phalanx.observe.logs import Lines, prefix_of
+from phalanx.show.logs import Lines, prefix_of
 
 if TYPE_CHECKING:
-    from phalanx.observe.published import GroupEntry, RankEntry
+    from phalanx.show.published import GroupEntry, RankEntry
     from phalanx.transport.ray.eyes import Eyes
 
 _CHUNK = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.observe.published import GroupEntry, RankEntry, RunEntry
+from phalanx.show.published import GroupEntry, RankEntry, RunEntry
 from phalanx.transport.base import Sight
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import phalanx
 from phalanx.cli.common import AsJson
 
 if TYPE_CHECKING:
-    from phalanx.runtime.replaying import Replay
+    from phalanx.runtime.tools.replay import Replay
 
 _RAISED = 1
 
@@ -47,7 +47,7 @@ def replay(
 
     Exit codes: 0 done; 1 the call, or the worker's constructor, raised; 2 no recording, or no such call in it.
     """
-    from phalanx.runtime.recording import read_facts
+    from phalanx.runtime.tools.recording import read_facts
 
     facts = read_facts(file)
     if show and as_json:
@@ -57,7 +57,7 @@ def replay(
         typer.echo(described(facts), err=not show)
     if show:
         return
-    from phalanx.runtime.replaying import Replay
+    from phalanx.runtime.tools.replay import Replay
 
     with Replay(file) as again:
         raise typer.Exit(_run(again, facts, method, post_mortem, stop, as_json))

@@ -12,7 +12,7 @@ from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooke
 from phalanx.cli.overview import doing, duration
 
 if TYPE_CHECKING:
-    from phalanx.observe.published import RankEntry
+    from phalanx.show.published import RankEntry
     from phalanx.transport.base import Sight
 
 

@@ -16,7 +16,7 @@ from phalanx.cli.common import Address, AsJson, complete_group, onlooker
 from phalanx.cli.overview import GroupNow, Overview, rank_now, render
 
 if TYPE_CHECKING:
-    from phalanx.observe.published import RankEntry
+    from phalanx.show.published import RankEntry
     from phalanx.transport.ray.eyes import Eyes
     from phalanx.transport.ray.published import Onlooker
     from phalanx.transport.ray.vitals import Vitals

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.errors import DeclarationError
-from phalanx.observe.files import load, write
-from phalanx.observe.report import Report, report
-from phalanx.observe.tables import Table
+from phalanx.show.tables import Table
+from phalanx.tracing.files import load, write
+from phalanx.tracing.report import Report, report
 
 _ROWS = 12
 _WIDE = 160

@@ -24,8 +24,8 @@ from phalanx.execution.imports import importing
 from phalanx.execution.loops import Loop
 from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.traced import Tapes, size_of
-from phalanx.observe.tape import Noted
 from phalanx.topology.slots import SlotFacts
+from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
 from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from phalanx.observe.logs import HEADER
+from phalanx.show.logs import HEADER
 from phalanx.wire.messages import RankSetup
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from phalanx.observe.spans import process
-from phalanx.observe.tape import Noted, Tape, path_of
+from phalanx.tracing.journal import Noted, Tape, path_of
+from phalanx.tracing.spans import process
 
 _KEPT = 8
 _NOT_TRACED: AbstractContextManager[None] = nullcontext()

@@ -16,7 +16,7 @@ from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.parallel.mlp import activation
 from phalanx.parallel.world import DpPeers, agreed_mesh, join_world
-from phalanx.runtime.group import WorkerGroup
+from phalanx.runtime.api.group import WorkerGroup
 from phalanx.topology.mesh import Mesh
 
 MESH = "default"

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx.errors import DeclarationError
-from phalanx.runtime import cluster
-from phalanx.runtime.views import GroupView
+from phalanx.runtime.api.views import GroupView
+from phalanx.runtime.session import connection as cluster
 
 FaultKind = Literal["raise", "kill", "stop", "slow"]
 KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from phalanx.errors import InternalError, PlacementError
-from phalanx.runtime import cluster
+from phalanx.runtime.session import connection as cluster
 from phalanx.testing.clock import FakeClock
 from phalanx.transport.base import (
     Endpoint,

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from phalanx.observe.published import RankEntry
+from phalanx.show.published import RankEntry
 from phalanx.transport.base import Sight
 from phalanx.transport.ray.helper import NodeAgent, Target
 from phalanx.transport.ray.vitals import Gpu, Vitals

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from phalanx.config import settings
-from phalanx.observe.meters import Meters, meters
+from phalanx.show.meters import Meters, meters
 
 _EVERY_S = 5.0
 _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]

@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
-from phalanx.observe.published import Published, read_published
+from phalanx.show.published import Published, read_published
 
 _NAMESPACE = b"phalanx"
 _AUTH_VARIABLE = "RAY_AUTH_MODE"

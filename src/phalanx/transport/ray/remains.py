@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from phalanx.observe.logs import is_shown
+from phalanx.show.logs import is_shown
 
 _LOG_BYTES = 64 * 1024
 _OUT_LINES, _ERR_LINES, _STACK_LINES = 20, 20, 60

@@ -17,9 +17,9 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from phalanx.compat.verl.errors import CheckFailed, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
-from phalanx.runtime import cluster
-from phalanx.runtime.pool import Holding
-from phalanx.runtime.pool import ResourcePool as NativePool
+from phalanx.runtime.pools.pool import Holding
+from phalanx.runtime.pools.pool import ResourcePool as NativePool
+from phalanx.runtime.session import connection as cluster
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import Slot, SlotView
 from phalanx.transport.base import ReserveRequest

@@ -26,11 +26,11 @@ from phalanx.compat.verl.single_controller.ray.pools import (
     native_pool,
 )
 from phalanx.declare.bind import ClassWithInitArgs as NativeClass
-from phalanx.runtime.core import GroupCore, GroupRecord
-from phalanx.runtime.launch import Launched, Processes, launch
-from phalanx.runtime.options import GroupOptions
-from phalanx.runtime.pool import ResourcePool as NativePool
-from phalanx.runtime.publishing import group_entry, publisher
+from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.groups.launch import Launched, Processes, launch
+from phalanx.runtime.life.notices import group_entry, publisher
+from phalanx.runtime.life.options import GroupOptions
+from phalanx.runtime.pools.pool import ResourcePool as NativePool
 from phalanx.transport.base import Facade, Reservation, Transport
 from phalanx.wire.messages import RankSetup
 

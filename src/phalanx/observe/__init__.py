@@ -1,1 +1,0 @@
-"""What happened and where: events, tables, exporters."""

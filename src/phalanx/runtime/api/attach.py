@@ -1,0 +1,163 @@
+"""Detached groups: found again by name, from any driver of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from phalanx.declare.bind import Colocation, as_bound
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
+from phalanx.runtime.api.views import GroupView
+from phalanx.runtime.groups.ask import gather_before_end
+from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.session import connection as cluster
+from phalanx.runtime.tools.trace import collect, from_environment
+from phalanx.topology.slots import Slot
+from phalanx.transport.base import Endpoint
+from phalanx.wire.messages import KEEP, OUTPUT, RECALL, Facts, RankCall
+
+PROTOCOL = 1
+_GATHERED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class DetachedRecord:
+    """What rank 0 of a detached group keeps for drivers to come; plain values only."""
+
+    protocol: int
+    record: GroupRecord
+    slots: tuple[Slot, ...]
+    facts: tuple[Facts, ...]
+    reservations: dict[str, tuple[str, ...]]
+
+
+def leave_record(core: GroupCore, reservations: dict[str, tuple[str, ...]]) -> None:
+    """Store with rank 0 what ``px.attach`` needs."""
+    record = DetachedRecord(
+        protocol=PROTOCOL,
+        record=core.record,
+        slots=tuple(endpoint.slot for endpoint in core.endpoints),
+        facts=tuple(endpoint.facts for endpoint in core.endpoints),
+        reservations=reservations,
+    )
+    from phalanx.declare.spec import MethodSpec
+
+    plan = CallPlan((0,), (Same(cloudpickle.dumps(record)),), {}, GatherPlan("value", (0,)))
+    core.send(plan, MethodSpec(KEEP), "", None, None).result()
+
+
+class AttachedGroup(GroupView):
+    """A detached group as another driver sees it; calls go to the same processes."""
+
+    def __init__(self, core: GroupCore, reservations: dict[str, tuple[str, ...]]) -> None:
+        super().__init__(core, range(core.world_size))
+        self._reservations = reservations
+
+    def __getattr__(self, name: str) -> Any:
+        if name and name in self.__dict__["_core"].record.methods:
+            return GroupView(self.core, range(self.core.world_size), name)
+        return super().__getattr__(name)
+
+    @property
+    def state(self) -> str:
+        """ "ready", "broken" or "closed", as far as this driver knows."""
+        return self.core.lifecycle.state.value
+
+    def close(self, *, pool: bool = False) -> None:
+        """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
+        if self.core.begin_close():
+            gather_before_end(self.core, _GATHERED_WITHIN_S)
+            if self.core.traced is not None:
+                collect(self.core)
+            self.core.transport.kill(self.core.endpoints)
+            if pool:
+                for keys in self._reservations.values():
+                    self.core.transport.release_keys(keys)
+            self.core.finish_close()
+
+
+def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGroup:
+    """The detached group of that name.
+
+    Args:
+        name: as given to ``px.WorkerGroup(..., name=..., detached=True)``.
+        cls: the class, ``Cls.bind(...)`` or ``px.colocate({...})`` that it is expected to be made of; its methods
+            are compared with the group's.
+        timeout: seconds within which rank 0 must answer.
+
+    Raises:
+        PlacementError: there is no such group on this cluster.
+        DeclarationError: its methods are not the expected ones, or another version of the library started it.
+        GroupClosed: its processes are gone.
+    """
+    transport = cluster.transport()
+    handle = transport.find(f"{name}:0")
+    if handle is None:
+        raise PlacementError(
+            f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
+            f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
+        )
+    record = _recall(name, handle, timeout)
+    if record.protocol != PROTOCOL:
+        raise DeclarationError(
+            f"group {name!r} was started by another version of phalanx (protocol {record.protocol}, here {PROTOCOL}); "
+            "use the same version in both drivers"
+        )
+    if cls is not None:
+        _check_methods(name, record.record, cls)
+    handles = [handle, *(transport.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
+    missing = [rank for rank, found in enumerate(handles) if found is None]
+    if missing:
+        raise GroupClosed(f"group {name!r}: ranks {missing} are gone; close it and make it anew", group=name)
+    endpoints = [
+        Endpoint(slot, found, facts, f"{name}:{rank}")
+        for rank, (slot, found, facts) in enumerate(zip(record.slots, handles, record.facts, strict=True))
+    ]
+    from_environment()
+    core = GroupCore(record.record, transport, endpoints, owner=False)
+    core.started()
+    return AttachedGroup(core, record.reservations)
+
+
+def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
+    transport = cluster.transport()
+    endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
+    data = RankCall(0, 0, "", RECALL, True, OUTPUT, False, False, cloudpickle.dumps(((), {}), 5)).pack()
+    ticket = transport.submit(endpoint, "", RECALL, data, ())
+    with contextlib.suppress(PhalanxError):
+        done, _ = transport.wait([ticket.value], 1, timeout)
+        if done and (kept := transport.outcome(ticket.value)).ok and kept.value is not None:
+            return cloudpickle.loads(kept.value)
+    raise GroupClosed(
+        f"px.attach({name!r}): rank 0 of the group did not answer within {timeout:g} s; it is busy or gone",
+        group=name,
+    )
+
+
+def _check_methods(name: str, record: GroupRecord, cls: Any) -> None:
+    bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
+    expected = {
+        (role, method): (repr(spec.mode), str(spec.signature))
+        for role, one in bound.items()
+        for method, spec in one.spec.methods.items()
+    }
+    found = {
+        (role, method): (repr(spec.mode), str(spec.signature))
+        for role, methods in record.methods.items()
+        for method, spec in methods.items()
+    }
+    if expected != found:
+        differing = sorted(
+            ".".join(filter(None, key))
+            for key in expected.keys() | found.keys()
+            if expected.get(key) != found.get(key)
+        )
+        raise DeclarationError(
+            f"group {name!r} runs {', '.join(record.classes.values())}, whose registered methods are not those "
+            f"expected: {', '.join(differing)} differ in name, signature or dispatch mode. Attach with the class that "
+            "the group was made of, or close the group and make it anew"
+        )

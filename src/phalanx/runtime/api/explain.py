@@ -1,0 +1,143 @@
+"""``px.explain``: pools, groups, and what has not been started yet, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.declare.bind import ClassWithInitArgs, Colocation, unwrap
+from phalanx.declare.modes import CustomMode, DispatchMode, Execute
+from phalanx.declare.register import class_spec
+from phalanx.declare.spec import MethodSpec
+from phalanx.errors import DeclarationError
+from phalanx.runtime.api.group import WorkerGroup
+from phalanx.runtime.api.methods import BoundMethod
+from phalanx.runtime.api.views import GroupView
+from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.show.tables import Table
+from phalanx.topology.mesh import Mesh
+
+_METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare call", "options")
+
+#: Mode -> how its arguments reach the ranks, and what a call gives back.
+_MODES: Mapping[str, tuple[str, str]] = {
+    "ONE_TO_ALL": ("the same to all", "list by rank"),
+    "ALL_TO_ALL": ("lists of world_size, one element each", "list by rank"),
+    "RANK_ZERO": ("as they are", "the value"),
+    "DP_COMPUTE": ("lists of world_size, one element each", "list by rank"),
+    "DP_COMPUTE_PROTO": ("rows, split over the ranks", "rows joined"),
+    "DP_COMPUTE_METRIC": ("rows, split over the ranks", "list by rank"),
+    "DP_COMPUTE_PROTO_WITH_FUNC": ("a function to all, rows split over the ranks", "rows joined"),
+    "MEGATRON_COMPUTE": ("lists of dp_size, one element each dp", "list by dp"),
+    "MEGATRON_PP_AS_DP": ("lists of dp_size * pp_size, one element each", "list by dp and pp"),
+    "MEGATRON_COMPUTE_PROTO": ("rows, split over dp", "rows joined"),
+    "MEGATRON_PP_AS_DP_PROTO": ("rows, split over dp and pp", "rows joined"),
+    "MESH": ("rows, split over dp", "rows joined"),
+    "DIRECT_ROLLOUT_METHOD": ("not callable through a group", "-"),
+}
+
+
+def explain(subject: Any) -> Table:
+    """A table of what something is, without starting anything.
+
+    Args:
+        subject: a pool or a group (where each rank is), ``group.method`` or a view, a worker class,
+            ``Cls.bind(...)`` or ``px.colocate({...})`` (its methods: signature, mode, how arguments travel), or a
+            ``px.Mesh`` (rank -> coordinates).
+
+    Raises:
+        DeclarationError: it is something else, or a class that a group could not be made of.
+    """
+    if isinstance(subject, ResourcePool | WorkerGroup):
+        return subject.explain()
+    if isinstance(subject, GroupView):
+        role = f"role {subject.role} of " if subject.role else ""
+        title = f"{role}group {subject.core.name}, ranks {_span(subject.ranks)}"
+        return Table(title, _METHOD_COLUMNS, tuple(_row("", spec) for spec in subject.methods.values()))
+    if isinstance(subject, BoundMethod):
+        spec: MethodSpec = subject.spec  # pyright: ignore[reportUnknownMemberType]
+        notes = ("what a call would do: .explain(...) of it, with the arguments",)
+        return Table(subject.__qualname__, _METHOD_COLUMNS, (_row("", spec),), notes)
+    if isinstance(subject, Mesh):
+        return _mesh_table(subject)
+    if isinstance(subject, Colocation):
+        return _roles_table(subject)
+    if isinstance(subject, ClassWithInitArgs):
+        return _class_table(subject.cls, f"{subject!r}: what a group of it offers")
+    if isinstance(subject, type) or hasattr(subject, "__ray_metadata__"):
+        return _class_table(unwrap(subject)[0])
+    raise DeclarationError(
+        f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group or a part of one, a worker "
+        "class, Cls.bind(...), px.colocate({...}) or a px.Mesh"
+    )
+
+
+def _class_table(cls: type, title: str | None = None) -> Table:
+    methods = class_spec(cls).methods
+    notes = (
+        () if methods else (f"{cls.__name__} registers no method; put @px.register on those to be called",)
+    )
+    rows = tuple(_row("", spec) for spec in methods.values())
+    return Table(title or f"class {cls.__name__}: what a group of it offers", _METHOD_COLUMNS, rows, notes)
+
+
+def _roles_table(colocation: Colocation) -> Table:
+    rows = tuple(
+        _row(f"{role}.", spec)
+        for role, bound in colocation.roles.items()
+        for spec in bound.spec.methods.values()
+    )
+    notes = tuple(f"{role} is made as {bound!r}" for role, bound in colocation.roles.items())
+    title = f"{len(colocation.roles)} roles in one process per rank, made in this order"
+    return Table(title, _METHOD_COLUMNS, rows, notes)
+
+
+def _mesh_table(mesh: Mesh) -> Table:
+    if not mesh.is_resolved:
+        raise DeclarationError(
+            f"{mesh!r} is not over a number of ranks yet; mesh.resolve(world_size) makes it so"
+        )
+    rows = tuple((rank, *mesh.coordinates(rank).values()) for rank in range(mesh.world_size))
+    return Table(f"{mesh.world_size} ranks", ("rank", *mesh.axes), rows)
+
+
+def _row(prefix: str, spec: MethodSpec) -> tuple[Any, ...]:
+    mode = spec.mode
+    if isinstance(mode, DispatchMode):
+        arguments, result = _MODES.get(mode.name, ("-", "-"))
+        name = repr(mode)
+    else:
+        arguments, result = _of_custom(mode)
+        name = mode.name
+    if spec.execute is Execute.RANK_ZERO:
+        arguments, result = "as they are", "the value"
+    return (
+        f"{prefix}{spec.name}{spec.signature or '(...)'}",
+        name,
+        "0" if spec.execute is Execute.RANK_ZERO or name == "Dispatch.RANK_ZERO" else "all",
+        arguments,
+        result,
+        "waits" if spec.blocking else "returns a CallFuture",
+        ", ".join(_options(spec)) or None,
+    )
+
+
+def _of_custom(mode: CustomMode) -> tuple[str, str]:
+    names = [getattr(f, "__name__", repr(f)) for f in (mode.dispatch_fn, mode.collect_fn)]
+    return f"as {names[0]} makes them", f"as {names[1]} makes it"
+
+
+def _options(spec: MethodSpec) -> list[str]:
+    found = [name for name in ("readonly", "to_device", "replay", "replicated") if getattr(spec, name)]
+    if spec.is_async:
+        found.append("async")
+    if spec.pad_to_multiple is not None:
+        found.append(f"rows padded to a multiple of {spec.pad_to_multiple}")
+    if spec.pad_mask is not None:
+        found.append(f"mask in {spec.pad_mask}")
+    return found
+
+
+def _span(ranks: tuple[int, ...]) -> str:
+    consecutive = ranks == tuple(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]} to {ranks[-1]}" if consecutive and len(ranks) > 2 else ", ".join(map(str, ranks))

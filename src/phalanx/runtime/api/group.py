@@ -1,0 +1,378 @@
+"""``px.WorkerGroup``: workers started on a pool, called as one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Literal
+
+from phalanx.declare.bind import ClassWithInitArgs, Colocation, as_bound
+from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.runtime.api.attach import leave_record
+from phalanx.runtime.api.restart import Reviver, restart
+from phalanx.runtime.api.views import GroupView
+from phalanx.runtime.groups.ask import gather_before_end
+from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.groups.launch import launch
+from phalanx.runtime.groups.startbar import Starting
+from phalanx.runtime.life.notices import publisher
+from phalanx.runtime.life.options import GroupOptions, checked_options
+from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.session.output import display
+from phalanx.runtime.session.watchman import sentinel
+from phalanx.runtime.tools.trace import TracedStart, collect
+from phalanx.show.tables import Table
+from phalanx.topology.mesh import Mesh
+from phalanx.transport.base import NotReady, Reservation
+from phalanx.wire.board import CLOSE_CALL
+from phalanx.wire.messages import CLOSE, NO_ARGUMENTS, OUTPUT, RankCall
+
+_numbers = itertools.count(1)
+_CLOSE_PATIENCE_S = 5.0
+_BUSY_PATIENCE_S = 1.0
+
+
+class WorkerGroup(GroupView):
+    """One worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
+
+    Registered methods of the class are attributes of the group. With ``px.colocate({...})`` in place of a class,
+    its roles are: ``group.actor.update(batch)``.
+
+    Args:
+        pool: where the ranks run; rank ``r`` is on its slot ``r``.
+        cls: a class, ``Cls.bind(...)``, or ``px.colocate({...})``.
+        mesh: ``px.Mesh(...)`` over the ranks (named "default"), or a dict of several by name.
+        name: for tables, errors and ``px.attach``; default from the class.
+        env: variables for every rank, set before any of the user's modules are imported.
+        runtime_env: Ray's, for what must be there before the process starts (slower: no process is reused).
+        num_cpus: cores reserved per rank on the slot's node, beside the slot.
+        memory: bytes of memory reserved in the same way.
+        resources: other resources of Ray reserved in the same way, by name.
+        start_timeout: seconds within which all constructors must have returned.
+        call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
+        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
+        on_failure: ``px.Restart(...)`` makes a broken group restart by itself when it is next called.
+        max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
+        visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
+        detached: the group outlives this driver; needs ``name`` and a detached pool.
+        show_ranks: whose output this driver shows: "all", "none", a rank or a list of ranks; default as given to
+            ``px.init``, else rank 0. Every rank's output is in its own file, whatever is shown.
+
+    Raises:
+        DeclarationError: the class or an option is declared wrongly.
+        PlacementError: no share of a slot is left, or processes and extra resources cannot be had.
+        WorkerInitError: a constructor raised; also an instance of what it raised. Nothing of the group is left.
+        CallTimeout: not all constructors returned within ``start_timeout``.
+    """
+
+    def __init__(
+        self,
+        pool: ResourcePool,
+        cls: Any,
+        *,
+        mesh: Mesh | Mapping[str, Mesh] | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        num_cpus: float | None = None,
+        memory: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        start_timeout: float | None = None,
+        call_timeout: float | None = None,
+        stall_report_after: float | None = None,
+        on_failure: Restart | None = None,
+        max_concurrency: int | None = None,
+        visible_devices: Literal["own", "node"] = "own",
+        detached: bool = False,
+        show_ranks: str | int | Sequence[int] | None = None,
+    ) -> None:
+        if not isinstance(pool, ResourcePool):
+            raise DeclarationError(
+                f"WorkerGroup(pool={pool!r}): expected a px.ResourcePool, such as px.ResourcePool([4])"
+            )
+        bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
+        given = {
+            "name": name,
+            "env": env,
+            "runtime_env": runtime_env,
+            "num_cpus": num_cpus,
+            "memory": memory,
+            "resources": resources,
+            "start_timeout": start_timeout,
+            "call_timeout": call_timeout,
+            "stall_report_after": stall_report_after,
+            "on_failure": on_failure,
+            "max_concurrency": max_concurrency,
+            "visible_devices": visible_devices,
+            "detached": detached or None,
+            "show_ranks": show_ranks,
+        }
+        options = checked_options(mesh, pool.world_size, given)
+        for one in bound.values():
+            options = options.with_ray_options(one.ray_options)
+        self._check_detached(pool, options)
+        self.number = next(_numbers)
+        self._pool = pool
+        self._roles = bound
+        self._options = options
+        self._extras: Reservation | None = None
+        record = self._record(bound, options)
+        core = GroupCore(record, pool.transport, [], owner=True)
+        core.on_change = functools.partial(publisher.changed, core)
+        core.made_of = bound
+        super().__init__(core, range(pool.world_size))
+        if options.on_failure is not None:
+            core.reviver = Reviver(self, options.on_failure)
+        pool.claim(self)
+        try:
+            self._start(0)
+        except BaseException:
+            self._end(patience=0.0)
+            raise
+
+    @staticmethod
+    def _check_detached(pool: ResourcePool, options: GroupOptions) -> None:
+        if options.detached and not all(holding.detached for holding in pool.holdings.values()):
+            raise DeclarationError(
+                "WorkerGroup(detached=True) on a pool that ends with this driver; make it with "
+                "px.ResourcePool(..., detached=True)"
+            )
+
+    def _record(self, bound: Mapping[str, ClassWithInitArgs], options: GroupOptions) -> GroupRecord:
+        specs = {role: one.spec for role, one in bound.items()}
+        default = "_".join(spec.name for spec in specs.values()) + f"-{self.number}"
+        return GroupRecord(
+            name=options.name or default,
+            number=self.number,
+            methods={role: dict(spec.methods) for role, spec in specs.items()},
+            callables={
+                role: frozenset(n for n in dir(spec.cls) if _is_callable(spec.cls, n))
+                for role, spec in specs.items()
+            },
+            classes={role: spec.name for role, spec in specs.items()},
+            meshes=dict(options.meshes),
+            call_timeout=options.call_timeout,
+            stall_report_after=options.stall_report_after,
+            pool=self._pool.name,
+            detached=options.detached,
+        )
+
+    def restart(self) -> None:
+        """Start the group anew on its slots: new processes, the same handles, the next epoch.
+
+        Each worker is constructed as it was, then the calls of methods registered with ``replay=True`` are made
+        again as they were sent, in order (of each method the last that succeeded). Ranks whose node is lost move to
+        others. Futures of before fail with ``StaleEpoch``.
+
+        Raises:
+            GroupClosed: the group is closed.
+            PlacementError: a node is lost, and the others have no room; with the table.
+            WorkerInitError, RemoteCallError, CallTimeout: as when the group was made; it stays broken, and
+                ``restart()`` may be called again.
+        """
+        restart(self)
+
+    def _end_processes(self, patience: bool) -> None:
+        """End the processes of this epoch, with all that they started; ``patience``: let workers close first."""
+        core = self.core
+        if patience:
+            with contextlib.suppress(PhalanxError, NotReady):
+                self._close_workers(self._patience())
+        if core.gathering:
+            gather_before_end(core, self._patience())
+        if core.traced is not None:
+            collect(core)
+        core.transport.kill(core.endpoints)
+        display.finish(core.endpoints)
+        if self._extras is not None:
+            core.transport.release(self._extras)
+            self._extras = None
+
+    def _start_epoch(self, epoch: int) -> None:
+        """Start the processes of an epoch, and bring them where those before them were."""
+        self._pool.repair(self._options.start_timeout)
+        self._start(epoch)
+
+    def _start(self, epoch: int) -> None:
+        start = TracedStart(self.core)
+        with start, Starting(self.core.transport, self.core.name, self._pool.world_size) as shown:
+            self._start_ranks(epoch, start, shown)
+        self.core.started()
+        if not self.core.transport.immediate:
+            sentinel.add(self.core)
+        if self._options.detached:
+            transport = self._pool.transport
+            held = {key: transport.reservation_keys(h.reservation) for key, h in self._pool.holdings.items()}
+            leave_record(self.core, held)
+
+    def _start_ranks(self, epoch: int, start: TracedStart, shown: Starting) -> None:
+        launched = launch(
+            self._pool,
+            self._roles,
+            self.core.name,
+            epoch,
+            self._options,
+            self.core.outlet,
+            amend=start.amend if start.on else None,
+        )
+        self._extras = launched.extras
+        self.core.endpoints[:] = launched.endpoints
+        publisher.changed(self.core)
+        if not self._options.detached:  # those are to outlive this process
+            self.core.transport.attend(launched.endpoints)
+        start.launched()
+        shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
+        timeout = self._options.start_timeout
+        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout)
+        start.constructed()
+        self.core.replay(timeout)
+
+    @property
+    def pool(self) -> ResourcePool:
+        """The pool it runs on."""
+        return self._pool
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The role names of a colocated group; empty for a group of one class."""
+        return tuple(role for role in self._roles if role)
+
+    @property
+    def state(self) -> str:
+        """ "starting", "ready", "broken", "restarting", "closing" or "closed"."""
+        return self.core.lifecycle.state.value
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group takes no calls because it was closed."""
+        return self.core.closed
+
+    @property
+    def epoch(self) -> int:
+        """How many times the group was restarted."""
+        return self.core.epoch
+
+    def __getattr__(self, name: str) -> Any:
+        roles = self.__dict__.get("_roles", {})
+        if name and name in roles:
+            view = GroupView(self.core, range(self.core.world_size), name)
+            self.__dict__[name] = view
+            return view
+        return super().__getattr__(name)
+
+    def _unknown(self, name: str) -> str:
+        if self.roles:
+            return f"{self.name} has no role {name!r}; its roles are: {', '.join(self.roles)}"
+        return super()._unknown(name)
+
+    def spawn(self) -> dict[str, GroupView]:
+        """The roles of a colocated group by name, each to be used as a group of its own.
+
+        Raises:
+            DeclarationError: the group was not made with ``px.colocate``.
+        """
+        if not self.roles:
+            raise DeclarationError(
+                f"{self.name} has a single class; spawn() gives the roles of px.colocate({{...}})"
+            )
+        return {role: getattr(self, role) for role in self.roles}
+
+    def explain(self) -> Table:
+        """Where each rank runs: node, accelerator and share, process, roles."""
+        rows: list[tuple[Any, ...]] = []
+        for rank, endpoint in enumerate(self.core.endpoints):
+            facts = endpoint.facts
+            holding = self._pool.holdings[endpoint.slot.pool]
+            ids = holding.accelerators.get(endpoint.slot, ())
+            rows.append(
+                (
+                    rank,
+                    facts.slot.host,
+                    facts.slot.node_id[:8],
+                    f"{holding.resource} {','.join(ids)}" if ids else "CPU",
+                    f"1/{holding.max_colocate_count}",
+                    facts.pid,
+                    list(self.roles) or self.core.record.classes[""],
+                    self._coordinates(rank),
+                )
+            )
+        columns = ("rank", "host", "node", "accelerator", "share", "pid", "roles in the process", "mesh")
+        return Table(
+            f"group {self.name}: {len(rows)} ranks, {self.state}", columns, tuple(rows), self._notes()
+        )
+
+    def _coordinates(self, rank: int) -> str | None:
+        meshes = self.core.known_meshes()
+        texts = [
+            ("" if name == "default" else f"{name}: ")
+            + ", ".join(f"{a}={c}" for a, c in mesh.coordinates(rank).items())
+            for name, mesh in meshes.items()
+        ]
+        return "; ".join(texts) or None
+
+    def _notes(self) -> tuple[str, ...]:
+        notes: list[str] = []
+        if self.roles:
+            notes.append(f"colocated in one process per rank: {', '.join(self.roles)}")
+        others = [group.name for group in self._pool.groups if group is not self]
+        if others:
+            notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
+        return tuple(notes)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of this process's calls since the group was made.
+
+        ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to all ranks, ``stored_bytes`` in the object store,
+        ``fetched_bytes`` of results that this process read. ``px.statistics()`` has the same for all groups.
+        """
+        return asdict(self.core.book.counts)
+
+    def close(self) -> None:
+        """End the group: each worker's own ``close()``, then the processes. Idempotent.
+
+        Slots stay with the pool. Calls under way end with ``GroupClosed``.
+        """
+        if self.core.begin_close():
+            self._end(patience=self._patience())
+
+    def _patience(self) -> float:
+        """Seconds for the workers' own ``close()``: a rank that is at a call cannot begin it, perhaps for ever."""
+        return _BUSY_PATIENCE_S if self.core.busy() else _CLOSE_PATIENCE_S
+
+    def _end(self, patience: float) -> None:
+        core = self.core
+        core.begin_close()
+        if patience and core.endpoints:
+            with contextlib.suppress(PhalanxError, NotReady):
+                self._close_workers(patience)
+        self._end_processes(patience=False)
+        self._pool.unclaim(self)
+        core.finish_close()
+
+    def _close_workers(self, patience: float) -> None:
+        """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
+        core = self.core
+        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
+        alive = [endpoint for endpoint in core.endpoints if core.transport.alive(endpoint)]
+        refs = [core.transport.submit(endpoint, "", CLOSE, data, ()).value for endpoint in alive]
+        if refs:
+            core.transport.wait(refs, len(refs), patience)
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_callable(cls: type, name: str) -> bool:
+    if name.startswith("__") and name != "__getattr__":
+        return False
+    return callable(getattr(cls, name, None))

@@ -1,0 +1,155 @@
+"""Methods of a group as callable objects: bare call, ``.submit()``, ``.options()``, ``.stream()``."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from phalanx.declare.modes import Dispatch
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan
+from phalanx.errors import DispatchError
+from phalanx.runtime.calls.future import CallFuture, Stream
+from phalanx.tracing.recorder import tracing
+
+if TYPE_CHECKING:
+    from phalanx.runtime.api.views import GroupView
+    from phalanx.show.explanation import CallExplanation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Planner = Callable[[tuple[Any, ...], dict[str, Any]], CallPlan]
+
+#: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
+_FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """Options of one call, which never mix with the method's own arguments."""
+
+    timeout: float | None = None
+    stall_report_after: float | None = None
+
+
+class BoundMethod(Generic[P, R]):
+    """One method of a group or of a view of it.
+
+    Called bare, it waits as declared and gives the result (a ``CallFuture`` where it was registered with
+    ``blocking=False``).
+    """
+
+    def __init__(
+        self,
+        view: GroupView,
+        spec: MethodSpec,
+        planner: Planner,
+        options: CallOptions | None = None,
+        *,
+        chooses: bool = False,
+    ) -> None:
+        self._view = view
+        self._spec = spec
+        self._planner = planner
+        self._options = options or CallOptions()
+        self._chooses = chooses  # the rank, anew for each call
+        self._fixed = spec.mode in _FIXED and not chooses
+        self._may_be_bare = self._fixed and spec.blocking and not spec.replay and spec.needs_nothing
+        #: The plan of a call without arguments, where it is always the same.
+        self._empty: CallPlan | None = None
+        self.__name__ = spec.name
+        self.__qualname__ = f"{view.name}.{spec.name}"
+        self.__doc__ = spec.doc
+        if spec.signature is not None:
+            self.__signature__ = spec.signature
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self._spec.blocking:
+            return self.submit(*args, **kwargs)  # pyright: ignore[reportReturnType]
+        return self._send(args, kwargs, waits=True).result()
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+        """Send the call and return at once with its future."""
+        return self._send(args, kwargs, waits=False)
+
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[R]:
+        began = time.time_ns() if tracing.recorder is not None else 0
+        empty = self._fixed and not args and not kwargs
+        plan = self._plan_of_nothing() if empty else self._planner(args, kwargs)
+        view, spec, options = self._view, self._spec, self._options
+        if empty and waits and self._may_be_bare and view.core.takes_bare:
+            return view.core.send_bare(
+                plan, spec, view.role, options.timeout, view, options.stall_report_after
+            )
+        return view.core.send(
+            plan,
+            spec,
+            view.role,
+            options.timeout,
+            view,
+            describe=not waits and plan.gather.how == "rows",
+            stall_report_after=options.stall_report_after,
+            began=began,
+        )
+
+    def _plan_of_nothing(self) -> CallPlan:
+        if self._empty is None:
+            self._empty = self._planner((), {})
+        return self._empty
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
+        """Send the call; give ``(rank, output)`` of each rank as it finishes."""
+        return self.submit(*args, **kwargs).stream()
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
+        """What a call with these arguments would do, without making it.
+
+        It says which rank gets which rows, how each argument travels, how many bytes go over which hop, who returns
+        and how the outputs become the result. Nothing is sent or stored and nothing is waited for. The call is
+        planned and its messages are made as for sending them: dispatch functions and pickling run, and ranks that
+        registered a mesh of their own are asked for it once, as the first call would ask them.
+
+        Raises:
+            DispatchError: the call itself would raise it; or how it is split depends on a future that is not done.
+        """
+        from phalanx.runtime.tools.explain_call import explain_call, finished_result
+
+        spec, view = self._spec, self._view
+        planner = view._planner(spec, finished_result)  # pyright: ignore[reportPrivateUsage]
+        plan = planner(args, kwargs)
+        bare = self._may_be_bare and not args and not kwargs
+        return explain_call(view, spec, plan, args, kwargs, bare=bare)
+
+    def options(
+        self, *, timeout: float | None = None, stall_report_after: float | None = None
+    ) -> BoundMethod[P, R]:
+        """The same method with options for the next call.
+
+        Args:
+            timeout: deadline of the call in seconds. A call that misses it is stopped, and the group is broken.
+            stall_report_after: seconds after which, and then again each time, a warning of the logger "phalanx"
+                tells where each rank is, with its stack; the call goes on.
+        """
+        given = {"timeout": timeout, "stall_report_after": stall_report_after}
+        for name, value in given.items():
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
+            ):
+                raise DispatchError(
+                    f"{self.__qualname__}.options({name}={value!r}): expected seconds, more than 0"
+                )
+        chosen = {name: value for name, value in given.items() if value is not None}
+        changed = replace(self._options, **chosen)
+        return BoundMethod(self._view, self._spec, self._planner, changed, chooses=self._chooses)
+
+    @property
+    def spec(self) -> MethodSpec:
+        """How the method was registered."""
+        return self._spec
+
+    def __repr__(self) -> str:
+        signature = self._spec.signature or inspect.Signature()
+        return f"<{self.__qualname__}{signature} by {self._spec.mode!r}>"

@@ -1,0 +1,1 @@
+"""Calls under way: composed, waited for, ended."""

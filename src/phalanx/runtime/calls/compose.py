@@ -1,0 +1,252 @@
+"""From a plan to the messages of a call: every distinct value is encoded once and, if large, stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
+from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
+from phalanx.runtime.calls.bundling import bundles
+from phalanx.runtime.calls.counts import Book
+from phalanx.runtime.calls.future import CallFuture
+from phalanx.runtime.calls.store import Room
+from phalanx.runtime.calls.values import Readonly, StoredValue
+from phalanx.tracing.recorder import drafting, note_source, tracing
+from phalanx.transport.base import Ref, Transport
+from phalanx.wire.bundle import Bundle
+from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
+from phalanx.wire.messages import NO_ARGUMENTS, Message, Piece, RankCall, Reference, Stored, Whole
+
+Hoist = Mapping[type, Callable[[Any], Any]]
+
+
+_Key = tuple[int, ...]
+_Body = tuple[Encoded, tuple[Ref, ...]]
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Where encoded values go: up to ``inline_bytes`` into the message, larger ones into the store."""
+
+    transport: Transport
+    inline_bytes: int
+    book: Book
+    room: Room
+
+    def put(self, encoded: Encoded | Bundle) -> Ref:
+        """Store a value, or several together."""
+        nbytes = encoded.nbytes
+        ref = self.transport.put(encoded)
+        if tracing.recorder is not None and (draft := drafting.get()) is not None:
+            draft.stored_bytes += nbytes
+        self.book.stored(nbytes)
+        self.room.took(nbytes)
+        return ref
+
+    def value_of(self, future: CallFuture[Any]) -> Any:
+        """The result of a call that has to come through the driver."""
+        return future.result()
+
+
+class References:
+    """The references of one message, and the tokens that name them inside the encoded arguments."""
+
+    def __init__(self, outlet: Outlet, begin: tuple[Ref, ...] = ()) -> None:
+        self._outlet = outlet
+        self._transport = outlet.transport
+        self.refs: list[Ref] = list(begin)
+
+    def hoist(self) -> Hoist:
+        """What the encoder is to replace, by type."""
+        table: dict[type, Callable[[Any], Any]] = {
+            CallFuture: self._future,
+            FuturePiece: self._piece,
+            StoredValue: self._stored,
+            Readonly: self._readonly,
+        }
+        return table | dict.fromkeys(self._transport.ref_types(), self._reference)
+
+    def _add(self, ref: Ref) -> int:
+        self.refs.append(ref)
+        return len(self.refs) - 1
+
+    def _put(self, value: Any, policy: Policy | None = None) -> Stored:
+        return Stored(self._add(self._outlet.put(encode(value, policy=policy))))
+
+    def _reference(self, ref: Ref) -> Reference:
+        return Reference(self._add(ref))
+
+    def _stored(self, stored: StoredValue[Any]) -> Stored:
+        if stored.backend != self._transport.name:
+            return self._put(stored.get())
+        return Stored(self._add(stored.ref))
+
+    def _readonly(self, marked: Readonly[Any]) -> Stored:
+        return self._put(marked.value, Policy.READONLY)
+
+    def _future(self, future: CallFuture) -> Stored | Whole:
+        note_source(future.draft)
+        parts = future.parts(self._transport)
+        if parts is None:
+            return self._put(self._outlet.value_of(future))
+        rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
+        return Whole(tuple(self._add(part.value) for part in parts), rests, future.plan.gather)
+
+    def _piece(self, piece: FuturePiece) -> Piece | Stored:
+        future: CallFuture = piece.future
+        note_source(future.draft)
+        parts = future.row_parts(self._transport)
+        if parts is None:
+            return self._put(_rows_of(self._outlet.value_of(future), piece))
+        return Piece(
+            parts=tuple(self._add(part.value) for part in parts),
+            rests=tuple(self._add(part.rest) for part in parts if part.rest is not None),
+            infos=tuple(self._add(part.info) for part in parts),
+            index=piece.index,
+            count=piece.count,
+            pad_to_multiple=piece.pad_to_multiple,
+            expected_rows=piece.expected_rows,
+        )
+
+
+def _rows_of(value: Any, piece: FuturePiece) -> Any:
+    """The piece's rows of a result that had to come through the driver (custom collect, undone padding)."""
+    start, stop = piece_bounds(count_rows(value) or 0, piece.count, piece.index)
+    rows = slice_rows(value, start, stop)
+    return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+
+
+def messages(
+    outlet: Outlet, plan: CallPlan, header: RankCall, node_of: Callable[[int], str]
+) -> Iterator[Message]:
+    """One message per called rank, in the plan's order, each made when it is asked for.
+
+    So the first rank copies its piece while the next one is stored; small pieces for ranks of one node, as ``node_of``
+    names them, are stored together. Before anything is sent, all of it is known to be picklable, and there is room
+    for it.
+
+    Raises:
+        DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
+    """
+    if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
+        yield from _messages_alike(outlet, plan, header)
+        return
+    yield from _messages_each(outlet, plan, header, node_of)
+
+
+def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+    body: bytes | None = NO_ARGUMENTS
+    refs: tuple[Ref, ...] = ()
+    if plan.ranks and (plan.args or plan.kwargs):
+        body, refs = encode_body(outlet, plan.arguments_of(0), admit=outlet.room.admit)
+    packed: dict[bool, Message] = {}  # by whether the rank's output is kept
+    for position in range(len(plan.ranks)):
+        keep = plan.keeps(position)
+        if keep not in packed:
+            packed[keep] = Message(header._replace(body=body, keep=keep).pack(), refs)
+        yield packed[keep]
+
+
+def _messages_each(
+    outlet: Outlet, plan: CallPlan, header: RankCall, node_of: Callable[[int], str]
+) -> Iterator[Message]:
+    columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
+    # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
+    keys = [tuple(id(column.values[at]) for column in columns) for at in range(len(plan.ranks))]
+    leaves = _shared_leaves(plan, outlet.inline_bytes)
+    _admit(outlet, columns, keys, leaves)
+    shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
+    begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
+    encoded: dict[_Key, _Body] = {}
+    nodes: dict[_Key, str] = {}
+    for position, key in enumerate(keys):
+        if key not in encoded:  # views of the caller's memory: copies are made below, one bundle at a time
+            encoded[key] = _encoded_body(outlet, plan.arguments_of(position), shared, begin)
+            nodes[key] = node_of(plan.ranks[position])
+    large = [key for key, (body, _) in encoded.items() if body.nbytes > outlet.inline_bytes]
+    sizes = [encoded[key][0].nbytes for key in large]
+    together = {
+        large[index]: [large[i] for i in some]
+        for some in bundles(sizes, [nodes[key] for key in large])
+        for index in some
+    }
+    bodies: dict[_Key, tuple[bytes | int | None, tuple[Ref, ...]]] = {}
+    for position, key in enumerate(keys):
+        if key not in bodies:
+            some = together.get(key, [key])
+            bodies.update(
+                zip(some, _placed_together(outlet, [encoded.pop(one) for one in some]), strict=True)
+            )
+        body, refs = bodies[key]
+        yield Message(header._replace(body=body, keep=plan.keeps(position)).pack(), refs)
+
+
+def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
+    """The large leaves that several ranks get, each once."""
+    same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
+    found = {id(leaf): leaf for value in (*same, *plan.shared) for leaf in large_leaves(value, inline_bytes)}
+    return list(found.values())
+
+
+def _admit(outlet: Outlet, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
+    """See to it that there is room for the pieces and the shared leaves; no look at each piece of a small call."""
+
+    known = {id(leaf) for leaf in leaves}
+
+    def piece(position: int) -> int:
+        return sum(nbytes_of(column.values[position], _BY_REFERENCE, known) for column in columns)
+
+    whole = sum(map(nbytes_of, leaves))
+    first = {key: position for position, key in reversed(list(enumerate(keys)))}
+    if whole + piece(0) * len(first) < outlet.room.unchecked:
+        return
+    sizes = [size for size in map(piece, first.values()) if size > outlet.inline_bytes]
+    outlet.room.admit(whole + sum(sizes), max([*sizes, *map(nbytes_of, leaves)], default=0))
+
+
+_BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
+
+
+def encode_body(
+    outlet: Outlet, value: Any, admit: Callable[[int, int], None] | None = None
+) -> tuple[bytes | None, tuple[Ref, ...]]:
+    """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
+
+    ``admit(nbytes, nbytes)`` is asked before a large one is stored.
+    """
+    return _placed(outlet, *_encoded_body(outlet, value, {}, ()), admit)
+
+
+def _encoded_body(
+    outlet: Outlet, value: Any, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
+) -> tuple[Encoded, tuple[Ref, ...]]:
+    references = References(outlet, begin)
+    encoded = encode(value, hoist=references.hoist(), shared=shared)
+    return encoded, tuple(references.refs)
+
+
+def _placed_together(
+    outlet: Outlet, some: Sequence[_Body]
+) -> Iterator[tuple[bytes | int | None, tuple[Ref, ...]]]:
+    """The bodies and references of messages whose arguments are stored in one object."""
+    if len(some) == 1:
+        yield _placed(outlet, *some[0])
+        return
+    ref = outlet.put(Bundle([encoded for encoded, _ in some]))
+    for index, (_, refs) in enumerate(some):
+        yield index, (*refs, ref)
+
+
+def _placed(
+    outlet: Outlet,
+    encoded: Encoded,
+    refs: tuple[Ref, ...],
+    admit: Callable[[int, int], None] | None = None,
+) -> tuple[bytes | None, tuple[Ref, ...]]:
+    if encoded.nbytes <= outlet.inline_bytes:
+        return encoded.to_bytes(), refs
+    if admit is not None:
+        admit(encoded.nbytes, encoded.nbytes)
+    return None, (*refs, outlet.put(encoded))

@@ -1,0 +1,1 @@
+"""What all views of a group share, and how a group starts."""

@@ -1,0 +1,295 @@
+"""Starting a group: processes first, then ranks in their true order, then the users' objects."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.errors import PlacementError
+from phalanx.execution.factory import make_host
+from phalanx.runtime.calls.compose import Outlet, encode_body
+from phalanx.runtime.life.options import GroupOptions
+from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.session.connection import RUN_ID, show_ranks
+from phalanx.runtime.session.output import display
+from phalanx.show.logs import label_of
+from phalanx.topology.accelerators import Accelerator, in_use
+from phalanx.topology.environment import THREADS, rank_environment
+from phalanx.topology.slots import SlotView
+from phalanx.transport.base import (
+    Endpoint,
+    Facade,
+    HostFactory,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    Ticket,
+)
+from phalanx.transport.facade import facade_name
+from phalanx.wire.messages import STORE_VARIABLE, RankSetup
+
+Roles = Mapping[str, ClassWithInitArgs]
+_LABEL_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What a group's processes are called by those who use the backend directly, and what makes their host.
+
+    ``names`` are by slot. Left out, a process bears the names of the classes and offers their registered methods.
+    """
+
+    class_name: str
+    methods: tuple[Facade, ...]
+    names: tuple[str, ...] | None = None
+    namespace: str | None = None
+    factory: HostFactory = make_host
+
+
+@dataclass
+class Launched:
+    """Processes that are becoming ranks: ``tickets[rank]`` ends when the rank's constructors have returned."""
+
+    endpoints: list[Endpoint]
+    tickets: list[Ticket]
+    extras: Reservation | None
+    setups: list[RankSetup]
+
+
+def launch(
+    pool: ResourcePool,
+    roles: Roles,
+    name: str,
+    epoch: int,
+    options: GroupOptions,
+    outlet: Outlet,
+    *,
+    processes: Processes | None = None,
+    amend: Callable[[RankSetup], RankSetup] | None = None,
+) -> Launched:
+    """Start one process per slot and send each its place; does not wait for the constructors.
+
+    ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
+    is told.
+
+    Raises:
+        PlacementError: the processes, or the extra resources of the group, cannot be had.
+    """
+    deadline = time.monotonic() + options.start_timeout
+    transport = pool.transport
+    if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
+        pool.locate()  # Ray shows such a process only one of its slot's accelerators
+    extras = _reserve_extras(pool, name, options)
+    try:
+        endpoints = transport.spawn(
+            _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
+        )
+        try:
+            ordered = _in_rank_order(pool, endpoints)
+            label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
+            setups = _setups(pool, ordered, name, label, epoch, options)
+            setups = [amend(setup) for setup in setups] if amend else setups
+            for endpoint, setup in zip(ordered, setups, strict=True):
+                endpoint.facts = endpoint.facts._replace(files=setup.files)
+            tickets = _send(outlet, ordered, roles, setups)
+            shown = options.show_ranks if options.show_ranks is not None else show_ranks()
+            display.begin(transport, ordered, label, shown)
+        except BaseException:
+            transport.kill(endpoints)
+            raise
+    except BaseException:
+        if extras is not None:
+            transport.release(extras)
+        raise
+    return Launched(ordered, tickets, extras, setups)
+
+
+def _reserve_extras(pool: ResourcePool, name: str, options: GroupOptions) -> Reservation | None:
+    """CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
+    bundle = options.extras()
+    if not bundle:
+        return None
+    transport = pool.transport
+    reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
+    nodes = transport.nodes_of(pool.slots, reservations)
+    prefix = next(iter(pool.holdings.values())).reservation_name
+    request = ReserveRequest(
+        name=f"{prefix}-{name}-extras",
+        blocks=(1,) * len(nodes),
+        bundle=bundle,
+        detached=options.detached,
+        timeout=options.start_timeout,
+        on_nodes=tuple(nodes),
+    )
+    return transport.reserve(request)
+
+
+def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
+    methods = [
+        Facade(facade_name(role, method), role, method, spec.needs_nothing)
+        for role, bound in roles.items()
+        for method, spec in bound.spec.methods.items()
+    ]
+    return Processes(
+        class_name="_".join(bound.cls.__name__ for bound in roles.values()),
+        methods=tuple(methods),
+        names=tuple(f"{name}:{index}" for index in range(pool.world_size)) if options.detached else None,
+    )
+
+
+def _request(
+    pool: ResourcePool, processes: Processes, name: str, options: GroupOptions, deadline: float
+) -> SpawnRequest:
+    holding = next(iter(pool.holdings.values()))
+    shares = [h.share() for h in pool.holdings.values()]
+    if any(share != shares[0] for share in shares):
+        raise PlacementError(
+            f"group {name!r} cannot be started on {pool!r}: its parts give different shares to a process "
+            f"({shares}); merge pools with the same use_gpu, accelerators_per_slot and max_colocate_count"
+        )
+    return SpawnRequest(
+        class_name=processes.class_name,
+        methods=processes.methods,
+        slots=pool.slots,
+        reservations={key: h.reservation for key, h in pool.holdings.items()},
+        resources=holding.share(),
+        factory=processes.factory,
+        names=processes.names,
+        namespace=processes.namespace,
+        runtime_env=options.runtime_env,
+        max_concurrency=options.max_concurrency,
+        detached=options.detached,
+        timeout=max(0.1, deadline - time.monotonic()),
+    )
+
+
+def _in_rank_order(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    by_slot = {endpoint.slot: endpoint for endpoint in endpoints}
+    return [by_slot[slot] for slot in pool.learn({slot: e.facts.slot for slot, e in by_slot.items()})]
+
+
+def _setups(
+    pool: ResourcePool,
+    endpoints: Sequence[Endpoint],
+    name: str,
+    label: str,
+    epoch: int,
+    options: GroupOptions,
+) -> list[RankSetup]:
+    view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
+    first = endpoints[0].facts
+    on_node = _devices_by_node(pool, endpoints)
+    folder = _labels.new(name, epoch)
+    # What Ray sets before the process starts is the group's too: it wins over what we would choose.
+    given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
+    setups: list[RankSetup] = []
+    for rank, endpoint in enumerate(endpoints):
+        facts = endpoint.facts.slot
+        holding = pool.holdings[endpoint.slot.pool]
+        kind = in_use(holding.resource, {}) if holding.resource else None
+        own = holding.accelerators.get(endpoint.slot, facts.accelerator_ids)
+        ranks_here = sum(1 for other in endpoints if other.facts.slot.node_id == facts.node_id)
+        environment = rank_environment(
+            rank=rank,
+            world_size=len(endpoints),
+            local_rank=view.local_ranks[rank],
+            local_world_size=view.local_world_sizes[rank],
+            master_addr=first.slot.node_ip,
+            master_port=first.store_port,
+            visible=options.visible_devices,
+            own_ids=own,
+            node_ids=on_node[facts.node_id],
+            accelerator=kind or _hidden(facts.accelerator_ids),
+            cpus_of_node=facts.cpus_of_node,
+            ranks_on_node=ranks_here,
+            group_env=given,
+        )
+        environment[STORE_VARIABLE] = f"{first.slot.node_ip}:{first.store_port}/{epoch}"
+        setups.append(
+            RankSetup(
+                rank=rank,
+                world_size=len(endpoints),
+                local_rank=view.local_ranks[rank],
+                local_world_size=view.local_world_sizes[rank],
+                group=name,
+                epoch=epoch,
+                environment=environment,
+                host=facts.host,
+                node_id=facts.node_id,
+                accelerator_ids=own,
+                device_type=kind.torch_device if kind and own else "cpu",
+                local_device=int(environment["LOCAL_RANK"]) if own else 0,
+                threads=_threads(environment),
+                meshes=dict(options.meshes),
+                asynchronous=options.max_concurrency is not None,
+                files=_files(endpoint.facts.folder, folder, rank),
+                label=label,
+            )
+        )
+    return setups
+
+
+def _threads(environment: Mapping[str, str]) -> int | None:
+    """How many threads torch is to use where it was imported before the environment was set."""
+    text = environment.get(THREADS, "")
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def _hidden(seen: tuple[str, ...]) -> Accelerator | None:
+    """The accelerator to hide from a rank without one: CUDA, whose mask torch reads before anything else."""
+    return None if seen else in_use("GPU", {})
+
+
+def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for endpoint in endpoints:
+        ids = pool.holdings[endpoint.slot.pool].accelerators.get(endpoint.slot, ())
+        found.setdefault(endpoint.facts.slot.node_id, []).extend(ids)
+    return {
+        node: tuple(
+            sorted(dict.fromkeys(ids), key=lambda i: (not i.isdigit(), int(i) if i.isdigit() else 0, i))
+        )
+        for node, ids in found.items()
+    }
+
+
+def _send(
+    outlet: Outlet, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankSetup]
+) -> list[Ticket]:
+    """Classes and arguments are encoded, and stored if large, once for all ranks."""
+    made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in roles.items()}
+    body, refs = encode_body(outlet, made, admit=outlet.room.admit)
+    return [
+        outlet.transport.setup(endpoint, setup.pack(body), refs)
+        for endpoint, setup in zip(endpoints, setups, strict=True)
+    ]
+
+
+class Labels:
+    """Names for the folders of groups: safe in a path, and never given twice."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+
+    def new(self, name: str, epoch: int) -> str:
+        """``<group>-<epoch>``, with a number behind it where another group of this process bears the name."""
+        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LABEL_LENGTH].lstrip(".") or "group"
+        with self._lock:
+            label, number = f"{safe}-{epoch}", 1
+            while label in self._given:
+                number += 1
+                label = f"{safe}-{epoch}.{number}"
+            self._given.add(label)
+            return label
+
+
+def _files(own: str, folder: str, rank: int) -> str:
+    return f"{own}/{RUN_ID}/{folder}/rank-{rank}" if own else ""
+
+
+_labels = Labels()

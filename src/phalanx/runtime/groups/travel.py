@@ -1,0 +1,58 @@
+"""Groups that travel: what another process needs to call a group, and how it is put together there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.errors import DeclarationError
+from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.session import connection as cluster
+from phalanx.topology.slots import Slot
+from phalanx.transport.base import Endpoint
+from phalanx.wire.messages import Facts
+
+
+@dataclass(frozen=True)
+class PortableGroup:
+    """A group as plain values and the backend's handles (Ray's actor handles pickle themselves)."""
+
+    backend: str
+    record: GroupRecord
+    slots: tuple[Slot, ...]
+    handles: tuple[Any, ...]
+    facts: tuple[Facts, ...]
+    names: tuple[str | None, ...]
+
+
+def pack(core: GroupCore) -> PortableGroup:
+    """What a view of the group in another process is made from.
+
+    Raises:
+        DeclarationError: the group lives in this process only.
+    """
+    if core.transport.name == "inline":
+        raise DeclarationError(
+            f"group {core.name!r} runs inline, in this process, and cannot be sent to another one; use the ray backend"
+        )
+    return PortableGroup(
+        backend=core.transport.name,
+        record=core.record,
+        slots=tuple(endpoint.slot for endpoint in core.endpoints),
+        handles=tuple(endpoint.handle for endpoint in core.endpoints),
+        facts=tuple(endpoint.facts for endpoint in core.endpoints),
+        names=tuple(endpoint.name for endpoint in core.endpoints),
+    )
+
+
+def unpack(portable: PortableGroup) -> GroupCore:
+    """The shared part of a view that does not own the group."""
+    endpoints = [
+        Endpoint(slot, handle, facts, name)
+        for slot, handle, facts, name in zip(
+            portable.slots, portable.handles, portable.facts, portable.names, strict=True
+        )
+    ]
+    core = GroupCore(portable.record, cluster.transport(portable.backend), endpoints, owner=False)
+    core.started()
+    return core

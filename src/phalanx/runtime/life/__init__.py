@@ -1,0 +1,1 @@
+"""The life of a group: options, lifecycle, epochs."""

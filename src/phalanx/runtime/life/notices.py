@@ -1,0 +1,161 @@
+"""Publishes this driver's run and its groups where the commands find them: in the background, and never in the way."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.life.lifecycle import State
+from phalanx.runtime.session.connection import RUN_ID
+from phalanx.show.logs import label_of
+from phalanx.show.published import GroupEntry, RankEntry, RunEntry, to_bytes
+from phalanx.transport.base import Endpoint, Transport
+
+if TYPE_CHECKING:
+    from phalanx.runtime.groups.core import GroupCore
+
+_FINISHED_WITHIN_S = 1.0
+_STARTED = time.time()
+_log = logging.getLogger("phalanx")
+
+
+def group_entry(core: GroupCore) -> GroupEntry:
+    """What there is to know of a group now."""
+    record, life = core.record, core.lifecycle
+    return GroupEntry(
+        run=RUN_ID,
+        number=record.number,
+        name=record.name,
+        state=life.state.value,
+        epoch=life.epoch,
+        pool=record.pool,
+        changed=time.time(),
+        label=label_of(record.classes.items()),
+        roles=dict(record.classes),
+        methods={role: sorted(methods) for role, methods in record.methods.items()},
+        detached=record.detached,
+        cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
+        ranks=tuple(_rank_entry(rank, endpoint) for rank, endpoint in enumerate(core.endpoints)),
+    )
+
+
+def _rank_entry(rank: int, endpoint: Endpoint) -> RankEntry:
+    facts = endpoint.facts
+    ids = facts.slot.accelerator_ids
+    return RankEntry(
+        rank=rank,
+        node_id=facts.slot.node_id,
+        host=facts.slot.host,
+        pid=facts.pid,
+        accelerator=",".join(ids) or None,
+        log=facts.log,
+        side=facts.side,
+    )
+
+
+def run_entry(job: str) -> RunEntry:
+    """What there is to know of this process."""
+    script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
+    return RunEntry(
+        RUN_ID,
+        job,
+        os.getpid(),
+        socket.gethostname(),
+        _STARTED,
+        script,
+        importlib.metadata.version("phalanx"),
+    )
+
+
+class Publisher:
+    """One thread per process writes what changed; a group whose state cannot be published works all the same."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._keys: dict[str, Transport] = {}
+
+    def changed(self, core: GroupCore) -> None:
+        """Publish a group's state as it is when the thread gets to it; does not wait."""
+        if not core.transport.immediate and core.owner:
+            self._do(lambda: self._publish(core))
+
+    def add(self, transport: Transport, entry: GroupEntry) -> Callable[[], None]:
+        """Publish a group of whose changes nobody tells; what to call when it is gone."""
+        self._do(lambda: self._put(transport, entry))
+        return lambda: self._do(lambda: self._take_back(transport, entry.key))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+        with self._lock:
+            if self._thread is None:
+                atexit.unregister(self.finish)
+                atexit.register(self.finish)
+                self._thread = threading.Thread(target=self._run, name="phalanx-publisher", daemon=True)
+                self._thread.start()
+
+    def flush(self, timeout: float = _FINISHED_WITHIN_S) -> bool:
+        """Wait until all changes so far are published; whether they are."""
+        with self._lock:
+            if self._thread is None:
+                return True
+        done = threading.Event()
+        self._work.put(done.set)
+        return done.wait(timeout)
+
+    def finish(self) -> None:
+        """Take back what was published, detached groups excepted."""
+        if not self.flush():
+            return
+        with self._lock:
+            keys, self._keys = self._keys, {}
+        for key, transport in keys.items():
+            self._write(transport, key, None)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except Exception:  # whatever it is: it is the commands that then see less, not the run
+                _log.debug("publishing failed", exc_info=True)
+            del work  # else it would keep its group until the next one
+
+    def _publish(self, core: GroupCore) -> None:
+        entry = group_entry(core)
+        if core.lifecycle.state is State.CLOSED:
+            self._take_back(core.transport, entry.key)
+        else:
+            self._put(core.transport, entry)
+
+    def _take_back(self, transport: Transport, key: str) -> None:
+        self._write(transport, key, None)
+        self._keys.pop(key, None)
+
+    def _put(self, transport: Transport, entry: GroupEntry) -> None:
+        run = run_entry(transport.job())
+        if run.key not in self._keys:
+            self._write(transport, run.key, to_bytes(run))
+            self._keys[run.key] = transport
+        self._write(transport, entry.key, to_bytes(entry))
+        if not entry.detached:
+            self._keys[entry.key] = transport
+
+    def _write(self, transport: Transport, key: str, value: bytes | None) -> None:
+        try:
+            transport.publish(key, value)
+        except Exception:
+            _log.debug("publishing %s failed", key, exc_info=True)
+
+
+publisher = Publisher()

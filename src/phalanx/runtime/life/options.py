@@ -1,0 +1,110 @@
+"""Options of a group, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from phalanx.config import Shown, settings, shown_ranks
+from phalanx.errors import DeclarationError
+from phalanx.runtime.life.policy import Restart
+from phalanx.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What ``px.WorkerGroup`` takes beside pool and class; see there."""
+
+    name: str | None = None
+    meshes: Mapping[str, Mesh] = field(default_factory=dict[str, Mesh])
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    runtime_env: Mapping[str, Any] | None = None
+    num_cpus: float | None = None
+    memory: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    start_timeout: float = 300.0
+    call_timeout: float | None = None
+    stall_report_after: float | None = None
+    on_failure: Restart | None = None
+    max_concurrency: int | None = None
+    visible_devices: Literal["own", "node"] = "own"
+    detached: bool = False
+    show_ranks: Shown | None = None
+
+    def extras(self) -> dict[str, float]:
+        """Resources beside the slot's own, reserved per rank on the slot's node."""
+        found = {"CPU": self.num_cpus, "memory": self.memory, **self.resources}
+        return {name: float(amount) for name, amount in found.items() if amount}
+
+    def with_ray_options(self, given: Mapping[str, Any]) -> GroupOptions:
+        """These options, filled up with what ``@ray.remote(...)`` said on the class; the group's own win."""
+        changes = {name: value for name, value in given.items() if getattr(self, name) in (None, {}, ())}
+        return replace(self, **changes)
+
+
+def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> GroupOptions:
+    """The options, with meshes resolved to the group's size.
+
+    Raises:
+        DeclarationError: an option of the wrong kind, or a mesh that does not fit the group's size.
+    """
+    values = {key: value for key, value in given.items() if value is not None}
+    start_timeout = values.pop("start_timeout", settings().start_timeout)
+    seconds = {"start_timeout": start_timeout}
+    seconds |= {option: values.get(option) for option in ("call_timeout", "stall_report_after")}
+    for option, value in seconds.items():
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
+        ):
+            raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
+    if not isinstance(values.get("on_failure"), Restart | None):
+        raise DeclarationError(
+            f"WorkerGroup(on_failure={values['on_failure']!r}): expected px.Restart(max_restarts=..., window_s=...)"
+        )
+    for option in ("env", "resources", "runtime_env"):
+        if option in values and not isinstance(values[option], Mapping):
+            raise DeclarationError(f"WorkerGroup({option}={values[option]!r}): expected a dict")
+    for option in ("num_cpus", "memory"):
+        value = values.get(option)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            raise DeclarationError(
+                f"WorkerGroup({option}={value!r}): expected a number, 0 or more (memory in bytes)"
+            )
+    concurrency = values.get("max_concurrency")
+    if concurrency is not None and (
+        isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
+    ):
+        raise DeclarationError(
+            f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
+        )
+    if "show_ranks" in values:
+        values["show_ranks"] = shown_ranks(values["show_ranks"])
+    if values.get("visible_devices", "own") not in ("own", "node"):
+        raise DeclarationError(
+            f"WorkerGroup(visible_devices={values['visible_devices']!r}): expected 'own' (each rank sees its own "
+            "devices) or 'node' (each sees all of the group's devices on its node)"
+        )
+    if values.get("detached") and not values.get("name"):
+        raise DeclarationError(
+            "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
+        )
+    return GroupOptions(meshes=_meshes(mesh, world_size), start_timeout=float(start_timeout), **values)
+
+
+def _meshes(given: Any, world_size: int) -> dict[str, Mesh]:
+    if given is None:
+        return {}
+    named = {"default": given} if isinstance(given, Mesh) else given
+    if not isinstance(named, Mapping) or not all(isinstance(mesh, Mesh) for mesh in named.values()):
+        raise DeclarationError(
+            f"WorkerGroup(mesh={given!r}): expected px.Mesh(dp=..., tp=...), or a dict of name to px.Mesh"
+        )
+    resolved = {str(name): mesh.resolve(world_size) for name, mesh in named.items()}
+    for name, mesh in resolved.items():
+        if mesh.world_size != world_size:
+            raise DeclarationError(
+                f"mesh {name!r} {mesh!r} is over {mesh.world_size} ranks, the group has {world_size}; let one axis be "
+                "-1 for the rest"
+            )
+    return resolved

@@ -1,0 +1,1 @@
+"""Slots that are reserved, and by whom."""

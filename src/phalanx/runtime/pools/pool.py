@@ -1,0 +1,352 @@
+"""Resource pools: ordered slots that groups are started on."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.runtime.pools.booking import Holding, accelerator_text, check_options, resource_of
+from phalanx.runtime.session import connection as cluster
+from phalanx.show.tables import Table
+from phalanx.topology.placement import bundle_resources
+from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
+from phalanx.transport.base import ReserveRequest, Transport
+
+if TYPE_CHECKING:
+    from phalanx.runtime.api.group import WorkerGroup
+
+_numbers = itertools.count(1)
+_booking = threading.Lock()  # groups may be started by several threads
+
+
+class ResourcePool:
+    """Slots for ranks: ``ResourcePool([8, 8])`` is two blocks of 8, each on one node.
+
+    Args:
+        process_on_nodes: size of each block. A block stays on one node; blocks may share a node. All are reserved
+            or none.
+        use_gpu: True, False, or "auto": accelerators if the cluster has any.
+        name_prefix: beginning of the pool's name in tables and dashboards.
+        max_colocate_count: how many groups may share each slot; a process's share of an accelerator is one part of
+            that many.
+        accelerator_type: only nodes with this type, such as "A100" (Ray's names).
+        accelerators_per_slot: whole accelerators of one slot, for an engine that runs several in one process.
+        detached: the slots outlive this driver; see ``px.attach``.
+        timeout: seconds to wait where the cluster is busy; what can never be placed fails at once.
+        backend: "ray" or "inline"; default ``PHALANX_BACKEND``, else "ray".
+
+    Raises:
+        DeclarationError: an option that makes no sense.
+        PlacementError: the cluster cannot hold it, or did not within ``timeout``; with a table of what was asked
+            for, what each node has and who holds it.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int],
+        use_gpu: bool | Literal["auto"] = "auto",
+        name_prefix: str | None = None,
+        max_colocate_count: int = 10,
+        accelerator_type: str | None = None,
+        accelerators_per_slot: int = 1,
+        detached: bool = False,
+        timeout: float = 120.0,
+        backend: str | None = None,
+    ) -> None:
+        shape = PoolShape(tuple(process_on_nodes) if isinstance(process_on_nodes, list) else process_on_nodes)  # pyright: ignore
+        check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
+        transport = cluster.transport(backend)
+        resource = resource_of(transport, use_gpu)
+        number = next(_numbers)
+        name = f"{name_prefix or 'pool'}-{number}"
+        bundle = bundle_resources(resource, accelerators_per_slot, accelerator_type)
+        request = ReserveRequest(
+            name=f"px-{cluster.RUN_ID}-{name}",
+            blocks=shape.process_on_nodes,
+            bundle=bundle,
+            detached=detached,
+            timeout=timeout,
+        )
+        holding = Holding(
+            pool=name,
+            transport=transport,
+            reservation=transport.reserve(request),
+            bundle=bundle,
+            resource=resource,
+            max_colocate_count=max_colocate_count,
+            accelerators_per_slot=accelerators_per_slot if resource else 0,
+            detached=detached,
+            reservation_name=request.name,
+        )
+        self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
+        cluster.remember(self)
+
+    def _become(
+        self, name: str, view: SlotView, holdings: dict[str, Holding], *, owner: bool, whole: bool
+    ) -> None:
+        self.name = name
+        self._view = view
+        self._holdings = holdings
+        self._owner = owner
+        self._whole = whole  # whole blocks: their slots are put in order once the accelerators are known
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        view: SlotView,
+        holdings: dict[str, Holding],
+        *,
+        owner: bool = False,
+        whole: bool = False,
+    ) -> ResourcePool:
+        """A pool over slots that are reserved already."""
+        pool = cls.__new__(cls)
+        pool._become(name, view, holdings, owner=owner, whole=whole)
+        return pool
+
+    @property
+    def world_size(self) -> int:
+        """Number of slots, and of ranks of a group on this pool."""
+        return self._view.world_size
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """By rank: its place in its block."""
+        return self._view.local_ranks
+
+    @property
+    def local_world_sizes(self) -> tuple[int, ...]:
+        """By rank: the size of its block."""
+        return self._view.local_world_sizes
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that runs the ranks."""
+        return self.transport.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether any of its slots were given back."""
+        return not all(holding.open for holding in self._holdings.values())
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether its slots have accelerators."""
+        return any(holding.resource is not None for holding in self._holdings.values())
+
+    @property
+    def groups(self) -> tuple[WorkerGroup, ...]:
+        """The groups on any of its slots, in the order in which they were started."""
+        found: dict[int, WorkerGroup] = {}
+        for slot in self._view.slots:
+            found.update((id(group), group) for group in self._holdings[slot.pool].groups.get(slot, ()))
+        return tuple(sorted(found.values(), key=lambda group: group.number))
+
+    @property
+    def transport(self) -> Transport:
+        """The backend that holds its slots."""
+        return next(iter(self._holdings.values())).transport
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Its slots in rank order."""
+        return self._view.slots
+
+    @property
+    def holdings(self) -> Mapping[str, Holding]:
+        """The reservations behind its slots, by the name of the pool that made them."""
+        return self._holdings
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __add__(self, other: ResourcePool) -> ResourcePool:
+        """A view over the slots of both: this pool's, then the other's."""
+        if not isinstance(other, ResourcePool):
+            return NotImplemented
+        return merge_resource_pool(self, other)
+
+    def __getitem__(self, key: int | slice) -> ResourcePool:
+        """A view over some slots, in rank order: ``pool[0:4]``."""
+        self.locate()
+        return self._sub(self._view[key])
+
+    def split(self, sizes: int | Sequence[int]) -> tuple[ResourcePool, ...]:
+        """Views over consecutive slots: parts of ``sizes`` slots each, or of these sizes where it is a list."""
+        self.locate()
+        return tuple(self._sub(part) for part in self._view.split(sizes))
+
+    def _sub(self, view: SlotView) -> ResourcePool:
+        names = {slot.pool for slot in view.slots}
+        return ResourcePool.of(self.name, view, {n: h for n, h in self._holdings.items() if n in names})
+
+    def locate(self) -> None:
+        """Learn the accelerator of each slot and put the slots in rank order.
+
+        The first group on a whole pool does this for nothing; views need it before, so that a slice means the same
+        devices whichever group is started first.
+        """
+        self._check_open()
+        for name, holding in self._holdings.items():
+            with holding.lock:
+                unknown = [s for s in self._view.slots if s.pool == name and not holding.knows(s)]
+                if unknown:
+                    ids = holding.transport.probe(unknown, {name: holding.reservation}, holding.bundle)
+                    holding.accelerators.update(zip(unknown, ids, strict=True))
+        self._sort()
+
+    def _sort(self) -> None:
+        """Put whole blocks in order of their accelerators; a slice keeps the order that it was taken in."""
+        if self._whole:
+            ids = [self._holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
+            order = order_ranks(self._view.slots, [SlotFacts("", "", "", found) for found in ids])
+            self._view = SlotView(tuple(self._view.slots[index] for index in order))
+
+    def learn(self, facts: Mapping[Slot, SlotFacts]) -> tuple[Slot, ...]:
+        """Note what processes on the slots reported; the slots in rank order, now that it can be told."""
+        for slot, fact in facts.items():
+            holding = self._holdings[slot.pool]
+            holding.facts[slot] = fact
+            if holding.resource is not None:
+                holding.accelerators.setdefault(slot, fact.accelerator_ids)
+        self._sort()
+        return self._view.slots
+
+    def repair(self, timeout: float) -> None:
+        """Reserve the slots anew that were on a node which is gone; what was known of them is forgotten.
+
+        Raises:
+            PlacementError: there is no room for them.
+        """
+        self._check_open()
+        for holding in self._holdings.values():
+            with holding.lock:
+                moved = holding.transport.repair(holding.reservation, timeout)
+                for known in (holding.facts, holding.accelerators):
+                    for slot in [slot for slot in known if slot.block in moved]:
+                        del known[slot]
+
+    def explain(self) -> Table:
+        """Which slot lies where and which groups are on it."""
+        rows: list[tuple[Any, ...]] = []
+        nodes = [""] * self.world_size if self.closed else self._nodes()
+        for rank, slot in enumerate(self._view.slots):
+            holding = self._holdings[slot.pool]
+            known = holding.facts.get(slot)
+            groups = [group.name for group in holding.groups.get(slot, ())]
+            rows.append(
+                (
+                    rank,
+                    slot.pool,
+                    slot.block,
+                    self.local_ranks[rank],
+                    known.host if known else None,
+                    nodes[rank][:8] or None,
+                    accelerator_text(holding, slot),
+                    f"{len(groups)} of {holding.max_colocate_count}",
+                    groups,
+                )
+            )
+        columns = (
+            "rank",
+            "pool",
+            "block",
+            "local rank",
+            "host",
+            "node",
+            "accelerator",
+            "shares used",
+            "groups",
+        )
+        return Table(f"pool {self.name}: {self.world_size} slots", columns, tuple(rows))
+
+    def _nodes(self) -> list[str]:
+        reservations = {name: holding.reservation for name, holding in self._holdings.items()}
+        return self.transport.nodes_of(self._view.slots, reservations)
+
+    def close(self) -> None:
+        """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
+        for group in reversed(self.groups):
+            group.close()
+        if not self._owner:
+            return
+        for holding in self._holdings.values():
+            if holding.open:
+                holding.open = False
+                holding.transport.release(holding.reservation)
+        cluster.forget(self)
+
+    def __enter__(self) -> ResourcePool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        kind = next((h.resource for h in self._holdings.values() if h.resource), "CPU")
+        return f"<ResourcePool {self.name}: {list(self._view.shape)} {kind} slots{state}>"
+
+    def __reduce__(self) -> Any:
+        raise DeclarationError(
+            "a ResourcePool belongs to the driver that made it and cannot be sent to another process; send the "
+            "WorkerGroup (it travels as a view), or make the pool detached and use px.attach there"
+        )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise PlacementError(
+                f"pool {self.name} is closed: its slots were given back; make a new px.ResourcePool"
+            )
+
+    def claim(self, group: WorkerGroup) -> None:
+        """Book one share of every slot for a group.
+
+        Raises:
+            PlacementError: the pool is closed, or a slot has no share left.
+        """
+        self._check_open()
+        with _booking:
+            for slot in self._view.slots:
+                holding = self._holdings[slot.pool]
+                on_it = holding.groups.get(slot, [])
+                if len(on_it) >= holding.max_colocate_count:
+                    raise PlacementError(
+                        f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
+                        f"max_colocate_count={holding.max_colocate_count} groups already "
+                        f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
+                        "max_colocate_count"
+                    )
+            for slot in self._view.slots:
+                self._holdings[slot.pool].groups.setdefault(slot, []).append(group)
+
+    def unclaim(self, group: WorkerGroup) -> None:
+        """Take a group out of the books. Idempotent."""
+        for slot in self._view.slots:
+            on_it = self._holdings[slot.pool].groups.get(slot, [])
+            if group in on_it:
+                on_it.remove(group)
+
+
+def merge_resource_pool(a: ResourcePool, b: ResourcePool) -> ResourcePool:
+    """A view over the slots of ``a``, then those of ``b``; groups on it share the accelerators with theirs.
+
+    Raises:
+        DeclarationError: the pools share a slot, or belong to different backends.
+    """
+    if a.backend != b.backend:
+        raise DeclarationError(f"cannot merge a pool of backend {a.backend!r} with one of {b.backend!r}")
+    holdings = {**a._holdings, **b._holdings}
+    return ResourcePool.of(f"{a.name}+{b.name}", a._view + b._view, holdings, whole=a._whole and b._whole)
+
+
+def split_resource_pool(pool: ResourcePool, split_size: int | Sequence[int]) -> tuple[ResourcePool, ...]:
+    """The same as ``pool.split(split_size)``."""
+    return pool.split(split_size)

@@ -1,0 +1,195 @@
+"""``group.profile``: traces of the next calls of some ranks."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.errors import DeclarationError, DispatchError
+from phalanx.execution.hooks import Wanted
+from phalanx.execution.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
+from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.tools.capture import REFUSED_WITHIN_S, Gathering
+
+if TYPE_CHECKING:
+    from phalanx.runtime.api.views import GroupView
+    from phalanx.runtime.groups.core import GroupCore
+
+_TOOLS = ("torch", "nsys")
+_ACTIVITIES = ("cpu", "cuda")
+
+
+def nsight(**options: str) -> dict[str, Any]:
+    """The ``runtime_env`` of a group that ``group.profile(tool="nsys")`` can profile with Nsight Systems.
+
+    ``nsys`` must be installed on the nodes. The ranks start under it, and it records nothing but the profiled calls.
+
+    Args:
+        **options: further options of ``nsys profile``, by their long names, such as ``gpu_metrics_devices="all"``.
+    """
+    chosen = {
+        "t": "cuda,cudnn,cublas,nvtx,osrt",
+        "o": "'worker_process_%p'",
+        "stop-on-exit": "true",
+        "capture-range": "cudaProfilerApi",
+        "capture-range-end": "repeat",
+    }
+    return {"nsight": chosen | {name.replace("_", "-"): value for name, value in options.items()}}
+
+
+class Profile(Gathering):
+    """A profile under way, and then its traces. Made by ``group.profile``.
+
+    As a context manager it ends with the block. Otherwise ``wait()``, or asking for ``paths``, ends it; what the ranks
+    have gathered is fetched by itself when the group closes or restarts.
+
+    Attributes:
+        folder: where the traces are, on this machine.
+    """
+
+    verb = "profile"
+    lost_with_rank = "its trace"
+    after_error_s = REFUSED_WITHIN_S
+
+    def __init__(self, core: GroupCore, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
+        super().__init__(core, ranks)
+        self.folder = folder
+        self._order = order
+        self._paths: list[Path] = []
+        self._calls: dict[int, tuple[str, ...]] = {}
+        self._begin(arm_profile, end_profile, order)
+
+    def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
+        """Wait until the calls that were made have ended, end the profile, and fetch the traces.
+
+        It does not wait for calls that nobody has made yet: where there were fewer than asked for, the trace has those
+        that there were, and ``str(profile)`` says so.
+
+        Args:
+            timeout: seconds to wait for ranks that are still at a call; then they are left out.
+
+        Returns:
+            The trace files on this machine, by rank: Chrome's JSON, gzipped, for https://ui.perfetto.dev or
+            chrome://tracing. A rank on which no call was made has none.
+        """
+        self._end(timeout)
+        return tuple(self._paths)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The trace files; ends the profile if that has not been done, as :meth:`wait` does."""
+        return self.wait()
+
+    @property
+    def calls(self) -> dict[int, tuple[str, ...]]:
+        """The profiled calls of each rank, by name; empty until the profile has ended."""
+        return dict(self._calls)
+
+    def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
+        answers = ask(self._core, self.verb, ranks, end_profile, self._key).answers(timeout)
+        for rank, answer in answers.items():
+            if isinstance(answer, ProfileReport):
+                self._take(rank, answer)
+            else:
+                self._notes.append(f"no trace of rank {rank}: {answer}")
+
+    def _take(self, rank: int, report: ProfileReport) -> None:
+        self._calls[rank] = report.calls
+        self._notes += [f"rank {rank}: {text} was raised" for text in report.failed]
+        if report.note:
+            self._notes.append(f"rank {rank}: {report.note}")
+        if len(report.calls) < self._order.calls:
+            self._notes.append(f"rank {rank}: {len(report.calls)} of {self._order.calls} calls were made")
+        if report.trace is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{_safe(self._core.name)}-rank{rank}.pt.trace.json.gz"
+            path.write_bytes(report.trace)
+            self._paths.append(path)
+        elif self._order.tool == "nsys" and report.calls:
+            facts = self._core.endpoints[rank].facts
+            reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
+            self._notes.append(f"rank {rank}: Nsight Systems writes {reports} on host {facts.slot.host}")
+
+    def __str__(self) -> str:
+        if not self._over:
+            return f"<Profile of group {self._core.name!r}, ranks {list(self._ranks)}: under way>"
+        lines = [f"{path} ({len(self._calls[rank])} calls)" for rank, path in self._by_rank()]
+        return "\n".join([*lines, *self._notes]) or "no trace"
+
+    def _by_rank(self) -> list[tuple[int, Path]]:
+        ranks = [rank for rank in self._calls if any(f"-rank{rank}." in path.name for path in self._paths)]
+        return list(zip(ranks, self._paths, strict=True))
+
+    __repr__ = __str__
+
+
+def start_profile(
+    view: GroupView,
+    ranks: Sequence[int] | None,
+    calls: int,
+    methods: Sequence[Any] | None,
+    folder: str | Path | None,
+    tool: str,
+    activities: Sequence[str] | None,
+    options: dict[str, Any],
+) -> Profile:
+    """Check what was asked for, and have the ranks begin with their next call."""
+    core = view.core
+    if tool not in _TOOLS:
+        raise DeclarationError(f"{view.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
+    wrong = [name for name in activities or () if name not in _ACTIVITIES]
+    if wrong:
+        raise DeclarationError(
+            f"{view.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
+        )
+    check_calls(f"{view.name}.profile", calls)
+    wanted = Wanted(view.role, method_names(view, "profile", methods))
+    chosen = chosen_ranks(view, "profile", ranks if ranks is not None else view.ranks[:1])
+    where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
+    order = ProfileOrder(calls, wanted, tool, None if activities is None else tuple(activities), options)
+    return Profile(core, chosen, where.absolute(), order)
+
+
+def check_calls(where: str, calls: int) -> None:
+    """Raises DispatchError where that is no number of calls."""
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise DispatchError(f"{where}(calls={calls!r}): expected a whole number from 1")
+
+
+def chosen_ranks(view: GroupView, verb: str, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks of the group, each once, which the view has.
+
+    Raises:
+        DispatchError: one of them is not a rank of the view.
+    """
+    wrong = [rank for rank in ranks if isinstance(rank, bool) or rank not in view.ranks]
+    if wrong or not len(ranks):
+        raise DispatchError(f"{view.name}.{verb}: ranks {list(ranks)}; expected some of {list(view.ranks)}")
+    return tuple(dict.fromkeys(ranks))
+
+
+def method_names(view: GroupView, verb: str, methods: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """Names of methods, given by name or as methods of the class.
+
+    Raises:
+        DispatchError: the group has no such method.
+    """
+    if methods is None:
+        return None
+    names = [getattr(method, "__name__", method) for method in methods]
+    roles = view.core.record.callables
+    known = {"run"} | {name for role, found in roles.items() if view.role in ("", role) for name in found}
+    known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        raise DispatchError(
+            f"{view.name}.{verb}: there is no method {wrong[0]!r} in {', '.join(sorted(known))}"
+        )
+    return tuple(names)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

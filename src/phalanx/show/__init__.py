@@ -1,0 +1,1 @@
+"""What people read: tables, progress, logs, what a call would do."""

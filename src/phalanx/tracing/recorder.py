@@ -1,0 +1,310 @@
+"""What the driver notes of a trace while it is on, and how that and the ranks' tapes become one :class:`Trace`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from phalanx.tracing.clocks import bounds_of, corrected, corrected_span, estimate
+from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.journal import Reading, describe, plain
+
+#: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
+LIMIT = 2_000_000
+
+
+class HasData(Protocol):
+    """A message."""
+
+    @property
+    def data(self) -> bytes: ...
+
+
+M = TypeVar("M", bound=HasData)
+
+
+class Draft:
+    """A call while it is under way: times are put down here, one attribute each."""
+
+    __slots__ = (
+        "asked",
+        "began",
+        "encoded",
+        "ended",
+        "error",
+        "fetched",
+        "id",
+        "joined",
+        "message_bytes",
+        "method",
+        "number",
+        "place",
+        "planned",
+        "ranks",
+        "role",
+        "sent",
+        "sources",
+        "stored_bytes",
+    )
+
+    def __init__(self, id_: int, place: Place, role: str, method: str, began: int) -> None:
+        self.id = id_
+        self.place = place
+        self.role = role
+        self.method = method
+        self.began = began
+        self.number = 0
+        self.ranks: Sequence[int] = ()
+        self.planned: int | None = None
+        self.asked: int | None = None
+        self.joined: int | None = None
+        self.ended: int | None = None
+        self.error: str | None = None
+        self.stored_bytes = 0
+        self.sources: list[int] = []
+        self.encoded: list[int] = []
+        self.sent: list[int] = []
+        self.message_bytes: list[int] = []
+        self.fetched: dict[int, int] = {}
+
+    @contextmanager
+    def composing(self) -> Generator[None]:
+        """While its messages are made and sent; what is raised ends it."""
+        token = drafting.set(self)
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            drafting.reset(token)
+
+    def noted(self, messages: Iterable[M], immediate: bool) -> Iterator[M]:
+        """The messages as they are; notes when each is made, and when it was sent: before the next is asked for.
+
+        ``immediate``: what is sent is run at once, so it counts as sent before.
+        """
+        for message in messages:
+            now = time.time_ns()
+            self.encoded.append(now)
+            self.message_bytes.append(len(message.data))
+            if immediate:
+                self.sent.append(now)
+            yield message
+            if not immediate:
+                self.sent.append(time.time_ns())
+
+    def arrived(self, rank: int | None = None) -> None:
+        """The output of a rank is here; None: of all."""
+        now = time.time_ns()
+        for position, one in enumerate(self.ranks):
+            if rank is None or one == rank:
+                self.fetched.setdefault(position, now)
+
+    def end(self, error: BaseException | None) -> None:
+        """Its value is there, or its error."""
+        self.ended = time.time_ns()
+        self.error = None if error is None else describe(error)
+
+    def parts(self, reading: dict[TrackKey, Reading]) -> Iterable[Part]:
+        """Its parts, with what the ranks' tapes say of them."""
+        for position, rank in enumerate(self.ranks):
+            tape = reading.get(TrackKey(self.place.group, self.place.epoch, rank))
+            seen = (tape.parts.get(self.number) if tape else None) or Part(rank)
+            yield replace(
+                seen,
+                encoded=_at(self.encoded, position),
+                sent=_at(self.sent, position),
+                fetched=self.fetched.get(position),
+                message_bytes=_at(self.message_bytes, position) or 0,
+            )
+
+
+def _at(values: Sequence[int], position: int) -> int | None:
+    return values[position] if position < len(values) else None
+
+
+@dataclass
+class Place:
+    """One epoch of a group: its tracks, and what was read of its ranks' tapes."""
+
+    group: str
+    epoch: int
+    tracks: list[Track] = field(default_factory=list[Track])
+    readings: dict[TrackKey, Reading] = field(default_factory=dict[TrackKey, Reading])
+    notes: list[str] = field(default_factory=list[str])
+
+
+class Recorder:
+    """Everything that this process notes while at least one trace is on. ``id`` names the ranks' tapes."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.id = secrets.token_hex(4)
+        self.dropped = 0
+        self._limit = limit
+        self._kept = 0
+        self._ids = itertools.count(1)
+        self._drafts: deque[Draft] = deque()
+        self._spans: dict[int, Span] = {}
+        self._lock = threading.Lock()
+
+    def call(self, place: Place, role: str, method: str, began: int) -> Draft:
+        """Note a call that begins."""
+        return Draft(next(self._ids), place, role, method, began)
+
+    def keep(self, draft: Draft) -> None:
+        """Keep a call whose ranks and number are known."""
+        with self._lock:
+            self._drafts.append(draft)
+            self._kept += len(draft.ranks)
+            while self._kept > self._limit and len(self._drafts) > 1:
+                self._kept -= len(self._drafts.popleft().ranks)
+                self.dropped += 1
+
+    def enter(self, name: str, attributes: dict[str, Any]) -> int:
+        """Note that a span of the driver begins."""
+        number = next(self._ids)
+        with self._lock:
+            self._spans[number] = Span(name, time.time_ns(), attributes=plain(attributes))
+            if len(self._spans) > self._limit:
+                del self._spans[next(iter(self._spans))]
+        return number
+
+    def leave(self, number: int, error: BaseException | None) -> None:
+        """Note that it ends."""
+        with self._lock:
+            found = self._spans.get(number)
+            if found is not None:
+                text = None if error is None else describe(error)
+                self._spans[number] = replace(found, ended=time.time_ns(), error=text)
+
+    def trace(self, places: Sequence[Place], began: int, ended: int, title: str = "") -> Trace:
+        """What was recorded of the calls and spans that began between two times."""
+        with self._lock:
+            drafts, spans = list(self._drafts), list(self._spans.values())
+        here = [draft for draft in drafts if began <= draft.began <= ended]
+        seen = [span for span in spans if began <= span.began <= ended]
+        return assemble(places, here, seen, began, ended, title, self.dropped)
+
+
+class Switch:
+    """Whether this process records calls: ``recorder`` is None while no trace is on."""
+
+    recorder: Recorder | None = None
+
+
+tracing = Switch()
+
+#: The call whose messages are being made, so that it hears whose results its arguments are.
+drafting: ContextVar[Draft | None] = ContextVar("phalanx_drafted_call", default=None)
+
+
+def note_source(source: Draft | None) -> None:
+    """Note that the result of a call is an argument of the one whose messages are being made."""
+    draft = drafting.get() if source is not None else None
+    if draft is not None and source is not None:
+        draft.sources.append(source.id)
+
+
+def assemble(
+    places: Sequence[Place],
+    drafts: Sequence[Draft],
+    spans: Sequence[Span],
+    began: int,
+    ended: int,
+    title: str = "",
+    dropped: int = 0,
+) -> Trace:
+    """The driver's notes and the ranks' tapes as one trace, with the clocks of other hosts corrected."""
+    here = socket.gethostname()
+    readings = {key: reading for place in places for key, reading in place.readings.items()}
+    tracks = {track.key: track for place in places for track in place.tracks}
+    parts = {draft.id: list(draft.parts(readings)) for draft in drafts}
+    clocks = _clocks(drafts, parts, tracks, here)
+    offsets = {clock.host: clock.offset for clock in clocks}
+
+    def offset(key: TrackKey) -> int:
+        return offsets.get(tracks[key].host, 0) if key in tracks else 0
+
+    calls = [
+        _call(
+            draft,
+            [
+                corrected(part, offset(TrackKey(draft.place.group, draft.place.epoch, part.rank)))
+                for part in parts[draft.id]
+            ],
+        )
+        for draft in drafts
+    ]
+    numbers = {(draft.place.group, draft.place.epoch, draft.number): draft.id for draft in drafts}
+    of_ranks: list[Span] = []
+    for key, reading in readings.items():
+        for span in reading.spans:
+            call = numbers.get((key.group, key.epoch, span.call)) if span.call is not None else None
+            moved = corrected_span(replace(span, call=call), offset(key))
+            if call is not None or (span.call is None and began <= moved.began <= ended):
+                of_ranks.append(moved)
+    called = {(call.group, call.epoch) for call in calls}
+    called |= {(span.track.group, span.track.epoch) for span in of_ranks if span.track is not None}
+    notes = [note for place in places if (place.group, place.epoch) in called for note in place.notes]
+    if dropped:
+        notes.append(
+            f"The first {dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
+        )
+    if any(reading.full for reading in readings.values()):
+        notes.append("A rank wrote more than it may; the rest of its part is left out.")
+    return Trace(
+        began=began,
+        ended=ended,
+        host=here,
+        pid=os.getpid(),
+        title=title,
+        tracks=tuple(track for key, track in tracks.items() if (key.group, key.epoch) in called),
+        calls=tuple(sorted(calls, key=lambda call: (call.began, call.id))),
+        spans=tuple(sorted([*spans, *of_ranks], key=lambda span: span.began)),
+        clocks=clocks,
+        notes=tuple(notes),
+    )
+
+
+def _call(draft: Draft, parts: Sequence[Part]) -> Call:
+    return Call(
+        id=draft.id,
+        group=draft.place.group,
+        epoch=draft.place.epoch,
+        role=draft.role,
+        method=draft.method,
+        began=draft.began,
+        planned=draft.planned,
+        asked=draft.asked,
+        joined=draft.joined,
+        ended=draft.ended,
+        stored_bytes=draft.stored_bytes,
+        error=draft.error,
+        sources=tuple(dict.fromkeys(draft.sources)),
+        parts=tuple(parts),
+    )
+
+
+def _clocks(
+    drafts: Sequence[Draft], parts: dict[int, list[Part]], tracks: dict[TrackKey, Track], here: str
+) -> tuple[Clock, ...]:
+    """The clocks of hosts that are not the driver's own."""
+    by_host: dict[str, list[Part]] = {}
+    for draft in drafts:
+        for part in parts[draft.id]:
+            track = tracks.get(TrackKey(draft.place.group, draft.place.epoch, part.rank))
+            if track is not None and track.host != here:
+                by_host.setdefault(track.host, []).append(part)
+    found = (estimate(host, map(bounds_of, given)) for host, given in by_host.items())
+    return tuple(clock for clock in found if clock is not None)
