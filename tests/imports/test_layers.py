@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+from tests.imports.source import MODULES, imports, imports_of
 
 # A module imports only from its own row and the rows above it; the longest prefix says which row it is in.
 LAYERS = (
@@ -62,62 +60,10 @@ WITHOUT_TORCH = {
 }
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for path in sorted((SOURCE / "phalanx").rglob("*.py"))}
-
-
 def row(module: str) -> str:
     """The row that ``module`` is in; public names, and modules that no row names, are in "phalanx"."""
     fitting = [layer for layer in LAYERS if module == layer or module.startswith(layer + ".")]
     return max(fitting, key=len)
-
-
-def imports(source: str, module: str, *, is_package: bool = False, loaded: bool = False) -> set[str]:
-    """Absolute names of all that ``source`` imports, at any depth and also through ``import_module("...")``.
-
-    ``loaded=True`` keeps to what importing the module loads: not what is inside functions (loaded when they
-    are called), nor what stands under ``if TYPE_CHECKING:`` (loaded never).
-    """
-    package = module if is_package else module.rpartition(".")[0]
-    found: set[str] = set()
-    for node in _nodes(ast.parse(source), loaded):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            base = parts[: len(parts) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            found.update(f"{origin}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and _called(node.func) in {"import_module", "__import__"}:
-            texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            found.update(text for text in texts if isinstance(text, str))
-    return found
-
-
-def _nodes(tree: ast.AST, loaded: bool) -> Iterator[ast.AST]:
-    children = list(ast.iter_child_nodes(tree))
-    if loaded and isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        return
-    if loaded and isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test):
-        children = list(tree.orelse)
-    for child in children:
-        yield child
-        yield from _nodes(child, loaded)
-
-
-def _called(function: ast.expr) -> str | None:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else None
-
-
-def imports_of(module: str, *, loaded: bool = False) -> set[str]:
-    path = MODULES[module]
-    return imports(path.read_text(), module, is_package=path.name == "__init__.py", loaded=loaded)
 
 
 def roots(names: set[str]) -> set[str]:
@@ -181,13 +127,13 @@ def test_every_module_is_in_a_row_of_the_table() -> None:
     ],
 )
 def test_every_form_of_import_is_seen(source: str, found: set[str]) -> None:
-    assert imports(source, "phalanx.topology.slots") == found
+    assert {one.name for one in imports(source, "phalanx.topology.slots")} == found
 
 
 def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_module() -> None:
     source = "if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy\ndef f():\n    import ray"
 
-    assert imports(source, "phalanx.errors", loaded=True) == {"numpy"}
+    assert [one.name for one in imports(source, "phalanx.errors", loaded=True)] == ["numpy"]
 
 
 @pytest.mark.parametrize(

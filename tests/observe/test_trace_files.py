@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
 
 import phalanx as px
-from phalanx.show.plain import from_records, records
+from phalanx.tracing.entries import entries, from_entries
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
 from phalanx.tracing.files import load, write
 from phalanx.tracing.perfetto import to_perfetto
@@ -66,10 +66,10 @@ traces = st.builds(
 
 
 @given(traces)
-def test_a_trace_comes_back_from_its_records(trace: Trace) -> None:
-    travelled = json.loads(json.dumps(list(records(trace))))
+def test_a_trace_comes_back_from_its_entries(trace: Trace) -> None:
+    travelled = json.loads(json.dumps(list(entries(trace))))
 
-    assert from_records(travelled, "x") == trace
+    assert from_entries(travelled, "x") == trace
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])

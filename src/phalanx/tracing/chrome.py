@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.show.plain import records
+from phalanx.tracing.entries import entries
 from phalanx.tracing.events import Trace, TrackKey
 from phalanx.tracing.slices import Slice, driver_slices, rank_slices, sources_of
 
@@ -30,16 +30,16 @@ def to_chrome(trace: Trace) -> Iterator[str]:
         separator = ",\n"
     yield '\n],"phalanx":[\n'
     separator = ""
-    for record in records(trace):
-        yield separator + json.dumps(record, separators=(",", ":"), default=str)
+    for entry in entries(trace):
+        yield separator + json.dumps(entry, separators=(",", ":"), default=str)
         separator = ",\n"
     yield "\n]}\n"
 
 
 def to_jsonl(trace: Trace) -> Iterator[str]:
     """The trace as JSON lines, in pieces: what it is, then a line per track, call and span."""
-    for record in records(trace):
-        yield json.dumps(record, separators=(",", ":"), default=str) + "\n"
+    for entry in entries(trace):
+        yield json.dumps(entry, separators=(",", ":"), default=str) + "\n"
 
 
 def events(trace: Trace) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.show.plain import from_records
+from phalanx.tracing.entries import from_entries
 from phalanx.tracing.events import Trace
 
 CHROME, LINES, HTML = ".json", ".jsonl", ".html"
@@ -78,10 +78,10 @@ def load(path: Path) -> Trace:
         raise DeclarationError(
             f"{path}: expected a trace that px.trace wrote as .json or .jsonl; the other formats are for viewers only"
         )
-    return from_records(_records(path), str(path))
+    return from_entries(_entries(path), str(path))
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix == LINES:

@@ -21,8 +21,8 @@ _PART_SIZES = ("message_bytes", "argument_bytes", "result_bytes")
 _CALL_TIMES = ("planned", "asked", "joined", "ended")
 
 
-def records(trace: Trace) -> Iterator[dict[str, Any]]:
-    """The trace as one record after another: what it is, then its tracks, calls and spans."""
+def entries(trace: Trace) -> Iterator[dict[str, Any]]:
+    """The trace as one entry after another: what it is, then its tracks, calls and spans."""
     yield {
         "kind": FORMAT,
         "version": VERSION,
@@ -79,35 +79,35 @@ def _of_span(span: Span, zero: int) -> dict[str, Any]:
     }
 
 
-def from_records(found: Iterable[dict[str, Any]], where: str) -> Trace:
-    """The trace that :func:`records` gave; records of kinds that are not known are left out.
+def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
+    """The trace that :func:`entries` gave; entries of kinds that are not known are left out.
 
     Raises:
         DeclarationError: they are not those of a trace; ``where`` says in the message what was read.
     """
     try:
-        return _trace(found, where)
+        return _trace(entries, where)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DeclarationError(
             f"{where} is not a trace of phalanx, or it is damaged: {type(error).__name__}: {error}"
         ) from error
 
 
-def _trace(found: Iterable[dict[str, Any]], where: str) -> Trace:
+def _trace(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     head: dict[str, Any] | None = None
     tracks: list[Track] = []
     calls: list[Call] = []
     spans: list[Span] = []
-    for record in found:
-        kind = record["kind"]
+    for entry in entries:
+        kind = entry["kind"]
         if head is None:
-            head = _checked(record, where)
+            head = _checked(entry, where)
         elif kind == "track":
-            tracks.append(_track(record))
+            tracks.append(_track(entry))
         elif kind == "call":
-            calls.append(_call(record, head["began"]))
+            calls.append(_call(entry, head["began"]))
         elif kind == "span":
-            spans.append(_span(record, head["began"]))
+            spans.append(_span(entry, head["began"]))
     if head is None:
         raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
     return Trace(
@@ -124,51 +124,51 @@ def _trace(found: Iterable[dict[str, Any]], where: str) -> Trace:
     )
 
 
-def _checked(record: dict[str, Any], where: str) -> dict[str, Any]:
-    if record["kind"] != FORMAT:
+def _checked(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    if entry["kind"] != FORMAT:
         raise DeclarationError(
             f"{where} does not begin as a trace of phalanx does; expected one that px.trace(...) wrote"
         )
-    if record["version"] != VERSION:
+    if entry["version"] != VERSION:
         raise DeclarationError(
-            f"{where} was written by another version of phalanx (format {record['version']}, here {VERSION}); read it "
+            f"{where} was written by another version of phalanx (format {entry['version']}, here {VERSION}); read it "
             "with that version"
         )
-    return record
+    return entry
 
 
-def _track(record: dict[str, Any]) -> Track:
+def _track(entry: dict[str, Any]) -> Track:
     return Track(
-        key=TrackKey(*record["key"]),
-        host=record["host"],
-        node=record["node"],
-        pid=record["pid"],
-        accelerators=tuple(record["accelerators"]),
-        opened=record["opened"],
-        closed=record["closed"],
+        key=TrackKey(*entry["key"]),
+        host=entry["host"],
+        node=entry["node"],
+        pid=entry["pid"],
+        accelerators=tuple(entry["accelerators"]),
+        opened=entry["opened"],
+        closed=entry["closed"],
     )
 
 
-def _call(record: dict[str, Any], zero: int) -> Call:
-    began = record["began"] + zero
-    times = {name: _plus(record[name], began) for name in _CALL_TIMES}
+def _call(entry: dict[str, Any], zero: int) -> Call:
+    began = entry["began"] + zero
+    times = {name: _plus(entry[name], began) for name in _CALL_TIMES}
     return Call(
-        id=record["id"],
-        group=record["group"],
-        epoch=record["epoch"],
-        role=record["role"],
-        method=record["method"],
+        id=entry["id"],
+        group=entry["group"],
+        epoch=entry["epoch"],
+        role=entry["role"],
+        method=entry["method"],
         began=began,
-        stored_bytes=record["stored_bytes"],
-        error=record["error"],
-        sources=tuple(record["sources"]),
-        parts=tuple(_part(part, began) for part in record["parts"]),
+        stored_bytes=entry["stored_bytes"],
+        error=entry["error"],
+        sources=tuple(entry["sources"]),
+        parts=tuple(_part(part, began) for part in entry["parts"]),
         **times,
     )
 
 
-def _part(record: list[Any], zero: int) -> Part:
-    rank, *rest = record
+def _part(entry: list[Any], zero: int) -> Part:
+    rank, *rest = entry
     count = len(_PART_TIMES)
     times = {name: _plus(time, zero) for name, time in zip(_PART_TIMES, rest[:count], strict=True)}
     sizes = dict(zip(_PART_SIZES, rest[count:], strict=False))
@@ -176,15 +176,15 @@ def _part(record: list[Any], zero: int) -> Part:
     return Part(rank, **times, **sizes, error=error[0] if error else None)
 
 
-def _span(record: dict[str, Any], zero: int) -> Span:
+def _span(entry: dict[str, Any], zero: int) -> Span:
     return Span(
-        name=record["name"],
-        began=record["began"] + zero,
-        ended=_plus(record["ended"], zero),
-        track=None if record["track"] is None else TrackKey(*record["track"]),
-        call=record["call"],
-        attributes=dict(record["attributes"]),
-        error=record["error"],
+        name=entry["name"],
+        began=entry["began"] + zero,
+        ended=_plus(entry["ended"], zero),
+        track=None if entry["track"] is None else TrackKey(*entry["track"]),
+        call=entry["call"],
+        attributes=dict(entry["attributes"]),
+        error=entry["error"],
     )
 
 

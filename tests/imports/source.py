@@ -1,0 +1,79 @@
+"""The source under src/phalanx, and what each file of it imports: read, not run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parents[2] / "src"
+LOADERS = frozenset(
+    {"import_module", "__import__", "lazy"}
+)  # functions that import what their argument names
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of the module in a file."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES: Mapping[str, Path] = {module_name(path): path for path in sorted((SOURCE / "phalanx").rglob("*.py"))}
+
+
+class Import(NamedTuple):
+    """One name that is imported: absolute, with the line; for ``from a import b`` that is ``a.b``."""
+
+    name: str
+    line: int
+
+
+def imports(source: str, module: str, *, is_package: bool = False, loaded: bool = False) -> Iterator[Import]:
+    """All that ``source`` imports, at any depth and also through ``import_module("...")`` and ``lazy("...")``.
+
+    ``loaded=True`` keeps to what importing the module loads: not what is inside functions (loaded when they
+    are called), nor what stands under ``if TYPE_CHECKING:`` (loaded never).
+    """
+    package = module if is_package else module.rpartition(".")[0]
+    for node in _nodes(ast.parse(source), loaded):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (Import(f"{origin}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node) in (LOADERS - {"lazy"} if loaded else LOADERS):
+            yield from (Import(text, node.lineno) for text in _texts(node.args))
+
+
+def imports_of(module: str, *, loaded: bool = False) -> set[str]:
+    """Absolute names of all that a module of ours imports; ``loaded`` as for :func:`imports`."""
+    path = MODULES[module]
+    is_package = path.name == "__init__.py"
+    return {one.name for one in imports(path.read_text(), module, is_package=is_package, loaded=loaded)}
+
+
+def _texts(arguments: list[ast.expr]) -> Iterator[str]:
+    for argument in arguments:
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield argument.value
+
+
+def _nodes(tree: ast.AST, loaded: bool) -> Iterator[ast.AST]:
+    children = list(ast.iter_child_nodes(tree))
+    if loaded and isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return
+    if loaded and isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test):
+        children = list(tree.orelse)
+    for child in children:
+        yield child
+        yield from _nodes(child, loaded)
+
+
+def called(call: ast.Call) -> str | None:
+    """Name of the function that is called."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else None

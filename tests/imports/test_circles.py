@@ -1,0 +1,178 @@
+"""No circle of imports anywhere: whoever reads a file can read what it stands on first, and come to an end."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+
+from tests.imports.source import LOADERS, MODULES, SOURCE, called, imports
+
+# Modules that import by names which they compute. What the first three load is read from their texts, or from the
+# texts given to them (`lazy("torch")`); the others import modules of the users, or those of verl's name.
+LOADS_OURS = ("phalanx", "phalanx.cli.main", "phalanx.wire.lazy")
+LOADS_OTHERS = ("phalanx.cli.explain", "phalanx.compat.verl.installation", "phalanx.wire.exceptions")
+
+Arrows = Mapping[str, Mapping[str, int]]  # module -> what it imports -> in which line, the first one
+
+
+def arrows(sources: Mapping[str, str], *, packages: Iterable[str] = ()) -> Arrows:
+    """Who imports whom among ``sources`` (module -> text), at any depth, under TYPE_CHECKING and in functions too.
+
+    Importing ``a.b.c`` is an arrow to ``a.b.c``, not to the facades of ``a`` and ``a.b``, which hold no code; a name
+    taken from a facade is one to it.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for module, text in sources.items():
+        mine = found[module] = {}
+        for name, line in [*imports(text, module, is_package=module in packages), *_loaded(module, text)]:
+            target = name if name in sources else name.rpartition(".")[0]
+            if target in sources and not (target == module and module in packages):
+                mine.setdefault(target, line)
+    return found
+
+
+def _loaded(module: str, text: str) -> Iterator[tuple[str, int]]:
+    """What a module that loads by text can load: every text in it that is the name of a module."""
+    if module in LOADS_OURS:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES:
+                yield node.value, node.lineno
+
+
+def circles(graph: Arrows) -> Iterator[list[str]]:
+    """Circles that have no arrow in common, short ones first; each ends with what it begins with."""
+    left = {module: dict(targets) for module, targets in graph.items()}
+    while found := min(filter(None, (shortest(left, start) for start in left)), key=len, default=None):
+        yield found
+        for module, target in itertools.pairwise(found):
+            del left[module][target]
+
+
+def shortest(graph: Arrows, start: str) -> list[str] | None:
+    """The shortest way from ``start`` back to it; None where there is none."""
+    reached: dict[str, str] = {}  # module -> by which one it was reached
+    waiting = deque([start])
+    while waiting and start not in reached:
+        module = waiting.popleft()
+        for target in graph.get(module, ()):
+            if target not in reached:
+                reached[target] = module
+                waiting.append(target)
+    if start not in reached:
+        return None
+    way = [start]
+    while len(way) == 1 or way[-1] != start:
+        way.append(reached[way[-1]])
+    return way[::-1]
+
+
+def drawn(circle: list[str], graph: Arrows) -> str:
+    """A circle in words: each arrow with its file and line."""
+    return "\n".join(
+        f"    {_place(one)}:{graph[one][other]} imports {other}" for one, other in itertools.pairwise(circle)
+    )
+
+
+def _place(module: str) -> str:
+    return str(MODULES[module].relative_to(SOURCE.parent)) if module in MODULES else module
+
+
+def packages() -> list[str]:
+    return [module for module, path in MODULES.items() if path.name == "__init__.py"]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = arrows({module: path.read_text() for module, path in MODULES.items()}, packages=packages())
+
+    found = [f"  of {len(circle) - 1}:\n{drawn(circle, graph)}" for circle in circles(graph)]
+
+    if found:
+        pytest.fail(
+            f"{len(found)} circles of imports; turn one arrow of each:\n" + "\n".join(found), pytrace=False
+        )
+
+
+def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:
+    computing = {
+        module
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and called(node) in LOADERS
+        and not isinstance(node.args[0], ast.Constant)
+    }
+
+    assert computing == {*LOADS_OURS, *LOADS_OTHERS}
+
+
+@pytest.mark.parametrize("module", LOADS_OURS[:2])
+def test_what_is_loaded_by_text_is_an_arrow(module: str) -> None:
+    text = MODULES[module].read_text()
+
+    assert len(arrows({module: text, **dict.fromkeys(MODULES, "")} | {module: text})[module]) > 5
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "import p.b",
+        "from p.b import name",
+        "from p import b",
+        "from . import b",
+        "from .b import name",
+        "def f():\n    from p.b import name",
+        "if TYPE_CHECKING:\n    from p.b import name",
+        "class A:\n    import p.b",
+        "try:\n    import p.b\nexcept ImportError:\n    pass",
+        "importlib.import_module('p.b')",
+        "b = lazy('p.b')",
+    ],
+)
+def test_every_way_to_import_closes_a_circle(imported: str) -> None:
+    graph = arrows({"p": "", "p.a": imported, "p.b": "def g():\n    from p.a import f"}, packages=["p"])
+
+    assert list(circles(graph)) == [["p.a", "p.b", "p.a"]]
+
+
+def test_a_module_that_imports_itself_is_a_circle() -> None:
+    assert list(circles(arrows({"p.a": "from p.a import f"}))) == [["p.a", "p.a"]]
+
+
+def test_a_long_circle_is_found_from_anywhere_outside_it() -> None:
+    graph = arrows({"p.x": "import p.a", "p.a": "import p.b", "p.b": "import p.c", "p.c": "import p.a"})
+
+    assert list(circles(graph)) == [["p.a", "p.b", "p.c", "p.a"]]
+
+
+def test_two_circles_are_both_told_the_shorter_one_first() -> None:
+    graph = arrows({"p.a": "import p.b, p.c", "p.b": "import p.a", "p.c": "import p.d", "p.d": "import p.a"})
+
+    assert [len(circle) - 1 for circle in circles(graph)] == [2, 3]
+
+
+def test_two_ways_to_one_place_are_no_circle() -> None:
+    assert not list(
+        circles(arrows({"p.a": "import p.b, p.c", "p.b": "import p.d", "p.c": "import p.d", "p.d": ""}))
+    )
+
+
+def test_importing_a_module_is_no_arrow_to_the_facade_above_it() -> None:
+    graph = arrows({"p": "from p.a import name", "p.a": "import p.b", "p.b": ""}, packages=["p"])
+
+    assert not list(circles(graph))
+
+
+def test_taking_a_name_from_the_facade_is_an_arrow_to_it() -> None:
+    graph = arrows({"p": "from p.a import name", "p.a": "def f():\n    from p import name"}, packages=["p"])
+
+    assert list(circles(graph)) == [["p", "p.a", "p"]]
+
+
+def test_a_circle_is_told_with_file_and_line_of_each_arrow() -> None:
+    graph = arrows({"p.a": "import os\nimport p.b", "p.b": "\n\nimport p.a"})
+
+    assert drawn(["p.a", "p.b", "p.a"], graph) == "    p.a:2 imports p.b\n    p.b:3 imports p.a"
