@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from phalanx.show.tables import Table
 from phalanx.tracing.events import STARTING, Call, Clock, Trace
 from phalanx.tracing.report import report
-from phalanx.tracing.stretches import clipped, union
+from phalanx.tracing.slices import clipped, union
 from tests.observe.made_up import MS, TRACE, UPDATE, at, key, part, track
 
 

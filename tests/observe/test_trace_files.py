@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages
 
 import phalanx as px
 from phalanx.tracing.entries import entries, from_entries
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
 from phalanx.tracing.files import load, write
-from phalanx.tracing.perfetto import to_perfetto
-from phalanx.tracing.slices import rank_slices
 from tests.observe.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 whole = st.integers(0, 10**15)
@@ -130,59 +127,6 @@ def test_chrome_slices_of_a_thread_nest(chrome: list[dict[str, Any]]) -> None:
             stack.append(e["ts"] + e["dur"])
 
 
-@pytest.fixture(scope="module")
-def packets() -> Any:
-    return messages.Trace.FromString(to_perfetto(TRACE)).packet
-
-
-def _track_names(packets: Any) -> dict[int, str]:
-    return {
-        p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")
-    }
-
-
-def test_perfetto_has_the_slices_of_each_rank_on_its_track(packets: Any) -> None:
-    begin = messages.TrackEvent.TYPE_SLICE_BEGIN
-    names = _track_names(packets)
-    found = Counter(names[p.track_event.track_uuid] for p in packets if p.track_event.type == begin)
-
-    expected = {f"rank {k.rank}": len(slices) for k, slices in rank_slices(TRACE).items()}
-    assert {name: found[name] for name in expected} == expected
-
-
-def test_perfetto_slices_open_and_close_in_order_on_each_track(packets: Any) -> None:
-    kinds = messages.TrackEvent
-    open_: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    for packet in (p for p in packets if p.HasField("track_event")):
-        uuid, kind = packet.track_event.track_uuid, packet.track_event.type
-        assert packet.timestamp >= last.get(uuid, 0)
-        last[uuid] = packet.timestamp
-        open_[uuid] += 1 if kind == kinds.TYPE_SLICE_BEGIN else -1
-        assert open_[uuid] >= 0
-    assert not any(open_.values())
-
-
-def test_perfetto_flows_that_end_at_a_rank_begin_somewhere(packets: Any) -> None:
-    events = [p.track_event for p in packets if p.HasField("track_event")]
-    out = Counter(n for e in events for n in e.flow_ids)
-    into = Counter(n for e in events for n in e.terminating_flow_ids)
-
-    # rank 1 never finished fail, but it took it up
-    assert (sum(out.values()), out.keys()) == (8, into.keys())
-
-
-def test_perfetto_slices_say_what_failed(packets: Any) -> None:
-    notes = [
-        (note.name, note.string_value)
-        for p in packets
-        if p.HasField("track_event")
-        for note in p.track_event.debug_annotations
-    ]
-
-    assert ("error", "ValueError: no") in notes
-
-
 def test_the_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
     text = write(TRACE, tmp_path / "run.html", {"reward": [0.1, 0.5, 0.9]}).read_text()
 
@@ -219,6 +163,23 @@ def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
     }
 
     assert write(TRACE, tmp_path / "run.html", odd).read_text().count("<polyline") == 6
+
+
+@pytest.mark.parametrize("name", ["run.pftrace", "run.perfetto-trace"])
+def test_perfettos_own_format_is_refused_with_the_one_that_it_opens(name: str) -> None:
+    with pytest.raises(px.DeclarationError, match=rf"{name}: Perfetto opens .* so name it run\.json"):
+        px.trace(name)
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/dev/null/runs"])
+def test_a_trace_that_could_not_be_written_is_refused_before_anything_is_recorded(folder: str) -> None:
+    with pytest.raises(px.DeclarationError, match=f"{folder}/x.json: .* expected a path in a folder"):
+        px.trace(f"{folder}/x.json").start()
+
+
+def test_a_trace_that_begins_leaves_nothing_in_the_folder_before_it_ends(tmp_path: Path) -> None:
+    with px.trace(tmp_path / "runs" / "x.json"):
+        assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_another_suffix_is_refused_before_anything_is_recorded() -> None:

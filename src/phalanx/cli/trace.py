@@ -24,7 +24,7 @@ def trace(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="Write the trace in another format: .json, .jsonl, .pftrace or .html."),
+        typer.Option("--to", help="Write the trace in another format: .json, .jsonl or .html."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Print every row of long tables.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

@@ -8,7 +8,7 @@ give the estimate, half their distance its uncertainty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from phalanx.tracing.events import Clock, Part, Span
@@ -62,8 +62,3 @@ def corrected_span(span: Span, offset: int) -> Span:
 
 def _less(time: int | None, offset: int) -> int | None:
     return None if time is None else time - offset
-
-
-def offsets(clocks: Iterable[Clock]) -> Mapping[str, int]:
-    """Offset by host."""
-    return {clock.host: clock.offset for clock in clocks}

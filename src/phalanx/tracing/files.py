@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import DeclarationError
+from phalanx.tracing import chrome, html
 from phalanx.tracing.entries import from_entries
 from phalanx.tracing.events import Trace
 
 CHROME, LINES, HTML = ".json", ".jsonl", ".html"
-PERFETTO = (".pftrace", ".perfetto-trace")
-SUFFIXES = (CHROME, LINES, HTML, *PERFETTO)
+SUFFIXES = (CHROME, LINES, HTML)
+_PERFETTO = (".pftrace", ".perfetto-trace")
 
 
 def check_path(path: Path) -> None:
     """Raise unless a trace can be written in the format that the suffix names.
 
     Raises:
-        DeclarationError: no such format, or the package ``perfetto`` is missing.
+        DeclarationError: no such format.
     """
+    if path.suffix in _PERFETTO:
+        raise DeclarationError(
+            f"{path}: Perfetto opens traces that end in .json, so name it {path.stem}.json"
+        )
     if path.suffix not in SUFFIXES:
         raise DeclarationError(
             f"{path}: the suffix of a trace's file names its format; expected one of {', '.join(SUFFIXES)}"
         )
-    if path.suffix in PERFETTO and importlib.util.find_spec("perfetto") is None:
+
+
+def check_writable(path: Path) -> None:
+    """Raise unless a file can be made beside where a trace is to be written; makes the folder.
+
+    Raises:
+        DeclarationError: it cannot, with the system's reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
         raise DeclarationError(
-            f"{path}: that format needs the package perfetto: pip install 'phalanx[trace]'; or write it as .json, "
-            "which Perfetto opens too"
-        )
+            f"{path}: the trace could not be written there when it ends: {error.strerror or error}; expected a path "
+            "in a folder that this process may write to"
+        ) from error
 
 
 def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None = None) -> Path:
@@ -46,13 +63,8 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if path.suffix in PERFETTO:
-            from phalanx.tracing.perfetto import to_perfetto
-
-            part.write_bytes(to_perfetto(trace))
-        else:
-            with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(_texts(trace, path.suffix, charts or {}))
+        with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(_texts(trace, path.suffix, charts or {}))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -60,8 +72,6 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
 
 
 def _texts(trace: Trace, suffix: str, charts: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    from phalanx.tracing import chrome, html
-
     if suffix == HTML:
         return html.to_html(trace, charts)
     return chrome.to_chrome(trace) if suffix == CHROME else chrome.to_jsonl(trace)

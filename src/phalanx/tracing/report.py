@@ -10,8 +10,7 @@ from typing import Any
 
 from phalanx.show.tables import Table
 from phalanx.tracing.events import STARTING, Call, Part, Trace, Track, TrackKey
-from phalanx.tracing.slices import results_there
-from phalanx.tracing.stretches import clipped, union
+from phalanx.tracing.slices import clipped, results_there, union
 
 _MS = 1e6
 

@@ -20,7 +20,7 @@ from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError
 from phalanx.execution.control import MARK_VARIABLE
 from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
-from phalanx.tracing.files import check_path, write
+from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.journal import path_of, read
 from phalanx.tracing.recorder import Draft, Place, Recorder, tracing
 from phalanx.tracing.report import Report, report
@@ -257,12 +257,14 @@ class Tracer:
         """Record from now on.
 
         Raises:
-            DeclarationError: it was started before.
+            DeclarationError: it was started before, or its file could not be written.
         """
         if self._began is not None:
             raise DeclarationError(
                 "this trace was started before; make another with px.trace(...) for another stretch of time"
             )
+        if self._path is not None:
+            check_writable(self._path)
         _session.begin(self)
         self._began = time.time_ns()
         return self
@@ -315,13 +317,12 @@ class Tracer:
         """Write what was recorded, in the format that the suffix of ``path`` names.
 
         Args:
-            path: ``.json`` (Chrome's and Perfetto's), ``.pftrace`` or ``.perfetto-trace`` (needs the extra
-                ``phalanx[trace]``), ``.jsonl``, or ``.html`` (a report that needs nothing else).
+            path: ``.json`` (Chrome's and Perfetto's), ``.jsonl``, or ``.html`` (a report that needs nothing else).
             title: of the report; default the trace's own.
             charts: curves to show above the timeline of a report, by name.
 
         Raises:
-            DeclarationError: another suffix, or a package is missing.
+            DeclarationError: another suffix.
             OSError: the file cannot be written.
         """
         made = self.events
@@ -370,7 +371,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tra
         title: what the report is headed with.
 
     Raises:
-        DeclarationError: the suffix names no format, or the package that writes it is missing.
+        DeclarationError: the suffix names no format; on entry: nothing can be written there.
     """
     return Tracer(path, title=title)
 
