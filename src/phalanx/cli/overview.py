@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "__phalanx_run__": "run(...)",
-    "__phalanx_close__": "close",
-    "__phalanx_meshes__": "meshes",
-    "__phalanx_order__": "order",
-    "__phalanx_keep__": "keep",
-    "__phalanx_recall__": "recall",
+    "__phalanx_host__": "a question of phalanx itself",
     "": "a call",
 }
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}

@@ -30,20 +30,7 @@ from phalanx.wire.arrival import received
 from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import (
-    CLOSE,
-    HALVED,
-    HOST,
-    KEEP,
-    MESHES,
-    ORDER,
-    OUTPUT,
-    RECALL,
-    RUN,
-    Facts,
-    RankCall,
-    RankSetup,
-)
+from phalanx.wire.messages import HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
 
 _REMEMBERED = 256
 #: What ends a call and not the process; a method's own task may have been cancelled.
@@ -83,10 +70,12 @@ class Host:
         self._context = WorkerContext()
         self._loop = Loop()
         self._control: Control | None = None
-        self._order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)  # of calls in debug mode
         self._log: str | None = None
-        self._kept: bytes | None = None  # what a detached group leaves for drivers to come
         self.hooks = Hooks()
+        #: The calls that ran in debug mode, in their order: number and name.
+        self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        #: What a detached group leaves for drivers to come.
+        self.record: bytes | None = None
         self._tapes = Tapes(own_process=not services.in_driver)
 
     def report(self) -> Facts:
@@ -259,8 +248,8 @@ class Host:
         return getattr(self._instances[role], method)(*args, **kwargs)
 
     def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
-        if call.debug and call.method != ORDER:
-            self._order.append((call.call, f"{call.role}.{call.method}" if call.role else call.method))
+        if call.debug and call.method != HOST:
+            self.order.append((call.call, f"{call.role}.{call.method}" if call.role else call.method))
         device = None
         if call.to_device:
             device = device_of(self._context)
@@ -277,17 +266,6 @@ class Host:
             return function(target, *rest, **kwargs)
         if call.method == HOST:
             return args[0](self, *args[1:], **kwargs)
-        if call.method == ORDER:
-            return list(self._order)
-        if call.method == MESHES:
-            return self._context.places()
-        if call.method == CLOSE:
-            return self._close()
-        if call.method == KEEP:
-            self._kept = args[0]
-            return None
-        if call.method == RECALL:
-            return self._kept
         method = getattr(self._target(call.role), call.method)
         if guard is not None:
             guard.seal(method, args, kwargs)
@@ -316,6 +294,11 @@ class Host:
         return self._setup
 
     @property
+    def context(self) -> WorkerContext:
+        """What the users' objects of this rank share."""
+        return self._context
+
+    @property
     def instances(self) -> dict[str, Any]:
         """The users' objects by role."""
         return self._instances
@@ -341,7 +324,7 @@ class Host:
             note.returned(size_of(sent_back))
         return sent_back
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """The user's own ``close()`` of each role, last made first; errors are reported after all had their turn."""
         errors: list[Exception] = []
         for instance in reversed(list(self._instances.values())):

@@ -8,7 +8,7 @@ small tokens below, which name references by their index in that list.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,14 +22,9 @@ MAGIC = b"\x93phalanx\x01"
 #: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
 STORE_VARIABLE = "PHALANX_STORE"
 
-#: Method names that the host answers itself.
-RUN = "__phalanx_run__"
-MESHES = "__phalanx_meshes__"
-CLOSE = "__phalanx_close__"
-KEEP = "__phalanx_keep__"
-ORDER = "__phalanx_order__"
-RECALL = "__phalanx_recall__"
-HOST = "__phalanx_host__"  # calls its first argument, a function of the library, with the host and the others
+#: Method names that the host answers itself: each calls its first argument, a function, with the others.
+RUN = "__phalanx_run__"  # a function of the user's, with the worker before them
+HOST = "__phalanx_host__"  # a function of the library (of execution/questions.py, say), with the host before them
 
 
 class RankCall(NamedTuple):
@@ -78,6 +73,12 @@ def packed_bare(role: str, method: str) -> bytes:
 
 #: The body of a message without arguments.
 NO_ARGUMENTS = pickle.dumps(((), {}), 5)
+
+
+def host_call(function: Callable[..., Any], *args: Any, call: int, epoch: int) -> bytes:
+    """The message that has a rank run ``function(host, *args)``, all of which pickle to a few bytes."""
+    body = pickle.dumps(((function, *args), {}), 5)
+    return RankCall(call, epoch, "", HOST, True, OUTPUT, False, False, body).pack()
 
 
 def is_message(args: Sequence[Any]) -> bool:

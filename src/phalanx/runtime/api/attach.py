@@ -3,51 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from phalanx.declare.bind import Colocation, as_bound
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
+from phalanx.execution import questions
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.groups.ask import gather_before_end
+from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore, GroupRecord
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import collect, from_environment
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Endpoint
-from phalanx.wire.messages import KEEP, OUTPUT, RECALL, Facts, RankCall
+from phalanx.wire.messages import HOST, Facts, host_call
 
-PROTOCOL = 1
+#: Of the record: raised where a driver could not read what another version has left.
+PROTOCOL = 2
+_HEADER = b"phalanx group, protocol %d\n"
+_HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 _GATHERED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class DetachedRecord:
-    """What rank 0 of a detached group keeps for drivers to come; plain values only."""
+    """What rank 0 of a detached group keeps for drivers to come; plain values only.
 
-    protocol: int
+    It is kept as a line of bytes, which every version reads, and the pickled record, which those of one protocol read.
+    """
+
     record: GroupRecord
     slots: tuple[Slot, ...]
     facts: tuple[Facts, ...]
     reservations: dict[str, tuple[str, ...]]
 
+    def to_bytes(self) -> bytes:
+        return _HEADER % PROTOCOL + cloudpickle.dumps(self)
+
+    @staticmethod
+    def from_bytes(name: str, kept: bytes) -> DetachedRecord:
+        """The record of the group of that name.
+
+        Raises:
+            DeclarationError: another version of the library started the group; nothing of its record was unpickled.
+        """
+        head = _HEADER_READ.match(kept)
+        if head is None or int(head[1]) != PROTOCOL:
+            raise _other_version(name, head[1].decode() if head else "1")
+        return pickle.loads(memoryview(kept)[head.end() :])
+
+
+def _other_version(name: str, theirs: str) -> DeclarationError:
+    return DeclarationError(
+        f"group {name!r} was started by another version of phalanx (protocol {theirs}; here {PROTOCOL}); "
+        "use the same version in both drivers"
+    )
+
 
 def leave_record(core: GroupCore, reservations: dict[str, tuple[str, ...]]) -> None:
     """Store with rank 0 what ``px.attach`` needs."""
     record = DetachedRecord(
-        protocol=PROTOCOL,
         record=core.record,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
         facts=tuple(endpoint.facts for endpoint in core.endpoints),
         reservations=reservations,
     )
-    from phalanx.declare.spec import MethodSpec
-
-    plan = CallPlan((0,), (Same(cloudpickle.dumps(record)),), {}, GatherPlan("value", (0,)))
-    core.send(plan, MethodSpec(KEEP), "", None, None).result()
+    answer = ask(core, "keep_record", (0,), questions.keep_record, record.to_bytes()).answers(None)[0]
+    if isinstance(answer, PhalanxError):
+        raise answer
 
 
 class AttachedGroup(GroupView):
@@ -102,11 +129,6 @@ def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGrou
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
     record = _recall(name, handle, timeout)
-    if record.protocol != PROTOCOL:
-        raise DeclarationError(
-            f"group {name!r} was started by another version of phalanx (protocol {record.protocol}, here {PROTOCOL}); "
-            "use the same version in both drivers"
-        )
     if cls is not None:
         _check_methods(name, record.record, cls)
     handles = [handle, *(transport.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
@@ -126,12 +148,15 @@ def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGrou
 def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
     transport = cluster.transport()
     endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
-    data = RankCall(0, 0, "", RECALL, True, OUTPUT, False, False, cloudpickle.dumps(((), {}), 5)).pack()
-    ticket = transport.submit(endpoint, "", RECALL, data, ())
-    with contextlib.suppress(PhalanxError):
+    data = host_call(questions.recall_record, call=0, epoch=0)
+    ticket = transport.submit(endpoint, "", HOST, data, ())
+    with contextlib.suppress(GroupClosed):
         done, _ = transport.wait([ticket.value], 1, timeout)
-        if done and (kept := transport.outcome(ticket.value)).ok and kept.value is not None:
-            return cloudpickle.loads(kept.value)
+        kept = transport.outcome(ticket.value) if done else None
+        if kept is not None and kept.failure is not None:  # its process has no such function
+            raise _other_version(name, "unknown")
+        if kept is not None and isinstance(kept.value, bytes):
+            return DetachedRecord.from_bytes(name, kept.value)
     raise GroupClosed(
         f"px.attach({name!r}): rank 0 of the group did not answer within {timeout:g} s; it is busy or gone",
         group=name,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, as_bound
 from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.execution import questions
 from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.restart import Reviver, restart
 from phalanx.runtime.api.views import GroupView
@@ -30,7 +31,7 @@ from phalanx.show.tables import Table
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import NotReady, Reservation
 from phalanx.wire.board import CLOSE_CALL
-from phalanx.wire.messages import CLOSE, NO_ARGUMENTS, OUTPUT, RankCall
+from phalanx.wire.messages import HOST, host_call
 
 _numbers = itertools.count(1)
 _CLOSE_PATIENCE_S = 5.0
@@ -357,9 +358,9 @@ class WorkerGroup(GroupView):
     def _close_workers(self, patience: float) -> None:
         """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
         core = self.core
-        data = RankCall(CLOSE_CALL, core.epoch, "", CLOSE, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
+        data = host_call(questions.close, call=CLOSE_CALL, epoch=core.epoch)
         alive = [endpoint for endpoint in core.endpoints if core.transport.alive(endpoint)]
-        refs = [core.transport.submit(endpoint, "", CLOSE, data, ()).value for endpoint in alive]
+        refs = [core.transport.submit(endpoint, "", HOST, data, ()).value for endpoint in alive]
         if refs:
             core.transport.wait(refs, len(refs), patience)
 

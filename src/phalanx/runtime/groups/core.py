@@ -13,8 +13,9 @@ from typing import Any
 
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import CallCancelled, DispatchError
+from phalanx.execution import questions
 from phalanx.runtime.calls.agreement import Executed, check_order
 from phalanx.runtime.calls.compose import Outlet, messages
 from phalanx.runtime.calls.future import CallFuture
@@ -28,7 +29,7 @@ from phalanx.topology.mesh import Mesh
 from phalanx.tracing.recorder import Draft, tracing
 from phalanx.transport.base import Endpoint, Ref, Ticket, Transport
 from phalanx.wire.board import BARE_CALL
-from phalanx.wire.messages import BARE, CLOSE, DESCRIBED, HALVED, MESHES, ORDER, OUTPUT, Message, RankCall
+from phalanx.wire.messages import BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
 
 Methods = Mapping[str, Mapping[str, MethodSpec]]
 _BARE = Message(BARE)
@@ -276,11 +277,13 @@ class GroupCore(Settling):
 
     def _check_order(self, future: CallFuture[Any]) -> None:
         """In debug mode: ask the ranks in which order they ran the calls, and compare."""
-        if future.method in (ORDER, CLOSE) or len(future.plan.ranks) < max(2, self.world_size):
+        if future.method == HOST or len(future.plan.ranks) < max(2, self.world_size):
             return
         ranks = range(self.world_size)
-        plan = CallPlan(ranks=ranks, args=(), kwargs={}, gather=GatherPlan("list", ranks))
-        answers = self.send(plan, MethodSpec(ORDER), "", None, None).result()
+        plan = CallPlan(
+            ranks=ranks, args=(Same(questions.order),), kwargs={}, gather=GatherPlan("list", ranks)
+        )
+        answers = self.send(plan, MethodSpec(HOST), "", None, None).result()
         check_order(self.name, future.method, [[Executed(*call) for call in answer] for answer in answers])
 
     def mesh(self, name: str) -> Mesh:
@@ -308,10 +311,12 @@ class GroupCore(Settling):
 
     def _ask_mesh(self, name: str) -> Mesh:
         ranks = range(self.world_size)
-        plan = CallPlan(ranks=ranks, args=(), kwargs={}, gather=GatherPlan("list", ranks))
+        plan = CallPlan(
+            ranks=ranks, args=(Same(questions.meshes),), kwargs={}, gather=GatherPlan("list", ranks)
+        )
         found: dict[str, dict[int, dict[str, int]]] = {}
         for role in self.record.methods:
-            answers = self.send(plan, MethodSpec(MESHES), role, None, None).result()
+            answers = self.send(plan, MethodSpec(HOST), role, None, None).result()
             for rank, registered in enumerate(answers):
                 for key, coordinates in registered.items():
                     found.setdefault(key, {})[rank] = coordinates

@@ -1,0 +1,37 @@
+"""What the library itself asks of a rank: functions that run there with its host, as ``HOST`` calls.
+
+A function here keeps its name and its arguments from version to version: a driver may ask ranks that an older one
+has started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
+    from phalanx.execution.host import Host
+
+
+def meshes(host: Host) -> dict[str, dict[str, int]]:
+    """The place of this rank in each mesh that its workers have registered: coordinates by axis."""
+    return host.context.places()
+
+
+def order(host: Host) -> list[tuple[int, str]]:
+    """The calls that ran here in debug mode, in their order: number and name."""
+    return list(host.order)
+
+
+def close(host: Host) -> None:
+    """The user's own ``close()`` of each role."""
+    host.close()
+
+
+def keep_record(host: Host, record: bytes) -> None:
+    """Keep what a detached group leaves for drivers to come."""
+    host.record = record
+
+
+def recall_record(host: Host) -> bytes | None:
+    """What :func:`keep_record` was given."""
+    return host.record
