@@ -29,7 +29,7 @@ from phalanx.compat.verl.single_controller.ray.base import (
     sort_placement_group_by_node_ip,
     split_resource_pool,
 )
-from phalanx.errors import PlacementError
+from phalanx.errors import DeclarationError, PlacementError
 
 Make = Callable[..., RayResourcePool]
 
@@ -232,10 +232,26 @@ def test_an_additional_resource_is_honoured(make: Make) -> None:
 def test_a_runtime_env_of_the_users_is_kept(make: Make) -> None:
     cls = RayClassWithInitArgs(Where)
     cls.update_options({"runtime_env": {"env_vars": {"FROM_RUNTIME_ENV": "kept"}}})
-    group = RayWorkerGroup(make([1]), cls, worker_env={"FROM_WORKER_ENV": "given"})
+    group = RayWorkerGroup(make([1]), cls, worker_env={"FROM_WORKER_ENV": "given", "LOCAL_RANK": "3"})
 
     assert group.variable("FROM_RUNTIME_ENV") == ["kept"]
     assert group.variable("FROM_WORKER_ENV") == ["given"]
+    assert group.variable("LOCAL_RANK") == ["3"]
+
+
+@pytest.mark.parametrize(
+    "name", ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "WG_PREFIX", "WG_BACKEND"]
+)
+def test_variables_of_the_controller_cannot_be_given(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"Cannot override protected system env: \{{'{name}'\}}"):
+        RayWorkerGroup(RayResourcePool([1]), RayClassWithInitArgs(Where), worker_env={name: "1", "MINE": "2"})
+
+
+def test_all_variables_of_the_controller_that_are_given_are_named() -> None:
+    given = {"RAY_LOCAL_WORLD_SIZE": "2", "RANK": "0"}
+
+    with pytest.raises(DeclarationError, match="'RANK', 'RAY_LOCAL_WORLD_SIZE'"):
+        RayWorkerGroup(RayResourcePool([1]), RayClassWithInitArgs(Where), worker_env=given)
 
 
 def test_runtime_envs_are_merged_variable_by_variable() -> None:

@@ -68,6 +68,14 @@ def test_a_batch_of_two_batch_dims_is_refused() -> None:
         DataProto(TensorDict({"a": torch.ones(2, 3)}, [2, 3]))
 
 
+@pytest.mark.parametrize("absent", [None, {}])
+def test_a_batch_of_nothing_has_no_rows(absent: Any) -> None:
+    data = DataProto(batch=None, non_tensor_batch=absent, meta_info={"k": 1})
+
+    assert len(data) == 0
+    assert data.non_tensor_batch == {}
+
+
 def test_the_meta_info_that_is_given_is_not_changed() -> None:
     meta: dict[str, Any] = {}
 

@@ -13,6 +13,10 @@ class CallCheckFailed(DispatchError, AssertionError):
     """Arguments of a call, or outputs of its ranks, do not fit its mode, where verl has an assertion."""
 
 
+class SystemVariables(DeclarationError, ValueError):
+    """Variables for a group's ranks include some that the controller itself sets."""
+
+
 class NotEnoughGpus(PlacementError, ValueError):
     """The cluster has fewer accelerators than the pools ask for."""
 

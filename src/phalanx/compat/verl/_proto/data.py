@@ -39,7 +39,7 @@ class DataProto:
 
     ``batch`` holds tensors (also nested ones) whose dim 0 are the rows, ``non_tensor_batch`` numpy arrays with as
     many rows, mostly of objects, and ``meta_info`` what is true of the whole batch. Either of the first two
-    may be absent. What a method returns has a ``meta_info`` dict of its own; rows may share memory.
+    may be absent, also as None. What a method returns has a ``meta_info`` dict of its own; rows may share memory.
 
     Raises:
         Refused: (an AssertionError) the parts do not have the same rows.
@@ -52,6 +52,8 @@ class DataProto:
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.non_tensor_batch = {} if self.non_tensor_batch is None else self.non_tensor_batch
+        self.meta_info = {} if self.meta_info is None else self.meta_info
         self.check_consistency()
 
     def check_consistency(self) -> None:

@@ -41,7 +41,7 @@ class RayWorkerGroup(WorkerGroup):
     Raises:
         PlacementError: the slots cannot be had.
         WorkerInitError: a constructor raised; also an instance of what it raised.
-        ValueError: no actor of a given name.
+        ValueError: no actor of a given name, or ``worker_env`` sets what the controller sets, such as RANK.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RayWorkerGroup(WorkerGroup):
             self.use_gpu = kwargs.get("use_gpu", True)
             self._attach(worker_names, worker_handles)
         else:
-            check_order(resource_pool, ray_cls_with_init)
+            check_order(resource_pool, ray_cls_with_init, self.customized_worker_env)
             self.resource_pool = resource_pool
             self.use_gpu = resource_pool.use_gpu
             self._start(detached, bin_pack, kwargs)

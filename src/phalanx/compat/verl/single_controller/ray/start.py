@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.errors import CheckFailed, SystemVariables
 from phalanx.compat.verl.remote import make_host
 from phalanx.compat.verl.single_controller.ray.classes import (
     RayClassWithInitArgs,
@@ -39,6 +39,16 @@ _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 _HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
 _WITHOUT_EFFECT = ("enable_task_events", "num_returns", "_metadata", "num_gpus", "concurrency_groups")
 _BEFORE_START = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
+#: What the controller itself tells every rank; a group's ``worker_env`` may set any other variable.
+_PROTECTED = (
+    "WORLD_SIZE",
+    "RANK",
+    "WG_PREFIX",
+    "WG_BACKEND",
+    "RAY_LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _ASYNC_CONCURRENCY = 1000  # what Ray gives an actor with async methods
 
 
@@ -210,14 +220,17 @@ def _master(order: Order, pool: NativePool) -> tuple[str, str] | None:
 
 def _amended(setup: RankSetup, order: Order, master: tuple[str, str] | None) -> RankSetup:
     """The variables that verl's workers find beside torch's own."""
-    environment = {
-        **setup.environment,
-        "WG_PREFIX": order.prefix,
-        "WG_BACKEND": "ray",
-        "RAY_LOCAL_WORLD_SIZE": str(setup.local_world_size),
+    local = {
         "RAY_LOCAL_RANK": str(setup.local_rank),
         "LOCAL_WORLD_SIZE": "1",  # each process sees its own device only
         "LOCAL_RANK": "0",
+    }
+    environment = {
+        **setup.environment,
+        **{name: str(order.worker_env.get(name, ours)) for name, ours in local.items()},
+        "WG_PREFIX": order.prefix,
+        "WG_BACKEND": "ray",
+        "RAY_LOCAL_WORLD_SIZE": str(setup.local_world_size),
     }
     if master is not None:
         environment["MASTER_ADDR"], environment["MASTER_PORT"] = master
@@ -234,8 +247,13 @@ def handle_of(name: str) -> Any:
     return ray.get_actor(name)
 
 
-def check_order(pool: Any, cls: Any) -> None:
-    """The two things that a new group needs."""
+def check_order(pool: Any, cls: Any, worker_env: Mapping[str, str]) -> None:
+    """What a new group needs, and the variables that are to be set in its ranks.
+
+    Raises:
+        CheckFailed: ``pool`` or ``cls`` is something else.
+        SystemVariables: ``worker_env`` sets what the controller sets.
+    """
     if not isinstance(pool, RayResourcePool):
         raise CheckFailed(
             f"RayWorkerGroup(resource_pool={pool!r}): expected a RayResourcePool, such as RayResourcePool([4])"
@@ -243,4 +261,10 @@ def check_order(pool: Any, cls: Any) -> None:
     if not isinstance(cls, RayClassWithInitArgs):
         raise CheckFailed(
             f"RayWorkerGroup(ray_cls_with_init={cls!r}): expected RayClassWithInitArgs(cls=ray.remote(MyWorker), ...)"
+        )
+    taken = [name for name in _PROTECTED if name in worker_env]
+    if taken:
+        raise SystemVariables(
+            f"Cannot override protected system env: {{{', '.join(map(repr, taken))}}}: these differ by rank or group "
+            "and are set by the controller; take them out of worker_env"
         )
