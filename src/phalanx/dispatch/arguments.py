@@ -32,6 +32,7 @@ class Call:
     kwargs: dict[str, Any]
     ranks: Sequence[int]
     materialize: Callable[[Any], Any] | None = None
+    handle: Target | None = None  # what custom functions get as their group
 
     @property
     def mode(self) -> DispatchMode | CustomMode:

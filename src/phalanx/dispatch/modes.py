@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from phalanx.declare.modes import CustomMode, DispatchMode, add_mode
 from phalanx.dispatch.arguments import Argument, Call
-from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.dispatch.rows import Parts, over_ranks, plan_rows
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.structure import is_future, unwrap
@@ -60,10 +60,10 @@ def plan_rank_zero(call: Call) -> CallPlan:
     if isinstance(call.mode, CustomMode):
         first = _plan_custom(call, call.mode)
         args, kwargs = first.arguments_of(0)
-        call = Call(call.spec, call.target, args, kwargs, call.ranks)
+        call = replace(call, args=args, kwargs=kwargs)
     elif call.mode.name == "DIRECT_ROLLOUT_METHOD":
         return _refuse_direct(call)
-    zero = Call(call.spec, call.target, call.args, call.kwargs, call.ranks[:1], call.materialize)
+    zero = replace(call, ranks=call.ranks[:1])
     plan = zero.planned(_same, GatherPlan("value", (0,)))
     if call.spec.pad_mask is None or call.spec.pad_mask in plan.kwargs:
         return plan
@@ -181,37 +181,13 @@ def _refuse_direct(call: Call) -> CallPlan:
     )
 
 
-@dataclass(frozen=True)
-class TargetView:
-    """A slice of a group as a custom function sees it: ranks 0 to ``world_size - 1``, no mesh."""
-
-    target: Any
-    world_size: int
-
-    def mesh(self, name: str = "default") -> Mesh:
-        raise DispatchError(
-            f"a slice of {self.world_size} ranks has no mesh {name!r}; call the method on the group itself"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.target, name)
-
-
-def seen_target(call: Call) -> Target:
-    """The group, or the slice of it that is called."""
-    world = len(call.ranks)
-    return call.target if world == call.target.world_size else TargetView(call.target, world)
-
-
 def _plan_custom(call: Call, mode: CustomMode) -> CallPlan:
     call = call.settled_call()
     given_args = [_shallow(unwrap(value)) for value in call.args]
     given_kwargs = {key: _shallow(unwrap(value)) for key, value in call.kwargs.items()}
-    result = mode.dispatch_fn(seen_target(call), *given_args, **given_kwargs)
+    result = mode.dispatch_fn(call.handle or call.target, *given_args, **given_kwargs)
     args, kwargs = _checked_result(call, mode, result)
-    dealt = Call(call.spec, call.target, args, kwargs, call.ranks)
+    dealt = replace(call, args=args, kwargs=kwargs)
     world = len(call.ranks)
     return dealt.planned(
         lambda argument: _checked_column(call, mode, argument, world),

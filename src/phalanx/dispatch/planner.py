@@ -24,6 +24,7 @@ def plan(
     *,
     ranks: Sequence[int] | None = None,
     materialize: Materialize | None = None,
+    handle: Target | None = None,
 ) -> CallPlan:
     """Decide who is called with what, and how the outputs become the call's value.
 
@@ -36,13 +37,14 @@ def plan(
             its own, and mesh modes refuse it.
         materialize: waits for a future that the mode must see the value of: custom modes, ``balance``,
             ``group_size``, ``pad_mask``, padding where nothing else has rows, a future in place of a list.
+        handle: what custom functions get as their group, of the called ranks; ``target`` if not given.
 
     Raises:
         DispatchError: the arguments do not fit the method or its mode, or the group lacks the mesh.
     """
     if not isinstance(spec.mode, CustomMode):
         check_signature(spec, args, kwargs)
-    call = Call(spec, target, args, kwargs, _called(target, ranks), materialize)
+    call = Call(spec, target, args, kwargs, _called(target, ranks), materialize, handle)
     if spec.execute is Execute.RANK_ZERO:
         return plan_rank_zero(call)
     return plan_mode(call)

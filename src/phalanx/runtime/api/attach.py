@@ -16,6 +16,7 @@ from phalanx.execution import questions
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import collect, from_environment
 from phalanx.topology.slots import Slot
@@ -81,12 +82,12 @@ class AttachedGroup(GroupView):
     """A detached group as another driver sees it; calls go to the same processes."""
 
     def __init__(self, core: GroupCore, reservations: dict[str, tuple[str, ...]]) -> None:
-        super().__init__(core, range(core.world_size))
+        super().__init__(Selection.whole(core))
         self._reservations = reservations
 
     def __getattr__(self, name: str) -> Any:
-        if name and name in self.__dict__["_core"].record.methods:
-            return GroupView(self.core, range(self.core.world_size), name)
+        if name and name in self.core.record.methods:
+            return GroupView(Selection.whole(self.core, name))
         return super().__getattr__(name)
 
     @property

@@ -19,6 +19,7 @@ from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.ask import gather_before_end
 from phalanx.runtime.groups.core import GroupCore, GroupRecord
 from phalanx.runtime.groups.launch import launch
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.life.options import GroupOptions, checked_options
@@ -126,7 +127,7 @@ class WorkerGroup(GroupView):
         core = GroupCore(record, pool.transport, [], owner=True)
         core.on_change = functools.partial(publisher.changed, core)
         core.made_of = bound
-        super().__init__(core, range(pool.world_size))
+        super().__init__(Selection(core, tuple(range(pool.world_size))))
         if options.on_failure is not None:
             core.reviver = Reviver(self, options.on_failure)
         pool.claim(self)
@@ -261,7 +262,7 @@ class WorkerGroup(GroupView):
     def __getattr__(self, name: str) -> Any:
         roles = self.__dict__.get("_roles", {})
         if name and name in roles:
-            view = GroupView(self.core, range(self.core.world_size), name)
+            view = GroupView(Selection.whole(self.core, name))
             self.__dict__[name] = view
             return view
         return super().__getattr__(name)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan
+from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import DispatchError
 from phalanx.runtime.calls.future import CallFuture, Stream
+from phalanx.runtime.groups.selection import Selection
+from phalanx.runtime.tools.explain_call import explain_call, finished_result
+from phalanx.show.explanation import CallExplanation
 from phalanx.tracing.recorder import tracing
-
-if TYPE_CHECKING:
-    from phalanx.runtime.api.views import GroupView
-    from phalanx.show.explanation import CallExplanation
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Planner = Callable[[tuple[Any, ...], dict[str, Any]], CallPlan]
 
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
@@ -43,25 +40,18 @@ class BoundMethod(Generic[P, R]):
     """
 
     def __init__(
-        self,
-        view: GroupView,
-        spec: MethodSpec,
-        planner: Planner,
-        options: CallOptions | None = None,
-        *,
-        chooses: bool = False,
+        self, selection: Selection, spec: MethodSpec, handle: Target, options: CallOptions | None = None
     ) -> None:
-        self._view = view
+        self._selection = selection
         self._spec = spec
-        self._planner = planner
+        self._handle = handle  # of these ranks: what custom functions get as their group
         self._options = options or CallOptions()
-        self._chooses = chooses  # the rank, anew for each call
-        self._fixed = spec.mode in _FIXED and not chooses
+        self._fixed = spec.mode in _FIXED and selection.which != "any"
         self._may_be_bare = self._fixed and spec.blocking and not spec.replay and spec.needs_nothing
         #: The plan of a call without arguments, where it is always the same.
         self._empty: CallPlan | None = None
         self.__name__ = spec.name
-        self.__qualname__ = f"{view.name}.{spec.name}"
+        self.__qualname__ = f"{selection.name}.{spec.name}"
         self.__doc__ = spec.doc
         if spec.signature is not None:
             self.__signature__ = spec.signature
@@ -78,26 +68,28 @@ class BoundMethod(Generic[P, R]):
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[R]:
         began = time.time_ns() if tracing.recorder is not None else 0
         empty = self._fixed and not args and not kwargs
-        plan = self._plan_of_nothing() if empty else self._planner(args, kwargs)
-        view, spec, options = self._view, self._spec, self._options
-        if empty and waits and self._may_be_bare and view.core.takes_bare:
-            return view.core.send_bare(
-                plan, spec, view.role, options.timeout, view, options.stall_report_after
-            )
-        return view.core.send(
+        plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
+        spec, options, handle = self._spec, self._options, self._handle
+        core, role = self._selection.core, self._selection.role
+        if empty and waits and self._may_be_bare and core.takes_bare:
+            return core.send_bare(plan, spec, role, options.timeout, handle, options.stall_report_after)
+        return core.send(
             plan,
             spec,
-            view.role,
+            role,
             options.timeout,
-            view,
+            handle,
             describe=not waits and plan.gather.how == "rows",
             stall_report_after=options.stall_report_after,
             began=began,
         )
 
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        return self._selection.plan(self._spec, self._handle, args, kwargs)
+
     def _plan_of_nothing(self) -> CallPlan:
         if self._empty is None:
-            self._empty = self._planner((), {})
+            self._empty = self._plan((), {})
         return self._empty
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
@@ -115,13 +107,10 @@ class BoundMethod(Generic[P, R]):
         Raises:
             DispatchError: the call itself would raise it; or how it is split depends on a future that is not done.
         """
-        from phalanx.runtime.tools.explain_call import explain_call, finished_result
-
-        spec, view = self._spec, self._view
-        planner = view._planner(spec, finished_result)  # pyright: ignore[reportPrivateUsage]
-        plan = planner(args, kwargs)
+        chosen, spec = self._selection, self._spec
+        plan = chosen.plan(spec, self._handle, args, kwargs, finished_result)
         bare = self._may_be_bare and not args and not kwargs
-        return explain_call(view, spec, plan, args, kwargs, bare=bare)
+        return explain_call(chosen, spec, plan, args, kwargs, bare=bare)
 
     def options(
         self, *, timeout: float | None = None, stall_report_after: float | None = None
@@ -143,7 +132,7 @@ class BoundMethod(Generic[P, R]):
                 )
         chosen = {name: value for name, value in given.items() if value is not None}
         changed = replace(self._options, **chosen)
-        return BoundMethod(self._view, self._spec, self._planner, changed, chooses=self._chooses)
+        return BoundMethod(self._selection, self._spec, self._handle, changed)
 
     @property
     def spec(self) -> MethodSpec:

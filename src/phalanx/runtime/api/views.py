@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from phalanx.declare.modes import Execute
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
-from phalanx.dispatch.planner import plan, plan_execute_all, plan_execute_rank_zero
+from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
-from phalanx.runtime.api.methods import BoundMethod, Planner
+from phalanx.runtime.api.methods import BoundMethod
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.selection import Selection, Which
+from phalanx.runtime.groups.travel import PortableGroup, pack, unpack
+from phalanx.runtime.tools.profile import Profile, start_profile
+from phalanx.runtime.tools.record import Record, start_recording
 from phalanx.topology.mesh import Mesh
 from phalanx.tracing.recorder import tracing
 from phalanx.wire.messages import RUN
-
-if TYPE_CHECKING:
-    from phalanx.runtime.tools.profile import Profile
-    from phalanx.runtime.tools.record import Record
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,51 +30,39 @@ R = TypeVar("R")
 class GroupView:
     """Ranks of a group that calls go to. Registered methods are attributes."""
 
-    def __init__(
-        self,
-        core: GroupCore,
-        ranks: Sequence[int],
-        role: str = "",
-        *,
-        single: bool = False,
-        choose: bool = False,
-    ) -> None:
-        self._core = core
-        self._ranks = tuple(ranks)
-        self._role = role
-        self._single = single  # one rank, whose output is the value
-        self._choose = choose  # one call to whichever rank is least busy
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
         self._bound: dict[str, BoundMethod[..., Any]] = {}
 
     @property
     def core(self) -> GroupCore:
         """The shared part of the group."""
-        return self._core
+        return self._selection.core
 
     @property
     def name(self) -> str:
         """Name of the group, with the role after a dot where this is a role of it."""
-        return f"{self._core.name}.{self._role}" if self._role else self._core.name
+        return self._selection.name
 
     @property
     def role(self) -> str:
         """Name of the role; empty for a group of one class."""
-        return self._role
+        return self._selection.role
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that calls go to."""
-        return self._ranks
+        return self._selection.ranks
 
     @property
     def world_size(self) -> int:
         """Number of ranks that calls go to; what custom dispatch functions see."""
-        return len(self._ranks)
+        return len(self._selection.ranks)
 
     @property
     def methods(self) -> Mapping[str, MethodSpec]:
         """The registered methods by name."""
-        return dict(self._core.record.methods.get(self._role, {}))
+        return dict(self._selection.methods)
 
     def mesh(self, name: str = "default") -> Mesh:
         """The group's mesh of that name: given to the group, or registered by its workers.
@@ -84,104 +70,47 @@ class GroupView:
         Raises:
             DispatchError: there is none of that name.
         """
-        return self._core.mesh(name)
+        return self._selection.mesh(name)
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._selection.ranks)
 
     def __iter__(self) -> Iterator[GroupView]:
-        return (self[index] for index in range(len(self._ranks)))
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, key: int | slice) -> GroupView:
         """One rank, which gives its value itself, or a slice of them, which gives a list."""
-        if isinstance(key, slice):
-            ranks = self._ranks[key]
-            if not ranks:
-                raise DispatchError(
-                    f"{self.name}[{key.start}:{key.stop}] is empty; the group has {len(self)} ranks"
-                )
-            return GroupView(self._core, ranks, self._role)
-        if (
-            isinstance(key, bool)
-            or not isinstance(key, int)
-            or not -len(self._ranks) <= key < len(self._ranks)
-        ):
-            raise DispatchError(
-                f"{self.name}[{key!r}]: expected a rank from {-len(self)} to {len(self) - 1}, or a slice such as [0:2]"
-            )
-        return GroupView(self._core, (self._ranks[key],), self._role, single=True)
+        return GroupView(self._selection.at(key))
 
     @property
     def any(self) -> GroupView:
         """For one call to the rank with the fewest calls under way; gives that rank's value."""
-        return GroupView(self._core, self._ranks, self._role, choose=True)
+        return GroupView(replace(self._selection, which="any"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         bound = self.__dict__.get("_bound", {}).get(name)
         if bound is None:
-            spec = self.__dict__["_core"].record.methods.get(self.__dict__["_role"], {}).get(name)
+            spec = self.__dict__["_selection"].methods.get(name)
             if spec is None:
                 raise AttributeError(self._unknown(name))
-            bound = self._bind(spec)
-            self._bound[name] = bound
+            bound = self._bound[name] = self._bind(spec)
         return bound
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.methods})
 
     def _unknown(self, name: str) -> str:
-        methods = sorted(self.methods)
-        near = difflib.get_close_matches(name, methods, n=3)
-        text = f"{self.name} has no registered method {name!r}"
-        if name in self._core.record.callables.get(self._role, ()):
-            return (
-                text
-                + f'; the class has it without @px.register: use group.call("{name}", ...), or register it'
-            )
-        return text + (
-            f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; it has: {', '.join(methods)}"
-        )
+        return self._selection.unknown(name)
 
-    def _spec_of(self, name: str) -> MethodSpec:
-        spec = self.methods.get(name)
-        if spec is not None:
-            return spec
-        known = self._core.record.callables.get(self._role, frozenset[str]())
-        if name not in known and "__getattr__" not in known:
-            raise AttributeError(
-                f"{self.name}: class {self._core.record.classes.get(self._role)} has no method {name!r}"
-                + "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(name, known, n=1))
-            )
-        return MethodSpec(name)
+    @property
+    def _choose(self) -> bool:
+        """Whether each call goes to a rank of its own choice; asked of the handles of calls that nobody kept."""
+        return self._selection.which == "any"
 
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any]:
-        return BoundMethod(self, spec, self._planner(spec), chooses=self._choose)
-
-    def _planner(
-        self, spec: MethodSpec, materialize: Callable[[CallFuture[Any]], Any] | None = None
-    ) -> Planner:
-        if self._single or self._choose:
-            return lambda args, kwargs: self._plan_one(spec, args, kwargs)
-        return lambda args, kwargs: plan(
-            spec, self._target(), args, kwargs, ranks=self._part(), materialize=materialize or _result
-        )
-
-    def _target(self) -> Any:
-        return self._whole() if self._part() is not None else self
-
-    def _whole(self) -> GroupView:
-        return GroupView(self._core, range(self._core.world_size), self._role)
-
-    def _part(self) -> tuple[int, ...] | None:
-        whole = self._ranks == tuple(range(self._core.world_size))
-        return None if whole else self._ranks
-
-    def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        """One rank, arguments as they are, its output the value."""
-        rank = self._core.least_busy(self._ranks) if self._choose else self._ranks[0]
-        return plan_execute_rank_zero(self._whole(), args, kwargs, spec=spec, ranks=(rank,))
+        return BoundMethod(self._selection, spec, self)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method by name, registered or not (one that is not gets the same arguments on every rank)."""
@@ -192,7 +121,7 @@ class GroupView:
         return self._named(method).submit(*args, **kwargs)
 
     def _named(self, method: str) -> BoundMethod[..., Any]:
-        return self._bind(self._spec_of(method))
+        return self._bind(self._selection.spec_of(method))
 
     @overload
     def method(self, function: Callable[Concatenate[Any, P], R], /) -> BoundMethod[P, Any]: ...
@@ -218,14 +147,8 @@ class GroupView:
         began = _now_if_traced()
         if not callable(function):
             raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
-        spec = MethodSpec(RUN)
-        if self._single or self._choose:
-            plan_ = self._plan_one(spec, (function, *args), kwargs)
-        else:
-            same = {name: Same(value) for name, value in kwargs.items()}
-            given = tuple(map(Same, (function, *args)))
-            plan_ = CallPlan(self._ranks, given, same, GatherPlan("list", range(len(self._ranks))))
-        return self._core.send(plan_, spec, self._role, None, self, began=began).result()
+        plan = self._selection.plan_run(function, args, kwargs)
+        return self._send(plan, MethodSpec(RUN), began).result()
 
     def profile(
         self,
@@ -268,15 +191,13 @@ class GroupView:
             DeclarationError: the group is asynchronous, the tool or an activity is not to be had on a rank, or another
                 profile is under way there.
         """
-        from phalanx.runtime.tools.profile import start_profile
-
         options = {
             "record_shapes": record_shapes,
             "profile_memory": profile_memory,
             "with_stack": with_stack,
             "with_flops": with_flops,
         }
-        return start_profile(self, ranks, calls, methods, folder, tool, activities, options)
+        return start_profile(self._selection, ranks, calls, methods, folder, tool, activities, options)
 
     def record(
         self,
@@ -312,9 +233,8 @@ class GroupView:
             DispatchError: no such rank or method.
             DeclarationError: another process owns the group.
         """
-        from phalanx.runtime.tools.record import start_recording
-
-        return start_recording(self, path, rank, None if method is None else [method], calls, when, state)
+        methods = None if method is None else [method]
+        return start_recording(self._selection, path, rank, methods, calls, when, state)
 
     def execute_all_sync(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks and wait: outputs by rank.
@@ -327,9 +247,8 @@ class GroupView:
     def execute_all_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
         began = _now_if_traced()
-        spec = self._spec_of(method)
-        plan_ = plan_execute_all(self._target(), args, kwargs, spec=spec, ranks=self._part())
-        return self._core.send(plan_, spec, self._role, None, self, began=began)
+        spec = self._selection.spec_of(method)
+        return self._send(self._selection.plan_execute_all(spec, args, kwargs), spec, began)
 
     def execute_all(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
         """The same as :meth:`execute_all_async`."""
@@ -342,31 +261,29 @@ class GroupView:
     def execute_rank_zero_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
         began = _now_if_traced()
-        spec = replace(self._spec_of(method), execute=Execute.RANK_ZERO)
-        plan_ = plan_execute_rank_zero(self._target(), args, kwargs, spec=spec, ranks=self._part())
-        return self._core.send(plan_, spec, self._role, None, self, began=began)
+        spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
+        return self._send(self._selection.plan_execute_rank_zero(spec, args, kwargs), spec, began)
 
     def execute_rank_zero(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """The same as :meth:`execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method, *args, **kwargs)
 
+    def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
+        return self.core.send(plan, spec, self.role, None, self, began=began)
+
     def __repr__(self) -> str:
-        ranks = f"{len(self)} ranks" if self._part() is None else f"ranks {list(self._ranks)}"
+        part = self._selection.part
+        ranks = f"{len(self)} ranks" if part is None else f"ranks {list(part)}"
         return f"<{type(self).__name__} {self.name}: {ranks}>"
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._core.portable(), self._ranks, self._role, self._single, self._choose)
+        chosen = self._selection
+        return _rebuild, (pack(chosen.core), chosen.ranks, chosen.role, chosen.which)
 
 
 def _now_if_traced() -> int:
     return time.time_ns() if tracing.recorder is not None else 0
 
 
-def _result(future: CallFuture[Any]) -> Any:
-    return future.result()
-
-
-def _rebuild(portable: Any, ranks: tuple[int, ...], role: str, single: bool, choose: bool) -> GroupView:
-    from phalanx.runtime.groups.travel import unpack
-
-    return GroupView(unpack(portable), ranks, role, single=single, choose=choose)
+def _rebuild(portable: PortableGroup, ranks: tuple[int, ...], role: str, which: Which) -> GroupView:
+    return GroupView(Selection(unpack(portable), ranks, role, which))

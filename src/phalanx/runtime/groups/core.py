@@ -286,7 +286,7 @@ class GroupCore(Settling):
         answers = self.send(plan, MethodSpec(HOST), "", None, None).result()
         check_order(self.name, future.method, [[Executed(*call) for call in answer] for answer in answers])
 
-    def mesh(self, name: str) -> Mesh:
+    def mesh(self, name: str = "default") -> Mesh:
         """A mesh that was given to the group, or that its ranks registered (asked once per epoch).
 
         Raises:
@@ -333,12 +333,6 @@ class GroupCore(Settling):
                 "must call self.register_mesh(name, ...)"
             )
         return Mesh.from_coordinates([found[name][rank] for rank in ranks])
-
-    def portable(self) -> Any:
-        """What another process needs to call the group."""
-        from phalanx.runtime.groups.travel import pack
-
-        return pack(self)
 
 
 #: All groups of this process: a call that finds the store full waits for what fills it, and how results are stored

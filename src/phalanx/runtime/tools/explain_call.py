@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phalanx.declare.modes import CustomMode, DispatchMode
 from phalanx.declare.spec import MethodSpec
@@ -15,6 +15,7 @@ from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.values import Readonly, StoredValue
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.incoming import Incoming, described, futures_in
 from phalanx.runtime.tools.pieces import Pieces
 from phalanx.show.explanation import ArgumentFacts, CallExplanation, Hop, RankFacts
@@ -24,9 +25,6 @@ from phalanx.transport.base import Ref, StoreSpace, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, large_leaves, nbytes_of
 from phalanx.wire.messages import DESCRIBED, OUTPUT, RankCall
-
-if TYPE_CHECKING:
-    from phalanx.runtime.api.views import GroupView
 
 _A_NUMBER = 1 << 55  # as long as those of calls, so that messages are as long as theirs
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
@@ -96,7 +94,7 @@ def finished_result(future: CallFuture[Any]) -> Any:
 
 
 def explain_call(
-    view: GroupView,
+    selection: Selection,
     spec: MethodSpec,
     plan: CallPlan,
     args: tuple[Any, ...],
@@ -109,16 +107,16 @@ def explain_call(
     Raises:
         DispatchError: an argument cannot be pickled, or what is to be stored is larger than the object store.
     """
-    dry = _Dry(view, spec, plan, bare)
-    mesh = _mesh_of(view, spec, plan)
+    dry = _Dry(selection, spec, plan, bare)
+    mesh = _mesh_of(selection, spec, plan)
     pieces = Pieces.of_plan(plan, dry.incoming, spec)
     ranks = tuple(
-        _rank_facts(dry, plan, pieces, position, view.core.endpoints[rank].facts.slot.host, mesh)
+        _rank_facts(dry, plan, pieces, position, selection.core.endpoints[rank].facts.slot.host, mesh)
         for position, rank in enumerate(plan.ranks)
     )
     mode = spec.mode
     return CallExplanation(
-        call=f"{view.name}.{spec.name}",
+        call=f"{selection.name}.{spec.name}",
         mode=repr(mode) if isinstance(mode, DispatchMode) else f"custom mode {mode.name}",
         waits=spec.blocking,
         arguments=tuple(_arguments(dry, plan, args, kwargs)),
@@ -132,8 +130,8 @@ def explain_call(
 class _Dry:
     """The messages of a call, of which only sizes are kept."""
 
-    def __init__(self, view: GroupView, spec: MethodSpec, plan: CallPlan, bare: bool) -> None:
-        core = view.core
+    def __init__(self, selection: Selection, spec: MethodSpec, plan: CallPlan, bare: bool) -> None:
+        core = selection.core
         self.spec = spec
         self.bare = bare
         self.room = _LookedAt(core.transport)
@@ -144,7 +142,15 @@ class _Dry:
         self.stored_bodies = 0
         returns = DESCRIBED if not spec.blocking and plan.gather.how == "rows" else OUTPUT
         header = RankCall(
-            _A_NUMBER, core.epoch, view.role, spec.name, True, returns, spec.readonly, spec.to_device, None
+            _A_NUMBER,
+            core.epoch,
+            selection.role,
+            spec.name,
+            True,
+            returns,
+            spec.readonly,
+            spec.to_device,
+            None,
         )
         if bare:
             self.in_messages = self.from_store = [0] * len(plan.ranks)
@@ -340,12 +346,12 @@ def _of_messages(dry: _Dry) -> str:
     return "a message for each rank" + ("" if dry.stored_bodies else ", with the arguments in it")
 
 
-def _mesh_of(view: GroupView, spec: MethodSpec, plan: CallPlan) -> Mesh | None:
+def _mesh_of(selection: Selection, spec: MethodSpec, plan: CallPlan) -> Mesh | None:
     """The mesh that the call is split over, if it is."""
     mode = spec.mode
     if not isinstance(mode, DispatchMode) or mode.name not in _MESH_MODES or plan.gather.how == "value":
         return None
-    return view.mesh(mode.mesh or "default")
+    return selection.mesh(mode.mesh or "default")
 
 
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:

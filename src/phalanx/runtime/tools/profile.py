@@ -6,17 +6,15 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.execution.hooks import Wanted
 from phalanx.execution.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
 from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.capture import REFUSED_WITHIN_S, Gathering
-
-if TYPE_CHECKING:
-    from phalanx.runtime.api.views import GroupView
-    from phalanx.runtime.groups.core import GroupCore
 
 _TOOLS = ("torch", "nsys")
 _ACTIVITIES = ("cpu", "cuda")
@@ -127,7 +125,7 @@ class Profile(Gathering):
 
 
 def start_profile(
-    view: GroupView,
+    selection: Selection,
     ranks: Sequence[int] | None,
     calls: int,
     methods: Sequence[Any] | None,
@@ -137,17 +135,17 @@ def start_profile(
     options: dict[str, Any],
 ) -> Profile:
     """Check what was asked for, and have the ranks begin with their next call."""
-    core = view.core
+    core = selection.core
     if tool not in _TOOLS:
-        raise DeclarationError(f"{view.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
+        raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
     wrong = [name for name in activities or () if name not in _ACTIVITIES]
     if wrong:
         raise DeclarationError(
-            f"{view.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
+            f"{selection.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
         )
-    check_calls(f"{view.name}.profile", calls)
-    wanted = Wanted(view.role, method_names(view, "profile", methods))
-    chosen = chosen_ranks(view, "profile", ranks if ranks is not None else view.ranks[:1])
+    check_calls(f"{selection.name}.profile", calls)
+    wanted = Wanted(selection.role, selection.method_names("profile", methods))
+    chosen = selection.chosen_ranks("profile", ranks)
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
     order = ProfileOrder(calls, wanted, tool, None if activities is None else tuple(activities), options)
     return Profile(core, chosen, where.absolute(), order)
@@ -157,38 +155,6 @@ def check_calls(where: str, calls: int) -> None:
     """Raises DispatchError where that is no number of calls."""
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise DispatchError(f"{where}(calls={calls!r}): expected a whole number from 1")
-
-
-def chosen_ranks(view: GroupView, verb: str, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Ranks of the group, each once, which the view has.
-
-    Raises:
-        DispatchError: one of them is not a rank of the view.
-    """
-    wrong = [rank for rank in ranks if isinstance(rank, bool) or rank not in view.ranks]
-    if wrong or not len(ranks):
-        raise DispatchError(f"{view.name}.{verb}: ranks {list(ranks)}; expected some of {list(view.ranks)}")
-    return tuple(dict.fromkeys(ranks))
-
-
-def method_names(view: GroupView, verb: str, methods: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Names of methods, given by name or as methods of the class.
-
-    Raises:
-        DispatchError: the group has no such method.
-    """
-    if methods is None:
-        return None
-    names = [getattr(method, "__name__", method) for method in methods]
-    roles = view.core.record.callables
-    known = {"run"} | {name for role, found in roles.items() if view.role in ("", role) for name in found}
-    known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
-    wrong = [name for name in names if name not in known]
-    if wrong:
-        raise DispatchError(
-            f"{view.name}.{verb}: there is no method {wrong[0]!r} in {', '.join(sorted(known))}"
-        )
-    return tuple(names)
 
 
 def _safe(name: str) -> str:

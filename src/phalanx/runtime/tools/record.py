@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import DeclarationError
@@ -14,14 +14,12 @@ from phalanx.execution.recording import RankRecording, RecordOrder, arm_recordin
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.capture import Gathering
-from phalanx.runtime.tools.profile import check_calls, chosen_ranks, method_names
+from phalanx.runtime.tools.profile import check_calls
 from phalanx.runtime.tools.recording import name_of, write_recording
 from phalanx.wire.codec import encode
-
-if TYPE_CHECKING:
-    from phalanx.runtime.api.views import GroupView
-    from phalanx.runtime.groups.core import GroupCore
 
 
 class Record(Gathering):
@@ -113,7 +111,7 @@ def encoded_classes(classes: dict[str, ClassWithInitArgs]) -> bytes:
 
 
 def start_recording(
-    view: GroupView,
+    selection: Selection,
     path: str | Path,
     rank: int | None,
     methods: Sequence[Any] | None,
@@ -122,16 +120,16 @@ def start_recording(
     state: bool,
 ) -> Record:
     """Check what was asked for, and have the rank begin with its next call."""
-    core = view.core
+    core = selection.core
     if core.made_of is None:
         raise DeclarationError(
-            f"{view.name}.record(): this is a view of a group that another process owns, and only the owner knows what "
-            "its workers are made of; record there"
+            f"{selection.name}.record(): this is a view of a group that another process owns, and only the owner "
+            "knows what its workers are made of; record there"
         )
     if when not in ("call", "error"):
-        raise DeclarationError(f'{view.name}.record(when={when!r}): expected "call" or "error"')
-    check_calls(f"{view.name}.record", calls)
-    (chosen,) = chosen_ranks(view, "record", [view.ranks[0] if rank is None else rank])
-    wanted = Wanted(view.role, method_names(view, "record", methods))
+        raise DeclarationError(f'{selection.name}.record(when={when!r}): expected "call" or "error"')
+    check_calls(f"{selection.name}.record", calls)
+    (chosen,) = selection.chosen_ranks("record", None if rank is None else [rank])
+    wanted = Wanted(selection.role, selection.method_names("record", methods))
     order = RecordOrder(calls, wanted, when, state)
     return Record(core, chosen, Path(path).absolute(), order, dict(core.made_of))

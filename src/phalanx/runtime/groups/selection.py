@@ -1,0 +1,187 @@
+"""Which ranks of a group, and which role of it, a call is for; and the plans of such calls."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
+from phalanx.dispatch.planner import Materialize, plan, plan_execute_all, plan_execute_rank_zero
+from phalanx.errors import DispatchError
+from phalanx.runtime.calls.future import CallFuture
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.topology.mesh import Mesh
+from phalanx.wire.messages import RUN
+
+Which = Literal["all", "one", "any"]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Ranks of a group that calls go to, as one role of it.
+
+    ``which`` says which of ``ranks`` a call goes to: "all" of them; the "one" that there is, whose output is the
+    value; or "any", the least busy of them.
+    """
+
+    core: GroupCore
+    ranks: tuple[int, ...]
+    role: str = ""
+    which: Which = "all"
+
+    @classmethod
+    def whole(cls, core: GroupCore, role: str = "") -> Selection:
+        """All ranks of a group."""
+        return cls(core, tuple(range(core.world_size)), role)
+
+    @property
+    def name(self) -> str:
+        """Name of the group, with the role after a dot where this is a role of it."""
+        return f"{self.core.name}.{self.role}" if self.role else self.core.name
+
+    @property
+    def methods(self) -> Mapping[str, MethodSpec]:
+        """The registered methods by name."""
+        return self.core.record.methods.get(self.role, {})
+
+    @property
+    def part(self) -> tuple[int, ...] | None:
+        """The ranks where they are not those of the whole group in order, else None."""
+        return None if self.ranks == tuple(range(self.core.world_size)) else self.ranks
+
+    def mesh(self, name: str) -> Mesh:
+        """A mesh of the group.
+
+        Raises:
+            DispatchError: there is none of that name.
+        """
+        return self.core.mesh(name)
+
+    def at(self, key: int | slice) -> Selection:
+        """One of the ranks, by its place among them, or a slice of them.
+
+        Raises:
+            DispatchError: there is no such rank, or none in the slice.
+        """
+        count = len(self.ranks)
+        if isinstance(key, slice):
+            if not self.ranks[key]:
+                raise DispatchError(
+                    f"{self.name}[{key.start}:{key.stop}] is empty; the group has {count} ranks"
+                )
+            return replace(self, ranks=self.ranks[key], which="all")
+        if isinstance(key, bool) or not isinstance(key, int) or not -count <= key < count:
+            raise DispatchError(
+                f"{self.name}[{key!r}]: expected a rank from {-count} to {count - 1}, or a slice such as [0:2]"
+            )
+        return replace(self, ranks=(self.ranks[key],), which="one")
+
+    def spec_of(self, name: str) -> MethodSpec:
+        """The method of that name; one that is not registered gets the same arguments on every rank.
+
+        Raises:
+            AttributeError: the class has no such method.
+        """
+        spec = self.methods.get(name)
+        if spec is not None:
+            return spec
+        known = self.core.record.callables.get(self.role, frozenset[str]())
+        if name not in known and "__getattr__" not in known:
+            raise AttributeError(
+                f"{self.name}: class {self.core.record.classes.get(self.role)} has no method {name!r}"
+                + "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(name, known, n=1))
+            )
+        return MethodSpec(name)
+
+    def unknown(self, name: str) -> str:
+        """Why there is no method of that name to be had as an attribute, and what to do."""
+        methods = sorted(self.methods)
+        near = difflib.get_close_matches(name, methods, n=3)
+        text = f"{self.name} has no registered method {name!r}"
+        if name in self.core.record.callables.get(self.role, ()):
+            return (
+                text
+                + f'; the class has it without @px.register: use group.call("{name}", ...), or register it'
+            )
+        return text + (
+            f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; it has: {', '.join(methods)}"
+        )
+
+    def plan(
+        self,
+        spec: MethodSpec,
+        handle: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        materialize: Materialize = CallFuture[Any].result,
+    ) -> CallPlan:
+        """The plan of a call by the method's mode; ``handle`` is what custom functions get as their group.
+
+        Raises:
+            DispatchError: the arguments do not fit the method or its mode.
+        """
+        if self.which != "all":
+            return self._plan_one(spec, args, kwargs)
+        return plan(spec, self.core, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
+
+    def plan_execute_all(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        """The plan of ``execute_all*``."""
+        return plan_execute_all(self.core, args, kwargs, spec=spec, ranks=self.part)
+
+    def plan_execute_rank_zero(
+        self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallPlan:
+        """The plan of ``execute_rank_zero*``."""
+        return plan_execute_rank_zero(self.core, args, kwargs, spec=spec, ranks=self.part)
+
+    def plan_run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallPlan:
+        """The plan of ``group.run``: the function and its arguments to every rank, as they are."""
+        if self.which != "all":
+            return self._plan_one(MethodSpec(RUN), (function, *args), kwargs)
+        same = {name: Same(value) for name, value in kwargs.items()}
+        given = tuple(map(Same, (function, *args)))
+        return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
+
+    def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        """One rank, arguments as they are, its output the value."""
+        rank = self.core.least_busy(self.ranks) if self.which == "any" else self.ranks[0]
+        return plan_execute_rank_zero(self.core, args, kwargs, spec=spec, ranks=(rank,))
+
+    def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
+        """Ranks of the group, each once, which are among these; the first of these if none is given.
+
+        Raises:
+            DispatchError: one of them is not.
+        """
+        if ranks is None:
+            return self.ranks[:1]
+        wrong = [rank for rank in ranks if isinstance(rank, bool) or rank not in self.ranks]
+        if wrong or not len(ranks):
+            raise DispatchError(
+                f"{self.name}.{verb}: ranks {list(ranks)}; expected some of {list(self.ranks)}"
+            )
+        return tuple(dict.fromkeys(ranks))
+
+    def method_names(self, verb: str, methods: Sequence[Any] | None) -> tuple[str, ...] | None:
+        """Names of methods, given by name or as methods of the class.
+
+        Raises:
+            DispatchError: the group has no such method.
+        """
+        if methods is None:
+            return None
+        names = [getattr(method, "__name__", method) for method in methods]
+        roles = self.core.record.callables
+        known = {"run"} | {name for role, found in roles.items() if self.role in ("", role) for name in found}
+        known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
+        wrong = [name for name in names if name not in known]
+        if wrong:
+            raise DispatchError(
+                f"{self.name}.{verb}: there is no method {wrong[0]!r} in {', '.join(sorted(known))}"
+            )
+        return tuple(names)
