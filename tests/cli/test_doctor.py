@@ -58,7 +58,7 @@ def test_three_planted_problems_are_found_each_with_its_fix() -> None:
     assert "--num-cpus=64" in cores[2]
     assert "CUDA_VISIBLE_DEVICES='0,1', HIP_VISIBLE_DEVICES='2'" in devices[1]
     assert "unset HIP_VISIBLE_DEVICES" in devices[2]
-    assert "/dev/shm has 64 MiB" in memory[1]
+    assert "/dev/shm has 64.0 MiB" in memory[1]
     assert "--shm-size=100g" in memory[2]
 
 

@@ -44,7 +44,7 @@ def test_what_a_rank_does_is_shown_with_how_long() -> None:
     text = shown(group(), [now, RankNow(rank(1), memory=GIB // 2)])
 
     assert "actor.update 12 s" in text
-    assert "2.00 GiB" in text
+    assert "2.0 GiB" in text
     assert "50%" in text
     assert "idle" in text
     assert "ready for 60 s, 2 ranks of Actor" in text

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from phalanx.cli.machine import Machine
+from phalanx.show.sizes import size
 
 GIB = 2**30
 _OLDEST = {"python": (3, 10), "ray": (2, 49), "torch": (2, 6)}
@@ -119,11 +120,11 @@ def _shared_memory(m: Machine) -> Iterator[Finding]:
     wanted = store or int(min(_STORE_SHARE * memory, _STORE_LIMIT))
     if m.shared_memory < wanted:
         asked = (
-            f"Ray's object store takes {_size(wanted)}" if store else f"Ray would take {_size(wanted)} of it"
+            f"Ray's object store takes {size(wanted)}" if store else f"Ray would take {size(wanted)} of it"
         )
         yield Finding(
             "shared memory",
-            f"/dev/shm has {_size(m.shared_memory)}, {asked}: objects would go to disk, which is slow",
+            f"/dev/shm has {size(m.shared_memory)}, {asked}: objects would go to disk, which is slow",
             f"`docker run --shm-size={-(-wanted // GIB)}g`, `mount -o remount,size={-(-wanted // GIB)}G /dev/shm`, or "
             "a smaller store: px.init(object_store_memory=...)",
         )
@@ -136,7 +137,7 @@ def _memory(m: Machine) -> Iterator[Finding]:
     if counted > m.memory_limit:
         yield Finding(
             "memory",
-            f"Ray counts {_size(counted)} of memory here, the control group ends processes at {_size(m.memory_limit)}",
+            f"Ray counts {size(counted)} of memory here, the control group ends processes at {size(m.memory_limit)}",
             "start Ray inside the container, or give it --memory and --object-store-memory that fit",
         )
 
@@ -157,7 +158,7 @@ def _limits(m: Machine) -> Iterator[Finding]:
     if m.infiniband and soft is not None:
         yield Finding(
             "limits",
-            f"ulimit memlock is {_size(soft)}, and InfiniBand pins memory",
+            f"ulimit memlock is {size(soft)}, and InfiniBand pins memory",
             "`ulimit -l unlimited` before `ray start` (docker: --ulimit memlock=-1)",
         )
 
@@ -225,8 +226,8 @@ def facts(m: Machine) -> list[tuple[str, str]]:
         ),
         ("cores", f"{m.cores}" + (f"; Ray counts {cluster.cpus:g} here" if cluster else "")),
         ("devices", ", ".join(m.gpus) or "none that nvidia-smi shows"),
-        ("memory", _size(m.memory) + (f", limited to {_size(m.memory_limit)}" if m.memory_limit else "")),
-        ("shared memory", _size(m.shared_memory) if m.shared_memory is not None else "no /dev/shm"),
+        ("memory", size(m.memory) + (f", limited to {size(m.memory_limit)}" if m.memory_limit else "")),
+        ("shared memory", size(m.shared_memory) if m.shared_memory is not None else "no /dev/shm"),
         ("limits", limits or "unknown"),
         ("ports", "{}-{} ephemeral".format(*m.ephemeral_ports) if m.ephemeral_ports else "unknown"),
         ("huge pages", m.huge_pages or "unknown"),
@@ -253,12 +254,8 @@ def _security_fact(m: Machine) -> str:
 def _limit(name: str, soft: int | None) -> str:
     if soft is None:
         return "unlimited"
-    return _size(soft) if name in ("memlock", "core") and soft else str(soft)
+    return size(soft) if name in ("memlock", "core") and soft else str(soft)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from phalanx.show.sizes import size
+
 if TYPE_CHECKING:
     from phalanx.transport.ray.published import Onlooker
 
@@ -95,7 +97,7 @@ def gather(onlooker: Onlooker | None = None, environment: Mapping[str, str] | No
         memory_limit=_memory_limit(),
         shared_memory=_size("/dev/shm"),
         environment=variables() if environment is None else environment,
-        gpus=tuple(f"{gpu.number} ({gpu.total / 2**30:.0f} GiB)" for gpu in gpus()),
+        gpus=tuple(f"{gpu.number} ({size(gpu.total)})" for gpu in gpus()),
         limits={name: _limit(number) for name, number in LIMITS.items()},
         ephemeral_ports=_ports(_read("/proc/sys/net/ipv4/ip_local_port_range")),
         huge_pages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry
+from phalanx.show.sizes import size
 from phalanx.transport.base import Sight
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def _cells(rank: RankNow, with_gpu: bool) -> tuple[Any, ...]:
         str(entry.pid),
         entry.accelerator or "-",
         what,
-        f"{rank.memory / 2**30:.2f} GiB" if rank.memory is not None else "-",
+        size(rank.memory) if rank.memory is not None else "-",
         f"{rank.cpu:.0f}%" if rank.cpu is not None else "-",
         f"{rank.use:.0f}%" if rank.use is not None else "?" if with_gpu else "-",
     )

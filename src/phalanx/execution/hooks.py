@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from phalanx.errors import DeclarationError
 from phalanx.wire.messages import RUN
+from phalanx.wire.names import full_name
 
 Arguments = tuple[Sequence[Any], dict[str, Any]]
 End = Callable[[BaseException | None], None]
@@ -30,7 +31,7 @@ class Seen:
     def name(self) -> str:
         """The call as users name it: ``actor.update``, ``update``, ``run``."""
         method = "run" if self.method == RUN else self.method
-        return f"{self.role}.{method}" if self.role else method
+        return full_name(self.role, method)
 
 
 class Hook(Protocol):

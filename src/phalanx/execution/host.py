@@ -31,6 +31,7 @@ from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.names import full_name
 
 _REMEMBERED = 256
 #: What ends a call and not the process; a method's own task may have been cancelled.
@@ -166,7 +167,7 @@ class Host:
             RankFailure: whatever the call raised.
         """
         board = None if self._control is None else self._control.board
-        slot = board.begin(BARE_CALL, f"{role}.{method}" if role else method) if board is not None else 0
+        slot = board.begin(BARE_CALL, full_name(role, method)) if board is not None else 0
         if self._tapes.on:
             self._tapes.off()
         try:
@@ -188,13 +189,13 @@ class Host:
     def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
         if self._control is None:
             return _NOWHERE
-        return self._control.call(call, f"{role}.{method}" if role else method)
+        return self._control.call(call, full_name(role, method))
 
     async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
         """As :meth:`run`, on the running loop: awaits of several calls interleave."""
         call = RankCall.unpack(data)
         try:
-            name = f"{call.role}.{call.method}" if call.role else call.method
+            name = full_name(call.role, call.method)
             during = self._control.task(call.call, name) if self._control else _NOWHERE
             with self._noted(call, refs) as note, during:
                 guard = Guard() if call.debug else None
@@ -233,7 +234,7 @@ class Host:
         """Note that a call without a number has begun; what to give to :meth:`_end`."""
         if self._control is None:
             return 0
-        return self._control.board.begin(BARE_CALL, f"{role}.{method}" if role else method)
+        return self._control.board.begin(BARE_CALL, full_name(role, method))
 
     def _end(self, slot: int) -> None:
         if self._control is not None:
@@ -249,7 +250,7 @@ class Host:
 
     def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
         if call.debug and call.method != HOST:
-            self.order.append((call.call, f"{call.role}.{call.method}" if call.role else call.method))
+            self.order.append((call.call, full_name(call.role, call.method)))
         device = None
         if call.to_device:
             device = device_of(self._context)

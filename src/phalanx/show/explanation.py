@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from phalanx.show.sizes import size
 from phalanx.show.tables import Table
 
 _SHOWN_RANKS = 32
@@ -152,18 +153,6 @@ class CallExplanation:
     def _repr_html_(self) -> str:
         parts = [table._repr_html_() for table in self.tables()]  # pyright: ignore[reportPrivateUsage]
         return f"<p>{html.escape(self.title)}</p>{''.join(parts)}"
-
-
-def size(nbytes: int | None) -> str:
-    """A number of bytes as people read it; "?" where it is not known."""
-    if nbytes is None:
-        return "?"
-    amount, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def _place(place: dict[str, int] | None) -> str | None:

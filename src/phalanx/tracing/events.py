@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from phalanx.wire.names import full_name
+
 #: Name under which the constructors of a group stand in a trace.
 STARTING = "__init__"
 
@@ -85,7 +87,7 @@ class Call:
     @property
     def name(self) -> str:
         """Role and method."""
-        return f"{self.role}.{self.method}" if self.role else self.method
+        return full_name(self.role, self.method)
 
     @property
     def sent(self) -> int | None:

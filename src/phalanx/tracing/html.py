@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from phalanx.show.sizes import size
 from phalanx.show.tables import Table
 from phalanx.tracing.events import STARTING, Call, Trace
 from phalanx.tracing.report import Report, report
@@ -90,8 +91,8 @@ def _tiles(trace: Trace, made: Report) -> str:
         (f"{len(calls):,}", "calls"),
         (f"{failed:,}", "failed"),
         (f"{len(trace.tracks):,}", "ranks"),
-        (_bytes(sent), "sent and stored"),
-        (_bytes(back), "returned by ranks"),
+        (size(sent), "sent and stored"),
+        (size(back), "returned by ranks"),
     ]
     idle = [row[4] for row in made.accelerators.rows]
     if idle:
@@ -154,7 +155,7 @@ def _cell(column: str, value: Any, is_number: bool, most: float) -> str:
     if is_number:
         if value is None:
             return '<td class="number">-</td>'
-        text = _bytes(value) if "bytes" in column else _number(value)
+        text = size(value) if "bytes" in column else _number(value)
         if column == "rank" or most <= 0:
             return f'<td class="number" data-value="{value}">{text}</td>'
         share = float(value) / (100.0 if "%" in column else most)
@@ -285,14 +286,6 @@ def _number(value: float) -> str:
     if isinstance(value, int) or value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
 
 
 __all__ = ["to_html"]

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from phalanx.errors import FailureKind, RankReport
 from phalanx.wire.exceptions import pack, text_of, type_name_of, unpack
+from phalanx.wire.names import full_name
 
 __all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of", "undecodable"]
 
@@ -51,7 +52,7 @@ class RankFailure(Exception):
 
     def __str__(self) -> str:
         report = self.report
-        method = f" in {report.role}.{report.method}" if report.role else f" in {report.method}"
+        method = f" in {full_name(report.role or '', report.method or '')}"
         head = f"{report.where()} raised {described(report)}" + (method if report.method else "")
         return f"{head}\n\n{report.traceback}" if report.traceback else head
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from phalanx.errors import DispatchError
+from phalanx.show.sizes import size
 from phalanx.transport.base import StoreSpace, Transport
 
 _UNCHECKED = 32 << 20
@@ -49,8 +50,8 @@ class Room:
             return
         if nbytes > space.capacity:
             raise DispatchError(
-                f"{what} {_size(nbytes)} in the object store (the largest value {_size(largest)}), which holds "
-                f"{_size(space.capacity)} on this node. Nothing was sent. {_ADVICE}"
+                f"{what} {size(nbytes)} in the object store (the largest value {size(largest)}), which holds "
+                f"{size(space.capacity)} on this node. Nothing was sent. {_ADVICE}"
             )
         self._wait_for(nbytes, space, what)
 
@@ -61,8 +62,8 @@ class Room:
                 until = time.monotonic() + _FREED_WITHIN_S
             elif time.monotonic() > until:
                 raise DispatchError(
-                    f"{what} {_size(nbytes)} in the object store, of which {_size(max(0, space.free))} of "
-                    f"{_size(space.capacity)} are free on this node, and no call is under way that would free more. "
+                    f"{what} {size(nbytes)} in the object store, of which {size(max(0, space.free))} of "
+                    f"{size(space.capacity)} are free on this node, and no call is under way that would free more. "
                     f"Nothing was sent. {_ADVICE}"
                 )
             else:
@@ -80,7 +81,3 @@ _ADVICE = (
     "Send fewer rows per call, drop px.put values and futures that are done with, or give the store more: "
     "px.init(object_store_memory=<bytes>)"
 )
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):,.1f} MiB"

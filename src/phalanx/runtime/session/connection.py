@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.errors import DeclarationError
+from phalanx.show.sizes import size
 from phalanx.show.tables import Table
 from phalanx.transport.base import Transport
 
@@ -233,7 +234,7 @@ def _resource_rows(
 
 def _amount(name: str, amount: float) -> str:
     if "memory" in name:
-        return f"{amount / 2**30:.2f} GiB"
+        return size(amount)
     return f"{amount:g}"
 
 

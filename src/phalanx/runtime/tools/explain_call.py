@@ -19,7 +19,7 @@ from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.incoming import Incoming, described, futures_in
 from phalanx.runtime.tools.pieces import Pieces
 from phalanx.show.explanation import ArgumentFacts, CallExplanation, Hop, RankFacts
-from phalanx.show.explanation import size as size_text
+from phalanx.show.sizes import size as size_text
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.transport.base import Ref, StoreSpace, Transport
 from phalanx.wire.bundle import Bundle

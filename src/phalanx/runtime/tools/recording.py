@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.errors import DeclarationError
 from phalanx.execution.recording import RankRecording, RecordedCall
 from phalanx.wire.messages import RUN, RankSetup
+from phalanx.wire.names import full_name
 
 _MARK = b"\x93phalanx-call\n"
 _FORMAT = 1
@@ -40,7 +41,7 @@ class Recording:
 def name_of(call: RecordedCall) -> str:
     """A call as users name it."""
     method = "run" if call.method == RUN else call.method
-    return f"{call.role}.{method}" if call.role else method
+    return full_name(call.role, method)
 
 
 def write_recording(

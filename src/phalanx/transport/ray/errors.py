@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray import exceptions as rayx
 
+from phalanx.show.sizes import size
 from phalanx.transport.base import Lost, Outcome
 from phalanx.transport.ray.remains import Remains
 from phalanx.wire.failure import RankFailure, capture, undecodable
@@ -116,11 +117,11 @@ def with_remains(lost: Lost, remains: Remains | None, log_path: str | None) -> L
 
 
 def _memory_hint(remains: Remains) -> str | None:
-    held = f"it held {remains.memory / 2**30:.1f} GiB when last looked at" if remains.memory else ""
+    held = f"it held {size(remains.memory)} when last looked at" if remains.memory else ""
     if remains.oom_kills > 0:
         return "the kernel ended a process for want of memory on that node" + (f"; {held}" if held else "")
     if remains.memory > 0.5 * remains.node_memory > 0:
-        share = f"{held}, of {remains.node_memory / 2**30:.1f} GiB on the node"
+        share = f"{held}, of {size(remains.node_memory)} on the node"
         return f"{share}: the kernel's OOM killer is likely (see `dmesg` there)"
     return None
 
