@@ -188,7 +188,7 @@ def page_section(
     described = ", ".join(f"{name} {value}" for name, value in facts.items())
     installed = sorted({f"{name} {number}" for found in versions.values() for name, number in found.items()})
     parts = [f"Machine: {described}.", f"Versions: {', '.join(installed)}."]
-    parts.append(table.markdown_table(table.headings(), [table.cells(row) for row in rows]))
+    parts.append(table.page_tables(rows))
     if run.accounts:
         parts.append("Memory above idle, one untimed run each:")
         lines = [table.account_cells(account) for account in run.accounts]

@@ -56,6 +56,38 @@ def headings() -> list[str]:
     return ["case", *CONTENDERS, *(f"{name} / phalanx" for name in RATIOS), "goal"]
 
 
+def page_tables(rows: Sequence[Row]) -> str:
+    """A small table for each scenario, with those who were measured in it; spreads are in the results file."""
+    scenarios = dict.fromkeys(row.case.scenario for row in rows)
+    return "\n\n".join(_page_table([row for row in rows if row.case.scenario == name]) for name in scenarios)
+
+
+def _page_table(rows: Sequence[Row]) -> str:
+    measured = [name for name in CONTENDERS if any(name in row.summaries for row in rows)]
+    columns = [rows[0].case.scenario.replace("_", " "), *measured]
+    judged = any(row.goals for row in rows)
+    lines = [
+        [_size(row), *(_with_ratio(row, name) for name in measured), *([verdict(row)] if judged else [])]
+        for row in sorted(rows, key=lambda row: (row.case.variant, row.case))
+    ]
+    return markdown_table([*columns, *(["goal"] if judged else [])], lines)
+
+
+def _size(row: Row) -> str:
+    """What tells the cases of a scenario apart: `4 ranks, 256 MB`."""
+    return row.case.label().partition(", ")[2]
+
+
+def _with_ratio(row: Row, contender: str) -> str:
+    """Median, and how many times ours it is: `349 ms, 1.86x`."""
+    summary, times = row.summaries.get(contender), row.ratio(contender)
+    if summary is None:
+        return MISSING
+    return duration(summary.median) + (
+        f", {ratio(times)}" if times is not None and contender != PHALANX else ""
+    )
+
+
 def megabytes(count: int | None) -> str:
     return MISSING if count is None else f"{count / (1 << 20):.1f}"
 

@@ -13,6 +13,7 @@ from bench.table import (
     duration,
     headings,
     markdown_table,
+    page_tables,
     replace_between_markers,
     with_spread,
 )
@@ -48,6 +49,21 @@ def test_ratio_column_is_theirs_over_ours() -> None:
 
 def test_missed_goal_says_no() -> None:
     assert one_row((Goal("bare Ray", 0.5),))[-1] == ">= 2x faster than bare Ray: no"
+
+
+def test_page_has_a_table_for_each_scenario_with_those_who_were_measured_in_it() -> None:
+    larger = Case("broadcast", 4, megabytes=16)
+    samples = [Sample(larger, "phalanx", 0.04), Sample(larger, "verl", 0.4), Sample(CASE, "phalanx", 0.004)]
+
+    tables = page_tables(rows_of(samples, {CASE: (Goal("bare Ray", 0.5),)}))
+
+    assert [line for line in tables.splitlines() if "---" not in line] == [
+        "| broadcast | phalanx | verl |",
+        "| 4 ranks, 16 MB | 40 ms | 400 ms, 10x |",
+        "",
+        "| empty call | phalanx | goal |",
+        "| 8 ranks | 4 ms | >= 2x faster than bare Ray: not measured |",
+    ]
 
 
 def test_account_has_one_cell_per_heading() -> None:
