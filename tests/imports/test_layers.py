@@ -19,6 +19,7 @@ LAYERS = (
     "phalanx.declare",
     "phalanx.dispatch",
     "phalanx.collect",
+    "phalanx.flow",
     "phalanx.transport.base",
     "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",

@@ -1,0 +1,112 @@
+"""Rows that ranks yield one by one, as `(index in its piece, result)`, put at their places in the call. Pure.
+
+A rank yields -> the link (`runtime/calls/streams.py`) -> `StreamedRows.receive` -> `(index in the call, result)` to
+whoever reads the stream; when a rank ends, `finish` says whether a row is missing. What is wrong comes back as a
+value, which the link makes a failure of that rank.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """`result` of the row with this place among the rows that the caller gave."""
+
+    index: int
+    result: Any
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """The rank broke the rule of `stream(by="rows")`: every row of its piece once."""
+
+    rank: int
+    message: str
+
+
+class StreamedRows:
+    """One call's rows.
+
+    Args:
+        rows: of each piece, in order of the pieces.
+        ranks: the rank that streams each piece, aligned with `rows`.
+        given: rows of each piece with its padding; results of padded rows are let go of. None: no padding.
+        order: where row j of the joined pieces belongs among the caller's; None: at j.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        ranks: Sequence[int],
+        given: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self._rows = dict(zip(ranks, rows, strict=True))
+        self._given = dict(zip(ranks, given or rows, strict=True))
+        self._starts = dict(zip(ranks, accumulate(rows, initial=0), strict=False))
+        self._order = order
+        self._left = sum(rows)
+        self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
+        self._over: set[int] = set()
+
+    def receive(self, rank: int, item: Any) -> Row | RowFault | None:
+        """What a rank yielded. None: a padded row."""
+        index = _index(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
+        if index is None:
+            return RowFault(
+                rank, f"it yielded {_described(item)}: yield (index of the row in its piece, result)"
+            )
+        given = self._given[rank]
+        if not 0 <= index < given:
+            return RowFault(rank, f"it yielded row {index} of a piece of {given} rows: count from 0")
+        if index in self._seen[rank]:
+            return RowFault(rank, f"it yielded row {index} of its piece twice: yield every row once")
+        self._seen[rank].add(index)
+        if index >= self._rows[rank]:
+            return None
+        self._left -= 1
+        place = self._starts[rank] + index
+        return Row(place if self._order is None else int(self._order[place]), item[1])
+
+    def finish(self, rank: int) -> RowFault | None:
+        """The rank yields no more."""
+        self._over.add(rank)
+        missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
+        if not missing:
+            return None
+        shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
+        return RowFault(
+            rank,
+            f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
+            " row once",
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has ended."""
+        return len(self._over) == len(self._rows)
+
+    @property
+    def left(self) -> int:
+        """Rows that are still to come."""
+        return self._left
+
+
+def _index(value: Any) -> int | None:
+    """An int, or an integer of numpy or torch; None for anything else, a bool too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, tuple):
+        return f"a tuple of {len(item)} ({', '.join(type(each).__name__ for each in item[:4])})"
+    return f"a {type(item).__name__}"
