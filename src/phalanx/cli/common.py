@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.errors import DispatchError
+from phalanx.show.published import GroupEntry, RankEntry
+
 if TYPE_CHECKING:
-    from phalanx.show.published import GroupEntry, RankEntry
-    from phalanx.transport.ray.published import Onlooker
+    from phalanx.transport.ray.published import Onlooker  # loads Ray
 
 Address = Annotated[
     str | None,
@@ -26,7 +28,7 @@ def onlooker(address: str | None) -> Onlooker:
     Raises:
         PlacementError: there is none, or it does not answer.
     """
-    from phalanx.transport.ray.published import Onlooker
+    from phalanx.transport.ray.published import Onlooker  # loads Ray
 
     return Onlooker(address)
 
@@ -55,8 +57,6 @@ def chosen_ranks(group: GroupEntry, ranks: list[int] | None) -> tuple[RankEntry,
     Raises:
         DispatchError: the group has no such rank.
     """
-    from phalanx.errors import DispatchError
-
     missing = sorted(set(ranks or ()) - {entry.rank for entry in group.ranks})
     if missing:
         raise DispatchError(

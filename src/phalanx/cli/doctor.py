@@ -7,6 +7,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from phalanx.cli.checks import Finding, facts, findings
 from phalanx.cli.common import Address, AsJson, onlooker
@@ -15,7 +19,7 @@ from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.published import Onlooker
+    from phalanx.transport.ray.published import Onlooker  # loads Ray
 
 _FINDINGS = 1
 
@@ -42,8 +46,6 @@ def doctor(address: Address = None, as_json: AsJson = False) -> None:
         data = {"machine": asdict(machine), "findings": [finding._asdict() for finding in found]}
         typer.echo(json.dumps(data, indent=1))
     else:
-        from rich.console import Console
-
         Console().print(render(machine, found))
     if found:
         raise typer.Exit(_FINDINGS)
@@ -61,11 +63,6 @@ def _cluster(address: str | None) -> tuple[Onlooker | None, str]:
 
 def render(machine: Machine, found: list[Finding]) -> Any:
     """The facts, then each finding with its fix."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     wrong = {finding.topic for finding in found}
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

@@ -12,9 +12,12 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from phalanx.cli.common import AsJson
 from phalanx.errors import DeclarationError
+from phalanx.runtime.api.explain import explain as explained
+from phalanx.runtime.session.connection import shutdown
 
 
 def explain(
@@ -38,9 +41,6 @@ def explain(
 
     Exit codes: 0 done; 2 there is no such file or object, or it cannot be explained.
     """
-    from phalanx.runtime.api.explain import explain as explained
-    from phalanx.runtime.session.connection import shutdown
-
     try:
         table = explained(found(target))
     finally:
@@ -48,8 +48,6 @@ def explain(
     if as_json:
         typer.echo(json.dumps(table.to_dict(), indent=1, default=str))
     else:
-        from rich.console import Console
-
         Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False).print(table)
 
 

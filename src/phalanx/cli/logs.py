@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooker
+from phalanx.errors import DispatchError
 from phalanx.show.logs import Lines, prefix_of
+from phalanx.show.published import GroupEntry, RankEntry
 
 if TYPE_CHECKING:
-    from phalanx.show.published import GroupEntry, RankEntry
-    from phalanx.transport.ray.eyes import Eyes
+    from phalanx.transport.ray.eyes import Eyes  # loads Ray
 
 _CHUNK = 1 << 20
 _LOOK_EVERY_S = 0.2
@@ -76,8 +77,7 @@ def logs(
 
     Exit codes: 0 done; 2 no cluster, no such group or rank, or a file cannot be read.
     """
-    from phalanx.errors import DispatchError
-    from phalanx.transport.ray.eyes import Eyes
+    from phalanx.transport.ray.eyes import Eyes  # loads Ray
 
     cluster = onlooker(address)
     found = cluster.published().find(group)

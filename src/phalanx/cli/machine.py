@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from phalanx.show.sizes import size
+from phalanx.transport.ray.vitals import gpus
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.published import Onlooker
+    from phalanx.transport.ray.published import Onlooker  # loads Ray
 
 PACKAGES = ("phalanx", "ray", "torch", "numpy")
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC,
@@ -85,8 +86,6 @@ def variables() -> dict[str, str]:
 
 def gather(onlooker: Onlooker | None = None, environment: Mapping[str, str] | None = None) -> Machine:
     """This machine now, and the cluster that was given; ``environment`` as it was before anybody changed it."""
-    from phalanx.transport.ray.vitals import gpus
-
     host = socket.gethostname()
     return Machine(
         host=host,

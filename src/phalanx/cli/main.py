@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from phalanx import __version__
 from phalanx.errors import PhalanxError
 
 #: Exit codes of every command; `doctor` uses 1 for "there are findings".
@@ -111,8 +112,6 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        from phalanx import __version__
-
         typer.echo(f"phalanx {__version__}")
         raise typer.Exit
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry
 from phalanx.show.sizes import size
 from phalanx.transport.base import Sight
-
-if TYPE_CHECKING:
-    from phalanx.transport.ray.vitals import Gpu, Vitals
+from phalanx.transport.ray.vitals import Gpu, Vitals
 
 _NAMES = {
     "__phalanx_run__": "run(...)",
@@ -145,9 +148,6 @@ def _rank_data(rank: RankNow) -> dict[str, Any]:
 
 def render(overview: Overview, rows: int | None = None) -> Any:
     """Tables for a terminal; ``rows`` ranks of each group at most, the busiest first where some are left out."""
-    from rich.console import Group
-    from rich.text import Text
-
     if not overview.runs:
         return Text(f"no driver of Phalanx runs on the cluster at {overview.address}")
     parts: list[Any] = []
@@ -159,8 +159,6 @@ def render(overview: Overview, rows: int | None = None) -> Any:
 
 
 def _run_line(run: RunEntry, at: float) -> Any:
-    from rich.text import Text
-
     up = duration(at - run.started)
     since = time.strftime("%H:%M", time.localtime(run.started))
     return Text.assemble(
@@ -170,10 +168,6 @@ def _run_line(run: RunEntry, at: float) -> Any:
 
 
 def _group_table(group: GroupNow, at: float, rows: int | None) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     entry = group.entry
     size = f"{_counted(len(group.ranks))} of {entry.label}, pool {entry.pool}"
     title = Text.assemble(
@@ -219,8 +213,6 @@ def _busiest(ranks: Sequence[RankNow], rows: int | None) -> list[RankNow]:
 
 
 def _cells(rank: RankNow, with_gpu: bool) -> tuple[Any, ...]:
-    from rich.text import Text
-
     entry = rank.entry
     busy = ", ".join(f"{method} {duration(seconds)}" for method, seconds in rank.doing)
     what = Text(rank.note, "red") if rank.note else Text(busy, "cyan") if busy else Text("idle", "dim")

@@ -10,15 +10,15 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import phalanx
 from phalanx.cli.common import AsJson
-
-if TYPE_CHECKING:
-    from phalanx.runtime.tools.replay import Replay
+from phalanx.errors import DeclarationError
+from phalanx.runtime.tools.recording import read_facts
+from phalanx.runtime.tools.replay import Replay
 
 _RAISED = 1
 
@@ -47,8 +47,6 @@ def replay(
 
     Exit codes: 0 done; 1 the call, or the worker's constructor, raised; 2 no recording, or no such call in it.
     """
-    from phalanx.runtime.tools.recording import read_facts
-
     facts = read_facts(file)
     if show and as_json:
         typer.echo(json.dumps(facts, indent=1))
@@ -57,8 +55,6 @@ def replay(
         typer.echo(described(facts), err=not show)
     if show:
         return
-    from phalanx.runtime.tools.replay import Replay
-
     with Replay(file) as again:
         raise typer.Exit(_run(again, facts, method, post_mortem, stop, as_json))
 
@@ -80,8 +76,6 @@ def described(facts: dict[str, Any]) -> str:
 def _run(
     again: Replay, facts: dict[str, Any], method: str | None, post_mortem: bool, stop: bool, as_json: bool
 ) -> int:
-    from phalanx.errors import DeclarationError
-
     debugger = pdb.Pdb() if stop else None
     try:
         value = again.run(method=method, debugger=debugger)

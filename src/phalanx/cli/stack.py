@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooker
 from phalanx.cli.overview import doing, duration
-
-if TYPE_CHECKING:
-    from phalanx.show.published import RankEntry
-    from phalanx.transport.base import Sight
+from phalanx.collect.message import rank_list
+from phalanx.show.published import RankEntry
+from phalanx.transport.base import Sight
 
 
 def stack(
@@ -36,7 +35,7 @@ def stack(
 
     Exit codes: 0 done; 2 no cluster, no such group or no such rank.
     """
-    from phalanx.transport.ray.eyes import Eyes
+    from phalanx.transport.ray.eyes import Eyes  # loads Ray
 
     cluster = onlooker(address)
     found = cluster.published().find(group)
@@ -58,8 +57,6 @@ def stack(
 
 def alike(ranks: Sequence[RankEntry], sights: Sequence[Sight]) -> list[tuple[str, str]]:
     """Ranks with what they do, and their stack; those of one stack together, in the order of their first rank."""
-    from phalanx.collect.message import rank_list
-
     together: dict[tuple[str, tuple[str, ...], bool], list[tuple[RankEntry, float]]] = {}
     for entry, sight in zip(ranks, sights, strict=True):
         calls = doing(sight)

@@ -11,15 +11,17 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 
 from phalanx.cli.common import Address, AsJson, complete_group, onlooker
 from phalanx.cli.overview import GroupNow, Overview, rank_now, render
+from phalanx.show.published import RankEntry
+from phalanx.transport.ray.vitals import Vitals
 
 if TYPE_CHECKING:
-    from phalanx.show.published import RankEntry
-    from phalanx.transport.ray.eyes import Eyes
-    from phalanx.transport.ray.published import Onlooker
-    from phalanx.transport.ray.vitals import Vitals
+    from phalanx.transport.ray.eyes import Eyes  # loads Ray
+    from phalanx.transport.ray.published import Onlooker  # loads Ray
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
@@ -50,7 +52,7 @@ def top(
 
     Exit codes: 0 done; 2 no cluster, or no such group.
     """
-    from phalanx.transport.ray.eyes import Eyes
+    from phalanx.transport.ray.eyes import Eyes  # loads Ray
 
     cluster = onlooker(address)
     eyes = Eyes(cluster.address)
@@ -104,8 +106,6 @@ def _key(rank: RankEntry) -> tuple[int, str]:
 
 
 def _once(looker: Looker, as_json: bool) -> None:
-    from rich.console import Console
-
     looker.look()
     time.sleep(_BETWEEN_LOOKS_S)  # use of processors is what happens between two looks
     overview = looker.look()
@@ -116,9 +116,6 @@ def _once(looker: Looker, as_json: bool) -> None:
 
 
 def _live(looker: Looker, every: float) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console()
 
     def view() -> Any:
@@ -151,7 +148,7 @@ def _keys() -> Generator[Any]:
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds)
         return
-    import termios
+    import termios  # Unix alone has them
     import tty
 
     before = termios.tcgetattr(sys.stdin)

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
 
 from phalanx.errors import DeclarationError
 from phalanx.show.tables import Table
@@ -64,8 +68,6 @@ def _page(path: Path) -> Path:
 
 
 def _print(made: Report, rows: int | None) -> None:
-    from rich.console import Console
-
     terminal = Console(highlight=False)
     if not terminal.is_terminal:  # a file or a pipe has room
         terminal.width = max(terminal.width, _WIDE)
@@ -78,9 +80,6 @@ def _print(made: Report, rows: int | None) -> None:
 
 def _rich(table: Table, rows: int | None) -> Any:
     """The table with numbers to the right, names kept whole, and no more than so many rows."""
-    from rich import box
-    from rich.table import Table as RichTable
-
     shown = table.rows[:rows]
     left_out = len(table.rows) - len(shown)
     made = RichTable(
@@ -107,6 +106,4 @@ def _text(cell: Any) -> str:
         return f"{cell:,.0f}" if cell >= 1000 else f"{cell:.3g}"
     if isinstance(cell, int):
         return f"{cell:,}"
-    from rich.markup import escape
-
     return escape(", ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell))

@@ -145,7 +145,7 @@ class CallExplanation:
         return "\n".join([self.title, *map(str, self.tables())])
 
     def __rich__(self) -> Any:
-        from rich.console import Group
+        from rich.console import Group  # only where something is shown
         from rich.text import Text
 
         return Group(Text(self.title), *self.tables())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from phalanx.config import settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console  # only where something is shown
 
 T = TypeVar("T")
 _FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
@@ -57,7 +57,7 @@ def terminal() -> Console | None:
     """Where progress is shown; None where nobody looks."""
     if not settings().progress:
         return None
-    from rich.console import Console
+    from rich.console import Console  # only where something is shown
 
     console = Console(stderr=True)
     return console if console.is_terminal or console.is_jupyter else None
@@ -67,7 +67,13 @@ def bar(console: Console, transient: bool) -> Any:
     """Bars of counted things; field ``now`` of a task stands behind its count."""
     if console.is_jupyter:
         return NotebookBar(transient)
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )  # only where something is shown
 
     return Progress(
         TextColumn("{task.description}"),
@@ -129,7 +135,7 @@ class NotebookBar:
         )
 
     def _show(self) -> None:
-        from IPython.display import display  # pyright: ignore[reportMissingImports]
+        from IPython.display import display  # in a notebook it is there  # pyright: ignore[reportMissingImports]
 
         data = {"text/plain": self.line()}
         if self._handle is None:

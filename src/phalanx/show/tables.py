@@ -29,19 +29,19 @@ class Table:
         return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from rich.console import Console  # only where something is shown
 
         text = io.StringIO()
         Console(file=text, width=_width(self), color_system=None).print(self._rich(), *self.notes, sep="\n")
         return text.getvalue().rstrip("\n")
 
     def __rich__(self) -> Any:
-        from rich.console import Group
+        from rich.console import Group  # only where something is shown
 
         return Group(self._rich(), *self.notes)
 
     def _rich(self) -> Any:
-        from rich import box
+        from rich import box  # only where something is shown
         from rich.table import Table as RichTable
 
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)

@@ -24,7 +24,7 @@ def export(trace: Trace, provider: Any = None) -> int:
         DeclarationError: the package ``opentelemetry`` is not installed.
     """
     try:
-        from opentelemetry import trace as api
+        from opentelemetry import trace as api  # an extra
     except ImportError as error:
         raise DeclarationError(
             "spans for OpenTelemetry need the package opentelemetry-sdk: pip install 'phalanx[otel]'"

@@ -53,7 +53,7 @@ class Report:
         return "\n\n".join([self.title, *map(str, self.tables), *self.notes])
 
     def __rich__(self) -> Any:
-        from rich.console import Group
+        from rich.console import Group  # only where something is shown
 
         return Group(self.title, *(table.__rich__() for table in self.tables), *self.notes)
 

@@ -22,6 +22,7 @@ from phalanx.execution.control import MARK_VARIABLE
 from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.journal import path_of, read
+from phalanx.tracing.otel import export
 from phalanx.tracing.recorder import Draft, Place, Recorder, tracing
 from phalanx.tracing.report import Report, report
 from phalanx.tracing.spans import process
@@ -339,8 +340,6 @@ class Tracer:
         Raises:
             DeclarationError: the package ``opentelemetry`` is not installed.
         """
-        from phalanx.tracing.otel import export
-
         return export(self.events, provider)
 
     def __enter__(self) -> Tracer:
