@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.declare.register import register as register
     from phalanx.declare.worker import Worker as Worker
     from phalanx.dispatch.modes import register_dispatch_mode as register_dispatch_mode
+    from phalanx.dispatch.settings import ByPiece as ByPiece
     from phalanx.dispatch.shardable import register_shardable as register_shardable
     from phalanx.dispatch.shardable import replicate as replicate
     from phalanx.dispatch.split import count_rows as count_rows
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from phalanx.tracing.spans import span as span
 
 _HOME = {
+    "ByPiece": "phalanx.dispatch.settings",
     "CallCancelled": "phalanx.errors",
     "CallError": "phalanx.errors",
     "CallFuture": "phalanx.runtime.calls.future",

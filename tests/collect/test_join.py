@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from phalanx.collect.join import gather, join_rows
 from phalanx.dispatch.plan import GatherPlan
+from phalanx.dispatch.settings import ByPiece
 from phalanx.errors import DispatchError
 from tests.dispatch.support import Batch, same
 
@@ -40,7 +41,7 @@ def test_structures_are_joined_leaf_by_leaf() -> None:
         {
             "x": torch.tensor([1, 2, 3]),
             "y": (np.array([1.0, 2.0, 3.0]), ["a", "b", "c"]),
-            "loss": [0.5, 0.7],
+            "loss": ByPiece([0.5, 0.7]),
             "note": None,
         },
     )
@@ -50,8 +51,9 @@ def test_keys_in_another_order_are_the_same_keys() -> None:
     assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
 
 
-def test_scalar_tensors_come_back_as_a_list_by_piece() -> None:
+def test_scalar_tensors_that_differ_come_back_by_piece() -> None:
     out = gather(rows(2), [torch.tensor(1.0), torch.tensor(2.0)])
+    assert isinstance(out, ByPiece)
     assert [value.item() for value in out] == [1.0, 2.0]
 
 
@@ -59,8 +61,8 @@ def test_none_from_every_rank_is_none() -> None:
     assert gather(rows(3), [None, None, None]) is None
 
 
-def test_a_number_from_some_ranks_and_none_from_others_is_a_list() -> None:
-    assert join_rows([None, 3]) == [None, 3]
+def test_a_number_from_some_ranks_and_none_from_others_is_kept_by_piece() -> None:
+    assert join_rows([None, 3]) == ByPiece([None, 3])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_the_result_shares_no_memory_with_the_outputs(count: int) -> None:
     joined = join_rows([output] * count)
     joined["t"] += 1
     joined["a"] += 1
-    joined["s"][0] += 1
+    joined["s"] += 1
     joined["l"][0] += 1
     joined["l"][1]["x"] += 1
     assert tensor.tolist() == [0, 1, 2, 3]
@@ -152,7 +154,7 @@ def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
     assert gather(plan, outputs) == {
         "rows": [0, 1, 2, 3, 4, 5, 6],
         "losses": [9, 9, 8, 8],
-        "text": ["abcd", "efgh"],
+        "text": ByPiece(["abcd", "efgh"]),
     }
 
 
@@ -181,5 +183,6 @@ def test_no_pieces_are_refused() -> None:
         join_rows([])
 
 
-def test_numbers_that_are_not_a_number_survive() -> None:
-    assert math.isnan(join_rows([{"kl": float("nan")}])["kl"][0])
+@pytest.mark.parametrize("count", [1, 2])
+def test_numbers_that_are_not_a_number_are_equal(count: int) -> None:
+    assert math.isnan(join_rows([{"kl": float("nan")}] * count)["kl"])

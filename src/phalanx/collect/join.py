@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.rowtypes import RowOps
+from phalanx.dispatch.rowtypes import RowOps, list_like
+from phalanx.dispatch.settings import ByPiece, one_or_by_piece
 from phalanx.dispatch.shardable import ops_for
 from phalanx.dispatch.split import row_ops
 from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
@@ -80,7 +81,7 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
         pairs = list(zip(names, taken, strict=True))
         names = [name for name, value in pairs for _ in _halves(value)]
         taken = [half for value in taken for half in _halves(value)]
-    return _Join(names, plan.rows, plan.order).join(taken, "")
+    return _Join(names, plan.rows, plan.order).whole(taken)
 
 
 def _halves(value: Any) -> tuple[Any, ...]:
@@ -92,15 +93,16 @@ def join_rows(pieces: Sequence[Any]) -> Any:
 
     Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
     concatenated; pieces of zero rows only count where all are empty, so that their dtype and row shape do not
-    matter. Leaves without rows (numbers, strings, 0-d tensors, unregistered types) become a list by piece;
-    a leaf that is None in every piece stays None. The result shares no memory with the pieces.
+    matter. Leaves without rows come back once where they are plain values that are equal in all pieces (numbers,
+    texts, None, paths, members of enums, 0-d tensors), and else as a ``px.ByPiece``; of one piece they are the value
+    itself. The result shares no memory with the pieces.
 
     Raises:
         DispatchError: there are no pieces, or they cannot be joined; the message names those that differ.
     """
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
-    return _Join([f"piece {index}" for index in range(len(pieces))]).join(list(pieces), "")
+    return _Join([f"piece {index}" for index in range(len(pieces))]).whole(list(pieces))
 
 
 def collect_all_to_all(group: Any, outputs: list[Any]) -> list[Any]:
@@ -116,9 +118,16 @@ class _Join:
     rows: Sequence[int] | None = None
     order: Sequence[int] | None = None
 
+    def whole(self, values: list[Any]) -> Any:
+        try:
+            return self.join(values, "")
+        except RecursionError:
+            raise DispatchError(
+                "results cannot be joined: one holds itself or is nested too deep. Return rows in a flat structure, or "
+                "declare a mode that returns a list, such as Dispatch.DP_COMPUTE_METRIC"
+            ) from None
+
     def join(self, values: list[Any], path: str) -> Any:
-        if all(value is None for value in values):
-            return None
         nodes = [node_of(value) for value in values]
         first = nodes[0]
         if first is not None and all(_alike(first, node) for node in nodes):
@@ -129,7 +138,7 @@ class _Join:
         ops = all_ops[0]
         if any(other is not ops for other in all_ops):
             raise self._differ(values, path)
-        return [_owned(value) for value in values] if ops is None else self._rows(ops, values, path)
+        return _owned(one_or_by_piece(values)) if ops is None else self._rows(ops, values, path)
 
     def _children(self, first: Node, nodes: list[Node], path: str) -> Any:
         columns = [dict(zip(node.keys, node.values, strict=True)) for node in nodes] if first.named else None
@@ -146,7 +155,7 @@ class _Join:
         counts = [ops.count(value) or 0 for value in values]
         filled = [value for value, count in zip(values, counts, strict=True) if count] or values[:1]
         if ops.kind == "list":
-            filled = [[_owned(row) for row in rows] for rows in filled]
+            filled = [_owned(rows) for rows in filled]
         try:
             joined = ops.concat(filled)
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -244,6 +253,8 @@ def _owned(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
     if isinstance(value, list):
-        return [_owned(item) for item in value]
+        return list_like(value, [_owned(item) for item in value])
+    if isinstance(value, ByPiece):
+        return ByPiece(map(_owned, value))
     node = node_of(value)
     return value if node is None else node.rebuild([_owned(child) for child in node.values])

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.declare.modes import CustomMode, DispatchMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
-from phalanx.dispatch.structure import flatten, is_future
+from phalanx.dispatch.structure import flatten, holds, is_future
 from phalanx.errors import DispatchError
 
 
@@ -108,7 +108,7 @@ class Call:
 
 def has_future(value: Any) -> bool:
     """Whether ``value`` is a future or a structure with one in it."""
-    return is_future(value) or any(is_future(leaf.value) for leaf in flatten(value, "")[0])
+    return holds(value, is_future)
 
 
 def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -12,7 +12,15 @@ from phalanx.declare.modes import DispatchMode
 from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.dispatch.shardable import ops_for
-from phalanx.dispatch.split import Cut, even_sizes, grouped_sizes, row_ops, rows_of, split_leaves
+from phalanx.dispatch.split import (
+    Cut,
+    even_sizes,
+    grouped_sizes,
+    refuse_unclear_rows,
+    row_ops,
+    rows_of,
+    split_leaves,
+)
 from phalanx.dispatch.structure import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
@@ -104,8 +112,9 @@ class _TakenApart:
 
     @classmethod
     def of(cls, call: Call, whole: int | str | None) -> _TakenApart:
-        leaves = {a.key: flatten(a.value, a.name) for a in call.arguments() if a.key != whole}
+        leaves = {a.key: _flattened(call, a) for a in call.arguments() if a.key != whole}
         every = [leaf for found, _ in leaves.values() for leaf in found]
+        refuse_unclear_rows(every, call.where)
         shared = {
             id(leaf.value): unwrap(leaf.value)
             for found, build in leaves.values()
@@ -124,6 +133,13 @@ class _TakenApart:
         if not any(_differs(leaf) for leaf in leaves):
             return Same(unwrap(argument.value))
         return parts.deal(split_leaves(leaves, build, cut, self.rows))
+
+
+def _flattened(call: Call, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
+    try:
+        return flatten(argument.value, argument.name)
+    except DispatchError as error:
+        raise DispatchError(f"{call.where}: {error}") from None
 
 
 def _differs(leaf: Leaf) -> bool:

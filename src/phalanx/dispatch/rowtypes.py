@@ -5,6 +5,7 @@ Optional packages are never imported here: their values bring what they need.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,32 @@ def make_ops(
         return [slice(value, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
 
     return RowOps(kind, count, slice, concat, take or take_by_slices, split or split_by_slices)
+
+
+def copy_state(source: object, made: object) -> None:
+    """Give ``made``, of the same class, the attributes of ``source``; what was cached from the whole stays behind."""
+    cls = type(source)
+    held = getattr(source, "__dict__", None)
+    if held is source:  # the dict whose keys are its attributes
+        object.__setattr__(made, "__dict__", made)
+        held = None
+    for name, value in (held or {}).items():
+        if not isinstance(getattr(cls, name, None), functools.cached_property):
+            object.__setattr__(made, name, value)
+    for name in _slots(cls):
+        if hasattr(source, name):
+            object.__setattr__(made, name, getattr(source, name))
+
+
+@functools.cache
+def _slots(cls: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _like(piece: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -121,11 +148,34 @@ def _array_count(array: np.ndarray[Any, Any]) -> int | None:
 def _array_concat(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
         return np.ma.concatenate(arrays)
-    return concat_arrays(arrays)
+    joined, first = concat_arrays(arrays), arrays[0]
+    if type(first) in (np.ndarray, np.memmap) or isinstance(joined, type(first)):
+        return joined
+    typed = joined.view(type(first))  # such as a recarray
+    copy_state(first, typed)
+    return typed
+
+
+def list_like(source: list[Any], rows: list[Any]) -> list[Any]:
+    """``rows`` as a list of the same subclass and attributes as ``source``, none of whose own code is run."""
+    if type(source) is list:
+        return rows
+    made = list.__new__(type(source))
+    copy_state(source, made)
+    list.extend(made, rows)
+    return made
+
+
+def _list_slice(rows: list[Any], start: int, stop: int) -> list[Any]:
+    return list_like(rows, list.__getitem__(rows, slice(start, stop)))
+
+
+def _list_take(rows: list[Any], indices: Sequence[int]) -> list[Any]:
+    return list_like(rows, [list.__getitem__(rows, i) for i in indices])
 
 
 def _list_concat(lists: list[list[Any]]) -> list[Any]:
-    return [row for rows in lists for row in rows]
+    return list_like(lists[0], [row for rows in lists for row in list.__iter__(rows)])
 
 
 def _arrow_concat(tables: list[Any]) -> Any:
@@ -154,7 +204,19 @@ def _tensor_dict_count(value: Any) -> int | None:
 
 
 def _tensor_dict_take(value: Any, indices: Sequence[int]) -> Any:
-    return value[torch.as_tensor(list(indices), dtype=torch.long, device=value.device)]
+    return _locked_like(value, value[torch.as_tensor(list(indices), dtype=torch.long, device=value.device)])
+
+
+def _tensor_dict_slice(value: Any, start: int, stop: int) -> Any:
+    return _locked_like(value, value[start:stop])
+
+
+def _tensor_dict_concat(values: list[Any]) -> Any:
+    return _locked_like(values[0], torch.cat(values))
+
+
+def _locked_like(source: Any, made: Any) -> Any:
+    return made.lock_() if source.is_locked else made
 
 
 def _slice(value: Any, start: int, stop: int) -> Any:
@@ -162,7 +224,7 @@ def _slice(value: Any, start: int, stop: int) -> Any:
 
 
 TENSOR_DICT = make_ops(
-    "TensorDict", _tensor_dict_count, _slice, lambda parts: torch.cat(parts), _tensor_dict_take
+    "TensorDict", _tensor_dict_count, _tensor_dict_slice, _tensor_dict_concat, _tensor_dict_take
 )
 _ARROW = make_ops(
     "Arrow table",
@@ -173,7 +235,7 @@ _ARROW = make_ops(
 )
 _TENSOR = make_ops("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tensor_take, _tensor_split)
 _ARRAY = make_ops("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])
-_LIST = make_ops("list", len, _slice, _list_concat, lambda rows, indices: [rows[i] for i in indices])
+_LIST = make_ops("list", list.__len__, _list_slice, _list_concat, _list_take)
 
 BUILT_IN: dict[type, RowOps] = {np.ndarray: _ARRAY, list: _LIST}
 BUILT_IN_BY_NAME: dict[str, RowOps] = {

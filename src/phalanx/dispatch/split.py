@@ -9,11 +9,13 @@ from typing import Any
 
 from phalanx.dispatch.plan import FuturePiece
 from phalanx.dispatch.rowtypes import RowOps
+from phalanx.dispatch.settings import ByPiece, Settings, digest, is_table_like
 from phalanx.dispatch.shardable import ops_for
 from phalanx.dispatch.structure import Build, Leaf, flatten, is_future, unwrap
-from phalanx.errors import DispatchError
+from phalanx.errors import DispatchError, PhalanxError
 
 _SHOWN = 12
+_SHOWN_TEXT = 120
 
 
 def even_sizes(rows: int, parts: int) -> list[int]:
@@ -89,6 +91,32 @@ def row_ops(leaf: Leaf) -> RowOps | None:
     return ops if ops is not None and ops.count(leaf.value) is not None else None
 
 
+def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
+    """No leaf is a value of which it is not known what each piece should get.
+
+    Raises:
+        DispatchError: one is a ``ByPiece`` of an earlier call, or a table of a type whose rows are not known.
+    """
+    for leaf in leaves:
+        if isinstance(leaf.value, ByPiece):
+            raise DispatchError(
+                f"{where}: {leaf.path} is {_shown(leaf.value)}, on which the pieces of an earlier call did not agree; "
+                f"it has no rows, and which of its {len(leaf.value)} values is meant is not known. Put one value in "
+                "its place, such as its first or its mean, or px.replicate(...) to give all of them to every rank"
+            )
+        if ops_for(leaf.value) is None and is_table_like(leaf.value):
+            kind = f"{type(leaf.value).__module__}.{type(leaf.value).__qualname__}"
+            raise DispatchError(
+                f"{where}: {leaf.path} is a {kind}, whose rows are not known, so it cannot be split with the others; "
+                "teach them with px.register_shardable, or wrap it in px.replicate(...) to give it whole to every rank"
+            )
+
+
+def _shown(value: ByPiece[Any]) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
+
+
 def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
     """The row count that all leaves with rows agree on; None where no leaf has rows.
 
@@ -112,7 +140,13 @@ def count_rows(value: Any) -> int | None:
     Raises:
         DispatchError: leaves have different numbers of rows.
     """
-    return rows_of(flatten(value, "value")[0], "count_rows")
+    leaves, _ = flatten(value, "value")
+    return rows_of(leaves, "count_rows")
+
+
+def settings_of(leaves: Iterable[Leaf]) -> Settings:
+    """What is known of the leaves without rows by those who only see that."""
+    return tuple((leaf.path, digest(leaf.value)) for leaf in leaves if row_ops(leaf) is None)
 
 
 def split_rows(value: Any, parts: int) -> list[Any]:
@@ -122,13 +156,16 @@ def split_rows(value: Any, parts: int) -> list[Any]:
     in ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, or ``parts`` is not a whole number from 1.
+        DispatchError: leaves have different numbers of rows, one is a ``px.ByPiece`` or a table of an unknown type, or
+            ``parts`` is not a whole number from 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise DispatchError(
             f"split_rows(..., {parts!r}): expected the number of pieces, a whole number from 1"
         )
-    return split_leaves(*flatten(value, "value"), Cut(even_sizes(count_rows(value) or 0, parts)))
+    leaves, build = flatten(value, "value")
+    refuse_unclear_rows(leaves, "split_rows")
+    return split_leaves(leaves, build, Cut(even_sizes(rows_of(leaves, "split_rows") or 0, parts)))
 
 
 def slice_rows(value: Any, start: int, stop: int) -> Any:
@@ -162,7 +199,27 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
             for index in range(parts)
         ]
     ops = row_ops(leaf)
-    return cut.pieces(leaf.value, ops) if ops is not None else [unwrap(leaf.value)] * parts
+    if ops is None:
+        return [unwrap(leaf.value)] * parts
+    try:
+        return cut.pieces(leaf.value, ops)
+    except PhalanxError:
+        raise
+    except Exception as error:  # such as a layout of tensors that has no rows of its own
+        raise DispatchError(
+            f"{leaf.path}, a {_kind(leaf.value)}, cannot be split by rows: {type(error).__name__}: "
+            f"{_first_line(error)}. Give it in a form that can be cut along dim 0, or px.replicate(...) to give it "
+            "whole to every rank"
+        ) from error
+
+
+def _kind(value: Any) -> str:
+    layout = getattr(value, "layout", None)
+    return f"{type(value).__name__}{'' if layout is None else f' of layout {layout}'}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:_SHOWN_TEXT]
 
 
 def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections import OrderedDict, UserDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+from phalanx.dispatch.rowtypes import copy_state
 from phalanx.dispatch.shardable import Replicate, ops_for
+from phalanx.errors import DispatchError
+
+_NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,41 @@ def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]]
     """The leaves of ``value`` in order, and what builds the same structure from other leaves.
 
     That is ``next`` for a value that is a leaf itself, and a :class:`Build` for others.
+
+    Raises:
+        DispatchError: the structure holds itself, or is nested too deep.
     """
+    try:
+        return _flatten(value, path)
+    except RecursionError:
+        raise DispatchError(
+            f"{path or 'a value'} is a {type(value).__name__} that holds itself or is nested too deep to be taken "
+            "apart for its rows; give rows in a flat dict, or px.replicate(...) to give it whole to every rank"
+        ) from None
+
+
+def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
     node = node_of(value)
     if node is None:
         return [Leaf(path, value)], next
-    parts = [flatten(child, path + step) for step, child in zip(node.steps, node.values, strict=True)]
+    parts = [_flatten(child, path + step) for step, child in zip(node.steps, node.values, strict=True)]
     leaves = [leaf for part, _ in parts for leaf in part]
     return leaves, Build(node, [(len(part), build) for part, build in parts])
+
+
+def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether ``value`` is a leaf that is ``wanted``, or a structure with one in it; it may hold itself."""
+    left, met = [value], dict[int, Any]()  # met are held, so that no id is used twice
+    while left:
+        each = left.pop()
+        children = _children(each)
+        if children is None:
+            if wanted(each):
+                return True
+        elif id(each) not in met:
+            met[id(each)] = each
+            left.extend(children)
+    return False
 
 
 def unwrap(value: Any) -> Any:
@@ -112,10 +145,19 @@ def unwrap(value: Any) -> Any:
     """
     if isinstance(value, Replicate):
         return value.value
-    leaves, build = flatten(value, "")
-    if build is next or not any(isinstance(leaf.value, Replicate) for leaf in leaves):
+    if not holds(value, lambda leaf: isinstance(leaf, Replicate)):
         return value
+    leaves, build = flatten(value, "")
     return build(leaf.value.value if isinstance(leaf.value, Replicate) else leaf.value for leaf in leaves)
+
+
+def _children(value: Any) -> Iterable[Any] | None:
+    """What :func:`node_of` gives as ``values``, without the way to them and back; None for a leaf."""
+    cls = type(value)
+    if cls in (dict, tuple) and ops_for(value) is None:
+        return value.values() if cls is dict else value
+    node = None if cls in _NO_STRUCTURES else node_of(value)
+    return None if node is None else node.values
 
 
 def _tuple_node(value: tuple[Any, ...]) -> Node | None:
@@ -144,26 +186,45 @@ def _rebuild_dict(source: Any, keys: tuple[Any, ...], values: Sequence[Any]) -> 
     items = dict(zip(keys, values, strict=True))
     if type(source) is dict:
         return items
-    copied = source.copy() if hasattr(source, "copy") else type(source)(source)
-    if isinstance(copied, UserDict):
-        copied.data = items
-    else:
-        copied.update(items)
-    return copied
+    if isinstance(source, UserDict):
+        renewed = copy.copy(source)
+        renewed.data = items
+        return renewed
+    return _refilled(source, items)
+
+
+def _refilled(source: dict[Any, Any], items: Mapping[Any, Any]) -> Any:
+    """Another dict of the same subclass and attributes, none of whose own code is run."""
+    kind = next(base for base in (OrderedDict, defaultdict, dict) if isinstance(source, base))
+    renewed = _new(kind, source)
+    if isinstance(source, defaultdict):
+        renewed.default_factory = source.default_factory
+    copy_state(source, renewed)
+    put = OrderedDict.__setitem__ if kind is OrderedDict else dict.__setitem__
+    for key, value in items.items():
+        put(renewed, key, value)
+    return renewed
+
+
+def _new(kind: Any, source: Any) -> Any:
+    cls = type(source)
+    try:
+        return kind.__new__(cls)
+    except TypeError as error:
+        raise DispatchError(
+            f"a {cls.__qualname__} cannot be taken apart and built again by rows: {error}; pass a dict with its "
+            "items, wrap it in px.replicate(...), or teach its rows with px.register_shardable"
+        ) from error
 
 
 def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
-    # Not through __init__: it may refuse a list by piece. What was cached from the whole stays behind.
-    cls = type(source)
-    copied = cast("Any", cls).__new__(cls)
-    for name, held in getattr(source, "__dict__", {}).items():
-        if not isinstance(getattr(cls, name, None), functools.cached_property):
-            object.__setattr__(copied, name, held)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(copied, name, value)
+    # Not through __init__: it may refuse what comes by piece.
+    fields = dict(zip(names, values, strict=True))
     if isinstance(source, dict):  # transformers' ModelOutput is a dict and a dataclass at once
-        fields = dict(zip(names, values, strict=True))
-        put = OrderedDict.__setitem__ if isinstance(source, OrderedDict) else dict.__setitem__
-        for key, held in source.items():
-            put(copied, key, fields.get(key, held))
-    return copied
+        renewed = _refilled(source, {key: fields.get(key, held) for key, held in source.items()})
+    else:
+        renewed = _new(type(source), source)
+        copy_state(source, renewed)
+    for name, value in fields.items():
+        object.__setattr__(renewed, name, value)
+    return renewed

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from phalanx.collect.join import gather, join_rows, with_rests
+from phalanx.dispatch.settings import differing
 from phalanx.dispatch.split import pad_rows, piece_bounds, slice_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.arrival import current_arrival, received
@@ -66,6 +67,11 @@ class Arguments:
     def _piece(self, piece: Piece) -> Any:
         """Rows of a result whose parts lie on other ranks: only the overlapping parts, or halves, are fetched."""
         infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
+        _check_settings(infos)
+        if all(
+            info.rows is None and info.settings for info in infos
+        ):  # no rows at all, and the same from all
+            return self._fetch([self._refs[piece.parts[0]]])[0]
         counts = [_rows_of(info, rank) for rank, info in enumerate(infos)]
         refs = piece.parts
         if piece.rests:
@@ -87,6 +93,17 @@ class Arguments:
             received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
         rows = taken[0] if in_place else join_rows(taken)
         return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+
+
+def _check_settings(infos: Sequence[PartInfo]) -> None:
+    """As a result that came through the driver would be refused where it holds a ``ByPiece``."""
+    paths = differing([info.settings for info in infos])
+    if paths:
+        raise DispatchError(
+            f"a future was passed where rows are split, but {', '.join(path or 'it' for path in paths[:8])} of its "
+            "result differs between the ranks that returned it, or is no plain value (a px.ByPiece in its .result()), "
+            "and has no rows. Put one value in its place in the .result(), or return the same from every rank"
+        )
 
 
 def _halves(info: PartInfo, rows: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.dispatch.split import count_rows, row_ops, slice_rows
+from phalanx.dispatch.split import row_ops, rows_of, settings_of, slice_rows
 from phalanx.dispatch.structure import flatten
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import encode
@@ -33,19 +33,25 @@ def described(result: Any, *, halves: bool) -> tuple[Any, ...]:
 
     With ``halves``, two objects stand for the output: itself and None, or its first and its second half.
     """
-    try:
-        rows = count_rows(result)
-    except DispatchError:  # leaves of different row counts: a fair result, only not the rows of another call
-        rows = None
     whole = encoded(result)
-    nbytes = getattr(whole, "nbytes", 0)
+    info = _info(result, getattr(whole, "nbytes", 0))
     if not halves:
-        return PartInfo(rows, nbytes, rows), whole
-    if rows is None or rows < 2 or nbytes < _HALVED_FROM or not _halves_are_rows(result):
-        return PartInfo(rows, nbytes, rows), whole, None
+        return info, whole
+    rows = info.rows
+    if rows is None or rows < 2 or info.nbytes < _HALVED_FROM or not _halves_are_rows(result):
+        return info, whole, None
     middle = -(-rows // 2)
     first, second = slice_rows(result, 0, middle), slice_rows(result, middle, rows)
-    return PartInfo(rows, nbytes, middle), encode(first), encode(second)
+    return info._replace(first_rows=middle), encode(first), encode(second)
+
+
+def _info(result: Any, nbytes: int) -> PartInfo:
+    try:
+        leaves, _ = flatten(result, "")
+        rows = rows_of(leaves, "")
+    except DispatchError:  # leaves of different row counts: a fair result, only not the rows of another call
+        return PartInfo(None, nbytes)
+    return PartInfo(rows, nbytes, rows, settings_of(leaves))
 
 
 def _halves_are_rows(result: Any) -> bool:

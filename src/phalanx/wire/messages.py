@@ -140,11 +140,14 @@ class PartInfo(NamedTuple):
     """What is known of a stored part without fetching it.
 
     A part that lies in two halves has its first ``first_rows`` rows in the first; one that lies in one, all.
+    ``settings`` are path and digest of each leaf without rows, by which parts are compared; no digest where the leaf
+    is no plain value.
     """
 
     rows: int | None
     nbytes: int
     first_rows: int | None = None
+    settings: tuple[tuple[str, bytes], ...] = ()
 
 
 class SideChannel(NamedTuple):

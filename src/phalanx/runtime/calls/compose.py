@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
-from phalanx.dispatch.split import count_rows, pad_rows, piece_bounds, slice_rows
+from phalanx.dispatch.split import pad_rows, piece_bounds, refuse_unclear_rows, rows_of, slice_rows
+from phalanx.dispatch.structure import flatten
 from phalanx.runtime.calls.bundling import bundles
 from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
@@ -113,7 +114,10 @@ class References:
 
 def _rows_of(value: Any, piece: FuturePiece) -> Any:
     """The piece's rows of a result that had to come through the driver (custom collect, undone padding)."""
-    start, stop = piece_bounds(count_rows(value) or 0, piece.count, piece.index)
+    leaves, _ = flatten(value, "the result of a future")
+    refuse_unclear_rows(leaves, "a future was passed where rows are split")
+    total = rows_of(leaves, "a future was passed where rows are split") or 0
+    start, stop = piece_bounds(total, piece.count, piece.index)
     rows = slice_rows(value, start, stop)
     return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
 

@@ -1,0 +1,181 @@
+"""Leaves without rows: what comes back is what went in, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+import pickle
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx as px
+from phalanx.collect.join import join_rows
+from phalanx.declare.modes import Dispatch
+from phalanx.dispatch.planner import plan
+from phalanx.dispatch.settings import ByPiece, differing, digest
+from phalanx.dispatch.split import split_rows
+from phalanx.errors import DispatchError
+from tests.dispatch.support import FakeTarget, meshed, run, spec_of
+
+
+class Kind(enum.Enum):
+    GREEDY = "greedy"
+
+
+PLAIN: list[Any] = [
+    *(None, True, 3, 1 << 70, 0.7, float("nan"), 3j, "text", b"bytes", Kind.GREEDY, Decimal("0.1")),
+    *(
+        Path("/a"),
+        datetime.date(2026, 1, 1),
+        range(3),
+        slice(1, 2),
+        frozenset({"b", "a"}),
+        len,
+        torch.nn.Linear,
+    ),
+    *(torch.float32, torch.device("cpu"), torch.Size([2]), np.dtype("int8"), np.float32(0.1), np.array(3)),
+    *(
+        torch.tensor(2.5),
+        torch.tensor(float("nan")),
+        np.str_("x"),
+        np.datetime64("2026-01-01"),
+        pd.Timestamp(0),
+    ),
+]
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+SETTINGS = st.dictionaries(
+    st.text(), ATOMS | st.tuples(ATOMS) | st.dictionaries(st.text(), ATOMS), max_size=4
+)
+
+
+def told_apart(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"
+
+
+@given(SETTINGS, st.integers(0, 9), st.integers(1, 5))
+def test_a_batch_keeps_its_settings_and_rows(settings: dict[str, Any], rows: int, world: int) -> None:
+    batch = {"ids": list(range(rows)), "settings": settings}
+    for mode, target in (
+        (Dispatch.DP_COMPUTE_PROTO, FakeTarget(world)),
+        (Dispatch.mesh(), meshed(dp=world, tp=2)),
+    ):
+        assert repr(run(spec_of(mode), target, batch)) == repr(batch)
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=told_apart)
+def test_a_plain_value_comes_back_once(value: Any) -> None:
+    joined = join_rows([pickle.loads(pickle.dumps(value)) for _ in range(3)])
+    assert told_apart(joined) == told_apart(value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 2), (1, True), (1, 1.0), (1, None), ("a", b"a"), (np.int8(1), np.int16(1)), (Kind, Kind.GREEDY)],
+)
+def test_values_that_differ_in_value_or_type_come_back_by_piece(values: Any) -> None:
+    assert list(join_rows(list(values))) == list(values)
+    assert isinstance(join_rows(list(values)), ByPiece)
+
+
+def test_tensors_of_one_number_that_differ_come_back_by_piece() -> None:
+    assert isinstance(join_rows([torch.tensor(1), torch.tensor(1.0)]), ByPiece)
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 3, np.array(None)])
+def test_what_only_its_type_could_compare_comes_back_by_piece(value: Any) -> None:
+    assert isinstance(join_rows([value, value]), ByPiece)
+
+
+def test_one_piece_gives_the_value_itself() -> None:
+    value = object()
+    assert join_rows([value]) is value
+
+
+def test_what_a_rank_without_rows_returned_counts_as_that_of_the_others() -> None:
+    def mean(x: Any) -> Any:
+        return {"x": x, "mean": sum(x) / len(x) if x else None}
+
+    assert run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), [4.0], method=mean)["mean"] == ByPiece(
+        [4.0, None]
+    )
+
+
+def test_values_by_piece_are_a_sequence_that_survives_pickling() -> None:
+    values = px.ByPiece([1, 2.5])
+    assert (len(values), values[-1], values[0:1], list(values), 2.5 in values) == (
+        2,
+        2.5,
+        (1,),
+        [1, 2.5],
+        True,
+    )
+    assert repr(values) == "ByPiece([1, 2.5])"
+    assert pickle.loads(pickle.dumps(values)) == values != [1, 2.5]
+
+
+@pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_METRIC, Dispatch.mesh()])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_values_by_piece_are_no_rows_whatever_their_number(mode: Any, rows: int) -> None:
+    batch = {"ids": torch.zeros(rows), "temp": ByPiece([0.7, 0.8])}
+    with pytest.raises(DispatchError, match=r"x\['temp'\] is ByPiece\(\[0\.7, 0\.8\]\).*px\.replicate"):
+        plan(spec_of(mode, lambda x: x), meshed(dp=2), (batch,), {})
+
+
+def test_values_by_piece_go_whole_where_that_is_said() -> None:
+    values = ByPiece([1, 2])
+    assert plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (values,), {}).arguments_of(1)[0] == (values,)
+    replicated = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), ([1, 2], px.replicate(values)), {})
+    assert replicated.arguments_of(1)[0] == ([2], values)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        *(pd.DataFrame({"a": [1, 2]}), pd.Series([1, 2]), pd.Index([1, 2])),
+        *(
+            pa.array([1, 2]),
+            pa.chunked_array([[1, 2]]),
+            collections.deque([1, 2]),
+            collections.UserList([1, 2]),
+        ),
+    ],
+    ids=lambda table: type(table).__name__,
+)
+def test_a_table_of_unknown_rows_is_refused_and_not_replicated(table: Any) -> None:
+    for batch in ({"x": torch.zeros(2), "t": table}, {"t": table}):
+        with pytest.raises(DispatchError, match=r"x\['t'\] is a .*register_shardable.*px\.replicate"):
+            plan(spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x), FakeTarget(2), (batch,), {})
+    assert split_rows(px.replicate(table), 2)[1] is table
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=told_apart)
+def test_plain_values_are_no_tables(value: Any) -> None:
+    assert split_rows(value, 2) == [value, value] or value != value
+
+
+def test_a_digest_is_the_same_in_another_process() -> None:
+    code = "from phalanx.dispatch.settings import digest; print(digest(frozenset({'b', 'a', 'c'})).hex())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == digest(frozenset({"c", "b", "a"})).hex()
+
+
+@given(st.lists(ATOMS, min_size=1, max_size=4))
+def test_what_is_known_of_the_pieces_tells_what_their_join_would_be(values: list[Any]) -> None:
+    by_piece = isinstance(join_rows([{"v": value} for value in values])["v"], ByPiece)
+    assert by_piece == bool(differing([(("['v']", digest(value)),) for value in values]))
+
+
+def test_a_number_of_any_length_can_be_compared() -> None:
+    assert join_rows([10**5000, 10**5000]) == 10**5000

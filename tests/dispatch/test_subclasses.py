@@ -1,0 +1,141 @@
+"""Containers of a type of their own keep it when they are split and joined; what cannot be cut says so."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from phalanx.collect.join import join_rows
+from phalanx.declare.modes import Dispatch
+from phalanx.dispatch.planner import plan
+from phalanx.dispatch.split import split_rows
+from phalanx.errors import DispatchError
+from tests.dispatch.support import FakeTarget, spec_of
+
+
+class Config(dict[str, Any]):
+    """Its keys are its attributes, and a missing one is a KeyError."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Own(dict[str, Any]):
+    """A dict that is its own ``__dict__``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
+
+
+class Tagged(list[Any]):
+    __slots__ = ("__hidden", "tag")
+
+    def __init__(self, rows: Any, tag: str) -> None:
+        super().__init__(rows)
+        self.tag, self.__hidden = tag, tag
+
+    @property
+    def hidden(self) -> str:
+        return self.__hidden
+
+
+class Strict(dict[str, Any]):
+    """Refuses to be filled from outside, and to be made without a name."""
+
+    def __init__(self, name: str, **items: Any) -> None:
+        super().__init__(**items)
+        self.name = name
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("read only")
+
+
+class Renewed(collections.UserDict[str, Any]):
+    kind = "own"
+
+
+MAKERS: list[Any] = [
+    lambda x: Config(x=x, temp=0.7),
+    lambda x: Own(x=x, temp=0.7),
+    lambda x: Strict("s", x=x, temp=0.7),
+    lambda x: collections.OrderedDict(x=x, temp=0.7),
+    lambda x: collections.defaultdict(list, x=x, temp=0.7),
+    lambda x: collections.Counter(x=x, temp=0.7),
+    lambda x: Renewed(x=x, temp=0.7),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(st.lists(st.integers(), max_size=7), st.integers(1, 4))
+def test_a_dict_keeps_its_type_and_items(make: Any, rows: list[int], parts: int) -> None:
+    whole = make(rows)
+    pieces = split_rows(whole, parts)
+    joined = join_rows(pieces)
+    assert {type(each) for each in [*pieces, joined]} == {type(whole)}
+    assert joined == whole == make(rows)
+
+
+def test_a_dict_keeps_the_attributes_of_its_own() -> None:
+    assert join_rows(split_rows(Strict("s", x=[1, 2]), 2)).name == "s"
+    assert split_rows(Own(x=[1, 2]), 2)[1].x == [2]
+    assert split_rows(collections.defaultdict(list, x=[1, 2]), 2)[1]["new"] == []
+
+
+@given(st.lists(st.integers(), max_size=7), st.integers(1, 4))
+def test_a_list_keeps_its_type_and_attributes(rows: list[int], parts: int) -> None:
+    pieces = split_rows(Tagged(rows, "t"), parts)
+    joined = join_rows(pieces)
+    assert [(type(each), each.tag, each.hidden) for each in [*pieces, joined]] == [(Tagged, "t", "t")] * (
+        parts + 1
+    )
+    assert joined == rows
+
+
+def test_arrays_of_records_keep_their_type() -> None:
+    whole = np.rec.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i4"), ("b", "f8")])
+    joined = join_rows(split_rows(whole, 2))
+    assert type(joined) is np.recarray
+    assert joined.a.tolist() == [1, 3]
+
+
+def test_a_locked_tensordict_stays_locked() -> None:
+    whole = TensorDict({"x": torch.arange(4)}, batch_size=[4]).lock_()
+    pieces = split_rows(whole, 2)
+    assert [each.is_locked for each in [*pieces, join_rows(pieces)]] == [True] * 3
+    assert not join_rows(split_rows(TensorDict({"x": torch.arange(4)}, batch_size=[4]), 2)).is_locked
+
+
+def test_a_dict_that_holds_itself_goes_whole_and_is_refused_as_rows() -> None:
+    loop: dict[str, Any] = {"x": 1}
+    loop["loop"] = loop
+    assert plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (loop,), {}).arguments_of(1)[0] == (loop,)
+    with pytest.raises(DispatchError, match=r"update\(\).*: x is a dict that holds itself"):
+        plan(spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x), FakeTarget(2), (loop,), {})
+
+
+def test_a_result_that_holds_itself_is_refused_where_it_is_joined() -> None:
+    rows: list[Any] = [1]
+    rows.append(rows)
+    with pytest.raises(DispatchError, match="holds itself"):
+        join_rows([rows, [2]])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_tensor_without_rows_of_its_own_is_refused_by_name() -> None:
+    with pytest.raises(
+        DispatchError, match=r"x\['m'\], a Tensor of layout torch\.sparse_csr, cannot be split"
+    ):
+        plan(
+            spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x),
+            FakeTarget(2),
+            ({"m": torch.eye(4).to_sparse_csr()},),
+            {},
+        )
