@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.main import app
 from phalanx.tracing.files import load, write
-from tests.observe.made_up import TRACE
+from tests.tracing.made_up import TRACE
 
 runner = CliRunner()
 
@@ -46,7 +46,7 @@ def test_the_report_as_a_page_and_the_trace_in_another_format(file: Path, tmp_pa
 def test_long_tables_are_cut_unless_all_is_asked_for(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tests.observe.made_up import track
+    from tests.tracing.made_up import track
 
     many = replace(TRACE, tracks=tuple(track(rank) for rank in range(40)), calls=(), spans=())
     path = str(write(many, tmp_path / "run.jsonl"))

@@ -21,9 +21,9 @@ from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.imports import importing
+from phalanx.execution.journals import Journals, size_of
 from phalanx.execution.loops import Loop
 from phalanx.execution.results import PLAIN, described, encoded
-from phalanx.execution.traced import Tapes, size_of
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
@@ -77,7 +77,7 @@ class Host:
         self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         #: What a detached group leaves for drivers to come.
         self.record: bytes | None = None
-        self._tapes = Tapes(own_process=not services.in_driver)
+        self._journals = Journals(own_process=not services.in_driver)
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
@@ -99,9 +99,9 @@ class Host:
             self._log = apply(setup, self._services.in_driver)
             self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
-            self._tapes.files = setup.files
+            self._journals.files = setup.files
             with (
-                self._tapes.of(setup.trace, SETUP_CALL) as note,
+                self._journals.of(setup.trace, SETUP_CALL) as note,
                 self._during(SETUP_CALL, "", "__init__"),
             ):
                 quietly = _NOWHERE if self._services.in_driver else importing()
@@ -168,8 +168,8 @@ class Host:
         """
         board = None if self._control is None else self._control.board
         slot = board.begin(BARE_CALL, full_name(role, method)) if board is not None else 0
-        if self._tapes.on:
-            self._tapes.off()
+        if self._journals.on:
+            self._journals.off()
         try:
             function = getattr(self._target(role), method)
             bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
@@ -184,7 +184,7 @@ class Host:
                 board.end(slot)
 
     def _noted(self, call: RankCall, refs: Sequence[Any]) -> AbstractContextManager[Noted | None]:
-        return self._tapes.of(call.trace, call.call, waits=bool(refs))
+        return self._journals.of(call.trace, call.call, waits=bool(refs))
 
     def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
         if self._control is None:

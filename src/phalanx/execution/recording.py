@@ -59,7 +59,7 @@ class RankRecording:
     torch: str | None
 
 
-class Recorder:
+class CallCapture:
     """The hook. Arguments are decoded anew for the file, so that what a method does to its own does not show."""
 
     def __init__(self, host: Host, order: RecordOrder) -> None:
@@ -129,7 +129,7 @@ def state_of(instance: Any) -> tuple[str, Any]:
 
 def arm_recording(host: Host, key: str, order: RecordOrder) -> None:
     """Runs on the rank: keep its next calls."""
-    host.hooks.add(key, Recorder(host, order))
+    host.hooks.add(key, CallCapture(host, order))
 
 
 def end_recording(host: Host, key: str) -> RankRecording:

@@ -60,8 +60,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
 
 
-class Tape:
-    """The file of one rank and one trace. A tape that cannot be written says so once, and then writes nothing."""
+class Journal:
+    """The file of one rank and one trace. A journal that cannot be written says so once, and then writes nothing."""
 
     def __init__(self, path: str) -> None:
         self._left = _LIMIT
@@ -111,14 +111,14 @@ class Tape:
 
 
 class Noted:
-    """A call that a rank is at, as its tape hears of it: a context manager around the call.
+    """A call that a rank is at, as its rank's journal hears of it: a context manager around the call.
 
     Its three lines are put together by hand, and the first is written with the second where the call does not have to
     wait for arguments (``waits``): a call of 10 ms is to notice nothing of them.
     """
 
-    def __init__(self, tape: Tape, number: int, *, waits: bool = True) -> None:
-        self._tape = tape
+    def __init__(self, journal: Journal, number: int, *, waits: bool = True) -> None:
+        self._journal = journal
         self._number = number
         self._waits = waits
         self._held = ""  # a line that is yet to be written
@@ -129,7 +129,7 @@ class Noted:
     def __enter__(self) -> Noted:
         line = f'["{IN}",{self._number},{time.time_ns()}]'
         if self._waits:
-            self._tape.put(line)
+            self._journal.put(line)
         else:
             self._held = line + "\n"
         self._token = current.set(self)
@@ -141,7 +141,7 @@ class Noted:
 
     def _put(self, line: str) -> None:
         held, self._held = self._held, ""
-        self._tape.put(held + line)
+        self._journal.put(held + line)
 
     def finished(self) -> None:
         """The method is over."""
@@ -152,12 +152,12 @@ class Noted:
         self._result_bytes = nbytes
 
     def enter(self, name: str, attributes: dict[str, Any]) -> int:
-        """As :meth:`Tape.enter`, in this call."""
-        return self._tape.enter(name, attributes, self._number)
+        """As :meth:`Journal.enter`, in this call."""
+        return self._journal.enter(name, attributes, self._number)
 
     def leave(self, number: int, error: BaseException | None) -> None:
-        """As :meth:`Tape.leave`."""
-        self._tape.leave(number, error)
+        """As :meth:`Journal.leave`."""
+        self._journal.leave(number, error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -184,7 +184,7 @@ class Reading:
 
 
 def read(lines: Iterable[bytes], track: TrackKey) -> Reading:
-    """Read the lines of a tape; one that was cut off, as by the end of its process, is left out."""
+    """Read the lines of a journal; one that was cut off, as by the end of its process, is left out."""
     reading = Reading()
     open_spans: dict[int, int] = {}
     for record in _records(lines):

@@ -1,4 +1,4 @@
-"""What the driver notes of a trace while it is on, and how that and the ranks' tapes become one :class:`Trace`."""
+"""What the driver notes of a trace while it is on, and how that and the ranks' journals become one :class:`Trace`."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ class Draft:
         self.error = None if error is None else describe(error)
 
     def parts(self, reading: dict[TrackKey, Reading]) -> Iterable[Part]:
-        """Its parts, with what the ranks' tapes say of them."""
+        """Its parts, with what the ranks' journals say of them."""
         for position, rank in enumerate(self.ranks):
-            tape = reading.get(TrackKey(self.place.group, self.place.epoch, rank))
-            seen = (tape.parts.get(self.number) if tape else None) or Part(rank)
+            journal = reading.get(TrackKey(self.place.group, self.place.epoch, rank))
+            seen = (journal.parts.get(self.number) if journal else None) or Part(rank)
             yield replace(
                 seen,
                 encoded=_at(self.encoded, position),
@@ -136,7 +136,7 @@ def _at(values: Sequence[int], position: int) -> int | None:
 
 @dataclass
 class Place:
-    """One epoch of a group: its tracks, and what was read of its ranks' tapes."""
+    """One epoch of a group: its tracks, and what was read of its ranks' journals."""
 
     group: str
     epoch: int
@@ -145,8 +145,8 @@ class Place:
     notes: list[str] = field(default_factory=list[str])
 
 
-class Recorder:
-    """Everything that this process notes while at least one trace is on. ``id`` names the ranks' tapes."""
+class TraceRecorder:
+    """Everything that this process notes while at least one trace is on. ``id`` names the ranks' journals."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.id = secrets.token_hex(4)
@@ -200,7 +200,7 @@ class Recorder:
 class Switch:
     """Whether this process records calls: ``recorder`` is None while no trace is on."""
 
-    recorder: Recorder | None = None
+    recorder: TraceRecorder | None = None
 
 
 tracing = Switch()
@@ -225,7 +225,7 @@ def assemble(
     title: str = "",
     dropped: int = 0,
 ) -> Trace:
-    """The driver's notes and the ranks' tapes as one trace, with the clocks of other hosts corrected."""
+    """The driver's notes and the ranks' journals as one trace, with the clocks of other hosts corrected."""
     here = socket.gethostname()
     readings = {key: reading for place in places for key, reading in place.readings.items()}
     tracks = {track.key: track for place in places for track in place.tracks}

@@ -26,7 +26,7 @@ class Sink(Protocol):
 
 
 class _Process:
-    """Who hears of spans that lie in no call: the trace of this driver, the tape of this rank, or nobody."""
+    """Who hears of spans that lie in no call: the trace of this driver, the journal of this rank, or nobody."""
 
     sink: Sink | None = None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REFUSED_WITHIN_S = 1.0
 
 
-class Gathering(ABC):
+class Capture(ABC):
     """Under way until it is ended: once, by whoever asks first, or before the ranks' processes end.
 
     As a context manager it ends with the block, also with one that raises.

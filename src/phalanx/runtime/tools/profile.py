@@ -14,7 +14,7 @@ from phalanx.execution.profiling import ProfileOrder, ProfileReport, arm_profile
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
-from phalanx.runtime.tools.capture import REFUSED_WITHIN_S, Gathering
+from phalanx.runtime.tools.capture import REFUSED_WITHIN_S, Capture
 
 _TOOLS = ("torch", "nsys")
 _ACTIVITIES = ("cpu", "cuda")
@@ -38,7 +38,7 @@ def nsight(**options: str) -> dict[str, Any]:
     return {"nsight": chosen | {name.replace("_", "-"): value for name, value in options.items()}}
 
 
-class Profile(Gathering):
+class Profile(Capture):
     """A profile under way, and then its traces. Made by ``group.profile``.
 
     As a context manager it ends with the block. Otherwise ``wait()``, or asking for ``paths``, ends it; what the ranks

@@ -16,13 +16,13 @@ from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
-from phalanx.runtime.tools.capture import Gathering
+from phalanx.runtime.tools.capture import Capture
 from phalanx.runtime.tools.profile import check_calls
 from phalanx.runtime.tools.recording import name_of, write_recording
 from phalanx.wire.codec import encode
 
 
-class Record(Gathering):
+class Record(Capture):
     """A recording under way, and then its file. Made by ``group.record``.
 
     As a context manager it ends with the block, also with one that raises. Otherwise ``wait()``, or asking for

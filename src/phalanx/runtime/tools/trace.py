@@ -23,7 +23,7 @@ from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.journal import path_of, read
 from phalanx.tracing.otel import export
-from phalanx.tracing.recorder import Draft, Place, Recorder, tracing
+from phalanx.tracing.recorder import Draft, Place, TraceRecorder, tracing
 from phalanx.tracing.report import Report, report
 from phalanx.tracing.spans import process
 from phalanx.transport.base import Endpoint, Transport
@@ -39,9 +39,9 @@ _log = logging.getLogger("phalanx")
 
 @dataclass
 class Traced:
-    """One epoch of a group: what is recorded of it, and how its ranks' tapes are reached."""
+    """One epoch of a group: what is recorded of it, and how its ranks' journals are reached."""
 
-    recorder: Recorder
+    recorder: TraceRecorder
     place: Place
     transport: Transport
     endpoints: list[Endpoint]
@@ -94,7 +94,7 @@ class _Session:
             if not self.tracers:
                 self.traced.clear()
                 self._names.clear()
-                process.sink = tracing.recorder = Recorder()
+                process.sink = tracing.recorder = TraceRecorder()
             self.tracers.append(tracer)
 
     def end(self, tracer: Tracer) -> None:
@@ -104,7 +104,7 @@ class _Session:
                 process.sink = tracing.recorder = None
                 self.traced.clear()
 
-    def of(self, core: GroupCore, recorder: Recorder) -> Traced:
+    def of(self, core: GroupCore, recorder: TraceRecorder) -> Traced:
         """The record of a group's present epoch."""
         with self.lock:
             found = core.traced
@@ -113,7 +113,7 @@ class _Session:
                 self.traced.append(found)
             return found
 
-    def _new(self, core: GroupCore, recorder: Recorder) -> Traced:
+    def _new(self, core: GroupCore, recorder: TraceRecorder) -> Traced:
         place = Place(self._name(core), core.epoch)
         return Traced(recorder, place, core.transport, [])
 
@@ -237,7 +237,7 @@ def keep(draft: Draft, number: int) -> str:
 
 
 def collect(core: GroupCore) -> None:
-    """Read a group's tapes before its processes end."""
+    """Read a group's journals before its processes end."""
     traced, core.traced = core.traced, None
     if traced is not None and tracing.recorder is traced.recorder:
         traced.collect(last=True)

@@ -1,25 +1,25 @@
-"""The tapes of a worker process: one for each trace for which it is told to note what it does."""
+"""The journals of a worker process: one for each trace for which it is told to note what it does."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from phalanx.tracing.journal import Noted, Tape, path_of
+from phalanx.tracing.journal import Journal, Noted, path_of
 from phalanx.tracing.spans import process
 
 _KEPT = 8
 _NOT_TRACED: AbstractContextManager[None] = nullcontext()
 
 
-class Tapes:
+class Journals:
     """Opened when the first call of a trace arrives. ``own_process``: no driver and no other rank lives here."""
 
     def __init__(self, own_process: bool) -> None:
         self.files = ""
         self.on = False
         self._own_process = own_process
-        self._open: dict[str, Tape] = {}
+        self._open: dict[str, Journal] = {}
 
     def of(self, trace: str, number: int, *, waits: bool = True) -> AbstractContextManager[Noted | None]:
         """A context around one call; it gives None where the call is not traced.
@@ -30,24 +30,24 @@ class Tapes:
             if self.on:
                 self.off()
             return _NOT_TRACED
-        tape = self._open.get(trace)
-        if tape is None:
-            tape = self._make(trace)
+        journal = self._open.get(trace)
+        if journal is None:
+            journal = self._make(trace)
         if self._own_process:
-            process.sink = tape
+            process.sink = journal
             self.on = True
-        return Noted(tape, number, waits=waits)
+        return Noted(journal, number, waits=waits)
 
     def off(self) -> None:
         """The driver has ended its trace: spans that lie in no call have nobody to hear of them."""
         process.sink = None
         self.on = False
 
-    def _make(self, trace: str) -> Tape:
+    def _make(self, trace: str) -> Journal:
         if len(self._open) >= _KEPT:
             self._open.pop(next(iter(self._open))).close()
-        tape = self._open[trace] = Tape(path_of(self.files, trace))
-        return tape
+        journal = self._open[trace] = Journal(path_of(self.files, trace))
+        return journal
 
 
 def size_of(sent_back: Any) -> int:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from phalanx.tracing.otel import export
-from tests.observe.made_up import TRACE, at
+from tests.tracing.made_up import TRACE, at
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from phalanx.show.tables import Table
 from phalanx.tracing.events import STARTING, Call, Clock, Trace
 from phalanx.tracing.report import report
 from phalanx.tracing.slices import clipped, union
-from tests.observe.made_up import MS, TRACE, UPDATE, at, key, part, track
+from tests.tracing.made_up import MS, TRACE, UPDATE, at, key, part, track
 
 
 def row(table: Table, **where: Any) -> dict[str, Any]:

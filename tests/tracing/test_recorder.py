@@ -10,8 +10,8 @@ import pytest
 
 from phalanx.tracing.events import Part, Span, Track
 from phalanx.tracing.journal import Reading
-from phalanx.tracing.recorder import Draft, Place, Recorder, assemble
-from tests.observe.made_up import MS, at, key
+from phalanx.tracing.recorder import Draft, Place, TraceRecorder, assemble
+from tests.tracing.made_up import MS, at, key
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def test_places_without_a_call_in_the_trace_are_left_out() -> None:
 
 
 def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
-    recorder, here = Recorder(limit=3), place("a")
+    recorder, here = TraceRecorder(limit=3), place("a")
     for number in range(5):
         recorder.keep(drafted(here, number, number))
     trace = recorder.trace([here], at(0), at(100))
@@ -94,7 +94,7 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
 
 
 def test_of_very_many_spans_the_oldest_are_dropped() -> None:
-    recorder = Recorder(limit=2)
+    recorder = TraceRecorder(limit=2)
     numbers = [recorder.enter(str(n), {}) for n in range(4)]
     for number in numbers:
         recorder.leave(number, None)
@@ -123,7 +123,7 @@ def test_what_is_raised_while_a_call_is_composed_ends_it() -> None:
 
 
 def test_threads_may_record_at_once() -> None:
-    recorder, here = Recorder(), place("a")
+    recorder, here = TraceRecorder(), place("a")
 
     def work() -> None:
         for number in range(200):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.tracing.journal import Noted, Reading, Tape, path_of, read
+from phalanx.tracing.journal import Journal, Noted, Reading, path_of, read
 from phalanx.tracing.spans import process, span
-from tests.observe.made_up import key
+from tests.tracing.made_up import key
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def reading(path: Path) -> Reading:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> None:
-    with Noted(Tape(str(path)), 5, waits=waits) as note:
+    with Noted(Journal(str(path)), 5, waits=waits) as note:
         note.started(100)
         note.finished()
         note.returned(40)
@@ -39,7 +39,7 @@ def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> Non
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_error_is_written_with_the_call(path: Path, waits: bool) -> None:
-    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, waits=waits) as note:
+    with pytest.raises(ValueError), Noted(Journal(str(path)), 5, waits=waits) as note:
         note.started(0)
         raise ValueError("no\nsecond line")
 
@@ -48,7 +48,7 @@ def test_an_error_is_written_with_the_call(path: Path, waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path, waits: bool) -> None:
-    with pytest.raises(ValueError), Noted(Tape(str(path)), 5, waits=waits):
+    with pytest.raises(ValueError), Noted(Journal(str(path)), 5, waits=waits):
         raise ValueError
 
     part = reading(path).parts[5]
@@ -57,13 +57,13 @@ def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path
 
 
 def test_a_call_that_has_to_wait_for_arguments_is_written_at_once(path: Path) -> None:
-    with Noted(Tape(str(path)), 5, waits=True):
+    with Noted(Journal(str(path)), 5, waits=True):
         assert reading(path).parts[5].received is not None
 
 
 def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
     def begin() -> None:
-        note = Noted(Tape(str(path)), 5).__enter__()
+        note = Noted(Journal(str(path)), 5).__enter__()
         note.started(7)
         note.enter("step", {})
 
@@ -77,9 +77,9 @@ def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
-    tape = Tape(str(path))
+    journal = Journal(str(path))
     for number in (1, 2):
-        with Noted(tape, number) as note:
+        with Noted(journal, number) as note:
             note.started(0)
     path.write_bytes(path.read_bytes()[:-cut])
 
@@ -104,9 +104,9 @@ def test_a_tape_that_cannot_be_written_says_so_once_and_goes_on(
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "phalanx"):
-        tape = Tape(str(tmp_path / "file" / "rank-0.events"))
-        tape.write("in", 1)
-        tape.write("in", 2)
+        journal = Journal(str(tmp_path / "file" / "rank-0.events"))
+        journal.write("in", 1)
+        journal.write("in", 2)
 
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "this rank's part of the trace is lost"
@@ -115,9 +115,9 @@ def test_a_tape_that_cannot_be_written_says_so_once_and_goes_on(
 
 def test_a_tape_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.tracing.journal._LIMIT", 200)
-    tape = Tape(str(path))
+    journal = Journal(str(path))
     for number in range(100):
-        with Noted(tape, number):
+        with Noted(journal, number):
             pass
 
     assert reading(path).full
@@ -127,9 +127,9 @@ def test_a_tape_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tape = Tape(str(path))
-    monkeypatch.setattr(process, "sink", tape)
-    with Noted(tape, 5), span("inside", rows=3):
+    journal = Journal(str(path))
+    monkeypatch.setattr(process, "sink", journal)
+    with Noted(journal, 5), span("inside", rows=3):
         thread = threading.Thread(target=lambda: span("beside")(lambda: None)())
         thread.start()
         thread.join()
@@ -141,10 +141,10 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
 
 
 def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> None:
-    tape = Tape(str(path))
+    journal = Journal(str(path))
 
     async def call(number: int, mine: asyncio.Event, others: asyncio.Event) -> None:
-        with Noted(tape, number):
+        with Noted(journal, number):
             others.set()
             await mine.wait()
             with span(f"in {number}"):
@@ -159,8 +159,8 @@ def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> No
 
 
 def test_a_span_keeps_the_error_that_left_it(path: Path) -> None:
-    tape = Tape(str(path))
-    with pytest.raises(KeyError), Noted(tape, 5), span("step"):
+    journal = Journal(str(path))
+    with pytest.raises(KeyError), Noted(journal, 5), span("step"):
         raise KeyError("x")
 
     assert reading(path).spans[0].error == "KeyError: 'x'"
@@ -172,7 +172,7 @@ def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
             raise RuntimeError("no text")
 
     with (
-        Noted(Tape(str(path)), 5),
+        Noted(Journal(str(path)), 5),
         span("step", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")),
     ):
         pass
@@ -191,7 +191,7 @@ def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:
     async def ask() -> int:
         return 7
 
-    with Noted(Tape(str(path)), 5):
+    with Noted(Journal(str(path)), 5):
         assert (score(2), asyncio.run(ask())) == (2, 7)
 
     assert (score.__name__, score.__doc__) == ("score", "Doc.")

@@ -231,8 +231,9 @@ def test_the_file_is_written_although_the_block_failed(group: Any, tmp_path: Pat
 def test_an_error_of_the_block_is_not_hidden_by_a_trace_that_cannot_be_written(
     group: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError), px.trace(tmp_path / "file" / "run.json"):
+    with pytest.raises(ValueError), px.trace(tmp_path / "runs" / "run.json"):
+        (tmp_path / "runs").rmdir()
+        (tmp_path / "runs").write_text("in the way of the folder")
         group.fail_on(0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phalanx.tracing.events import Call, Part, Span, Trace
 from phalanx.tracing.slices import Slice, driver_slices, place, rank_slices
-from tests.observe.made_up import FAIL, GENERATE, MS, TRACE, at, key, part
+from tests.tracing.made_up import FAIL, GENERATE, MS, TRACE, at, key, part
 
 
 def named(slices: list[Slice]) -> list[tuple[str, float, float]]:

@@ -17,7 +17,7 @@ import phalanx as px
 from phalanx.tracing.entries import entries, from_entries
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
 from phalanx.tracing.files import load, write
-from tests.observe.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
+from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 whole = st.integers(0, 10**15)
 maybe = st.none() | whole

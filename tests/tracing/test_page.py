@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from tests.observe.browser import BROWSER, Page, page
+from tests.tracing.browser import BROWSER, Page, page
 
 pytestmark = [
     pytest.mark.slow,
