@@ -138,8 +138,9 @@ class Staleness:
         """
         done = [*self._changed(event), *self._start()]
         while (late := self._late(now)) is not None:
+            behind = self._behind(late.rows) or "requests that came before it wait"
             del self._begins[late.ticket]
-            done += [Expired(late.ticket, self._behind(late.rows)), *self._start()]
+            done += [Expired(late.ticket, behind), *self._start()]
         return done
 
     @property
