@@ -1,97 +1,143 @@
-"""Watches a call to its end: all values, or one error that names the ranks."""
+"""Looks at the ranks of a call: what has become of each, for an ending to be decided from."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from phalanx.collect.failures import combine, with_victims
-from phalanx.collect.join import gather, whole, with_rests
-from phalanx.collect.message import render
-from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, PhalanxError, RankReport
-from phalanx.runtime.calls.agreement import check_replicated
-from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Transport
-from phalanx.wire.arrival import Meter
+from phalanx.errors import FailureKind, RankReport
+from phalanx.runtime.calls.door import Arrivals
+from phalanx.runtime.calls.ending import Seen
+from phalanx.transport.base import Endpoint, Lost, Outcome, Sight, Transport
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 
-if TYPE_CHECKING:
-    from phalanx.runtime.calls.future import CallFuture
+_SEVERED_WITHIN_S = 0.5
 
 
+@dataclass(frozen=True)
 class Watch:
-    """One call under way: which endpoint and ticket belong to which rank, and what is known of each.
+    """One call that was sent: which endpoint belongs to which rank, and what may come back.
 
-    A *position* is an index into ``ranks``, ``endpoints`` and ``refs``. ``call`` is the number under which the
+    A *position* is an index into ``ranks``, ``endpoints`` and ``arrivals``. ``call`` is the number under which the
     ranks know the call; ``owner`` says whether this process owns the group, so that nobody else may end it.
+    ``started`` is on the backend's clock.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        group: str,
-        method: str,
-        role: str,
-        ranks: Sequence[int],
-        endpoints: Sequence[Endpoint],
-        refs: Sequence[Any],
-        grace_s: float,
-        *,
-        call: int = 0,
-        owner: bool = True,
-        started: float | None = None,
-        meter: Meter | None = None,
-        rests: Sequence[Any] = (),
-    ) -> None:
-        self.transport = transport
-        self.group = group
-        self.method = method
-        self.role = role
-        self.ranks = tuple(ranks)
-        self.endpoints = tuple(endpoints)
-        self.refs = tuple(refs)
-        self.rests = tuple(rests)  # second halves of the outputs, by position, where they may come in two
-        self.grace_s = grace_s
-        self.call = call
-        self.owner = owner
-        self.meter = meter
-        self.started = transport.now() if started is None else started
+    transport: Transport
+    group: str
+    method: str
+    role: str
+    ranks: Sequence[int]
+    endpoints: Sequence[Endpoint]
+    arrivals: Arrivals
+    grace_s: float
+    started: float
+    call: int = 0
+    owner: bool = True
+    init: bool = False
 
-    def values(self, limit: float | None, policy: Policy) -> list[Any]:
-        """The outputs of all ranks. Raises FetchFailed or NotReady as the transport does."""
-        return fetched(self.transport, self.refs, self.rests, limit, policy, self.meter)
+    def failed(self) -> Seen:
+        """What is to be seen once one rank has failed: all that fail within the grace, and who is still at it."""
+        reports, pending = self._failures()
+        dead = [report for report in reports if report.kind == "died"]
+        by_owner = bool(dead) and all(self._intended(self.ranks.index(report.rank)) for report in dead)
+        if not by_owner:
+            reports += self._stopped(pending)
+        return Seen(
+            "failed",
+            self.group,
+            self.method,
+            reports,
+            [self.ranks[position] for position in pending],
+            by_owner=by_owner,
+            init=self.init,
+        )
 
-    def _until(self, limit: float | None) -> float | None:
-        return seconds_until(limit, self.transport)
+    def late(self, waited: float | None, *, expired: bool) -> Seen:
+        """What is to be seen when somebody's patience, or the call's own deadline, is over."""
+        everyone = range(len(self.ranks))
+        pending = self.arrivals.wait(everyone, len(everyone), 0)[1]
+        reports: list[RankReport] = []
+        if pending:
+            sights = dict(zip(pending, self._sights(pending), strict=True))
+            reports = [self._late(position, sights.get(position)) for position in everyone]
+        return Seen(
+            "expired" if expired else "impatient",
+            self.group,
+            self.method,
+            reports,
+            [self.ranks[position] for position in pending],
+            waited=waited,
+            init=self.init,
+        )
 
-    def failure(self) -> tuple[list[RankReport], list[int]]:
+    def cancelled(self) -> Seen | None:
+        """End the call on its ranks as far as they let it be ended, and say what became of each; None: all were over.
+
+        What has not begun is dropped, what runs is interrupted, and cut off its peers if it is still at it after the
+        grace.
+        """
+        everyone = range(len(self.ranks))
+        busy = self.arrivals.wait(everyone, len(everyone), 0)[1]
+        if not busy:
+            return None
+        drops = self.transport.cancel([self.endpoints[position] for position in busy], self.call)
+        dropped = [position for position, drop in zip(busy, drops, strict=True) if drop]
+        running = [position for position in busy if position not in dropped]
+        pending = self._still_at_it(running, self.grace_s)
+        severed = bool(pending)
+        if severed:  # perhaps in a collective, which nothing else ends
+            self.transport.sever([self.endpoints[position] for position in pending])
+            pending = self._still_at_it(running, _SEVERED_WITHIN_S)
+        reports = self._after_cancel(dropped, pending)
+        ranks = [self.ranks[position] for position in pending]
+        return Seen("cancelled", self.group, self.method, reports, ranks, severed=severed)
+
+    def _after_cancel(self, dropped: Sequence[int], pending: Sequence[int]) -> list[RankReport]:
+        reports = [
+            self.report(position)
+            or replace(
+                self._report(position, "cancelled"), state="finished", message="had returned before"
+            )
+            for position in range(len(self.ranks))
+            if position not in pending and position not in dropped
+        ]
+        reports += [replace(self._report(p, "cancelled"), message="had not begun it") for p in dropped]
+        reports += [
+            replace(report, kind="cancelled", message="did not end by itself, and was stopped", victim=False)
+            for report in self._stopped(pending)
+        ]
+        return reports
+
+    def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
+        """Of some positions those that have not ended after a while."""
+        return self.arrivals.wait(positions, len(positions), seconds)[1] if positions else []
+
+    def _failures(self) -> tuple[list[RankReport], list[int]]:
         """Reports of the ranks that failed, and the positions that had not ended when the grace was over.
 
         The grace begins when the first failure is known, so that ranks which fail with the same mistake, or
         because of it, are all named in one error.
         """
         reports: list[RankReport] = []
-        pending = list(range(len(self.refs)))
+        pending = list(range(len(self.ranks)))
         until: float | None = None
         while pending:
-            done, rest = self.transport.wait([self.refs[p] for p in pending], 1, self._until(until))
+            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.transport))
             if not done:
                 break
-            for position in (pending[index] for index in done):
-                report = self.report(position)
-                if report is not None:
-                    reports.append(report)
-                    until = until if until is not None else self.transport.now() + self.grace_s
-            pending = [pending[index] for index in rest]
+            found = [report for report in map(self.report, done) if report is not None]
+            reports += found
+            if found and until is None:
+                until = self.transport.now() + self.grace_s
         return reports, pending
 
     def report(self, position: int) -> RankReport | None:
         """What is wrong with an ended rank; None for one that returned."""
         at = self.transport.now()
         with decoding(Policy.VIEW):
-            outcome = self.transport.outcome(self.refs[position])
+            outcome = self.arrivals.outcome(position)
         if outcome.ok:
             return None
         if outcome.failure is not None:
@@ -103,10 +149,14 @@ class Watch:
         lost = outcome.lost or Lost("unknown")
         if self.owner or not lost.intended:
             lost = self.transport.post_mortem(self.endpoints[position], lost)
-        return self.dead(position, lost)
+        return self._dead(position, lost)
 
-    def dead(self, position: int, lost: Lost) -> RankReport:
-        """The report of a rank whose process is gone."""
+    def dead(self, position: int) -> RankReport:
+        """The report of a rank that is gone, though no call of it has told so."""
+        lost = self.transport.post_mortem(self.endpoints[position], None)
+        return replace(self._dead(position, lost), at=self.transport.now())
+
+    def _dead(self, position: int, lost: Lost) -> RankReport:
         report = self._report(position, "died")
         return replace(
             report,
@@ -118,14 +168,14 @@ class Watch:
             stack=lost.stack,
         )
 
-    def intended(self, position: int) -> bool:
+    def _intended(self, position: int) -> bool:
         """Whether the process of an ended rank was ended on purpose, by the owner of the group."""
         if self.owner:
             return False  # then it would be closed
-        lost = self.transport.outcome(self.refs[position]).lost
+        lost = self.arrivals.outcome(position).lost
         return lost is not None and lost.intended
 
-    def stopped(self, positions: Sequence[int]) -> list[RankReport]:
+    def _stopped(self, positions: Sequence[int]) -> list[RankReport]:
         """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
         at = self.transport.now()
         sights = self._sights(positions)
@@ -146,7 +196,7 @@ class Watch:
         return self.transport.sights([self.endpoints[position] for position in positions], stacks=True)
 
     def _late(self, position: int, sight: Sight | None) -> RankReport:
-        """The report of a rank when the deadline passed; without a sight it had finished."""
+        """The report of a rank when time is over; without a sight it had finished."""
         report = replace(self._report(position, "timeout"), since=self.transport.now() - self.started)
         if sight is None:
             return replace(report, state="finished", since=None)
@@ -158,7 +208,7 @@ class Watch:
         # Its stack shows the call that it is at instead.
         return replace(report, state="queued", stack=_stack(sight) if sight.running else "")
 
-    def _report(self, position: int, kind: Any) -> RankReport:
+    def _report(self, position: int, kind: FailureKind) -> RankReport:
         facts = self.endpoints[position].facts
         ids = facts.slot.accelerator_ids
         return RankReport(
@@ -172,67 +222,6 @@ class Watch:
             node_id=facts.slot.node_id,
             log_path=facts.log,
         )
-
-    def error(self, *, init: bool = False) -> tuple[PhalanxError, list[int], bool]:
-        """The error of a failed call, the positions still running, and whether a process is gone."""
-        reports, pending = self.failure()
-        dead = [report for report in reports if report.kind == "died"]
-        if dead and all(self.intended(self.ranks.index(report.rank)) for report in dead):
-            closed = GroupClosed(
-                f"group {self.group!r} was closed, or restarted, by its owner before {self.method} ended",
-                group=self.group,
-            )
-            return closed, pending, True
-        reports += self.stopped(pending)
-        return combine(self.group, self.method, reports, init=init), pending, bool(dead)
-
-    def timeout(self, timeout: float | None, *, init: bool = False) -> tuple[CallTimeout, list[int]] | None:
-        """The error for a deadline that passed, and the positions that had not ended; None if all have by now."""
-        _, pending = self.transport.wait(self.refs, len(self.refs), 0)
-        if not pending:
-            return None
-        sights = dict(zip(pending, self._sights(pending), strict=True))
-        reports = with_victims([self._late(p, sights.get(p)) for p in range(len(self.refs))])
-        error = combine(self.group, self.method, reports, timeout=timeout, init=init)
-        if not isinstance(error, CallTimeout):
-            raise error
-        return error, pending
-
-    def cancelled(self, dropped: Sequence[int], pending: Sequence[int]) -> CallCancelled | None:
-        """The error of a call that was cancelled, with what became of it on each rank; None if all returned.
-
-        ``dropped`` are the positions that had not begun it, ``pending`` those that do not end by themselves.
-        """
-        ended = [p for p in range(len(self.refs)) if p not in pending and p not in dropped]
-        reports = [self.report(p) for p in ended]
-        if not pending and not dropped and all(report is None for report in reports):
-            return None
-        found = [
-            report or replace(self._report(p, "cancelled"), state="finished", message="had returned before")
-            for p, report in zip(ended, reports, strict=True)
-        ]
-        found += [replace(self._report(p, "cancelled"), message="had not begun it") for p in dropped]
-        found += [
-            replace(report, kind="cancelled", message="did not end by itself, and was stopped", victim=False)
-            for report in self.stopped(pending)
-        ]
-        failures = with_victims(found)
-        message = render(self.group, self.method, failures)
-        return CallCancelled(message, group=self.group, method=self.method, failures=failures)
-
-    def stream(self, limit: float | None) -> Iterator[tuple[int, Any]]:
-        """(rank, output) as they come. Raises FetchFailed or NotReady."""
-        pending = list(range(len(self.refs)))
-        while pending:
-            done, rest = self.transport.wait([self.refs[p] for p in pending], 1, self._until(limit))
-            if not done:
-                raise NotReady
-            for position in (pending[index] for index in done):
-                refs = [self.refs[position], *self.rests[position : position + 1]]
-                with decoding(meter=self.meter):
-                    output, *second = self.transport.fetch(refs)
-                yield self.ranks[position], whole(with_rests([output], second)[0])
-            pending = [pending[index] for index in rest]
 
 
 def _stack(sight: Sight) -> str:
@@ -249,46 +238,3 @@ def earliest(first: float | None, second: float | None) -> float | None:
 def seconds_until(limit: float | None, transport: Transport) -> float | None:
     """Seconds from now to a moment on the transport's clock."""
     return None if limit is None else max(0.0, limit - transport.now())
-
-
-def fetched(
-    transport: Transport,
-    refs: Sequence[Any],
-    rests: Sequence[Any],
-    limit: float | None,
-    policy: Policy,
-    meter: Meter | None,
-) -> list[Any]:
-    """The outputs behind some references, each with its second half. Raises FetchFailed or NotReady."""
-    with decoding(policy, meter=meter):
-        outputs = transport.fetch([*refs, *rests] if rests else refs, seconds_until(limit, transport))
-    if rests:
-        outputs = with_rests(outputs[: len(refs)], outputs[len(refs) :])
-    if meter is not None:
-        for output in outputs:
-            if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
-                meter.add(len(output))
-    return outputs
-
-
-def settled_value(future: CallFuture[Any], transport: Transport, limit: float | None, meter: Meter) -> Any:
-    """The value of a call whose ranks all returned: decoded straight into its place where rows are joined.
-
-    Raises FetchFailed or NotReady.
-    """
-    plan, draft = future.plan, future.draft
-    refs = [ticket.value for ticket in future.tickets]
-    rests = [ticket.rest for ticket in future.tickets if ticket.rest is not None]
-    policy = Policy.VIEW if plan.gather.how == "rows" else Policy.PRIVATE
-    outputs = fetched(transport, refs, rests, limit, policy, meter)
-    if draft is not None:
-        draft.arrived()
-    if future.replicated:
-        check_replicated(future.group, future.method, plan.ranks, outputs)
-    value = gather(plan.gather, outputs, future.target)
-    if draft is not None:
-        draft.joined = time.time_ns()
-    return value
-
-
-__all__ = ["FetchFailed", "NotReady", "Watch", "earliest", "settled_value"]

@@ -6,8 +6,8 @@
     close leads from every state to closing, closed from there to closed.
 
 Everything that changes the state of a group is an event given to `Lifecycle.handle`, and everything that an
-event may do is a line of `TRANSITIONS`. The shell around it (the supervisor) observes the world, makes the
-events and acts on the state; it serialises its calls.
+event may do is a line of `TRANSITIONS`. `GroupLife` hands it the events that calls, restarts and closes make, one at
+a time.
 """
 
 from __future__ import annotations
@@ -184,34 +184,30 @@ class Lifecycle:
         self._state, self._epoch = step.after, step.epoch
         return self._note(step)
 
-    def check_callable(self, epoch: int | None = None, *, replaying: bool = False) -> None:
-        """Say whether a call may be made now, of `epoch` if it belongs to one.
-
-        `replaying` is for calls that are part of a start or restart.
+    def check_callable(self) -> None:
+        """Say whether a call may be made now.
 
         Raises:
             GroupClosed: the group is closed or closing.
-            StaleEpoch: the group has been restarted since `epoch`.
             GroupBroken: with the first cause; also while the group is being restarted.
             DispatchError: the group is still starting.
         """
+        if self._state is State.READY:
+            return
         if self._state in (State.CLOSING, State.CLOSED):
             raise GroupClosed(
                 f"group {self._group!r} is {self._state.value}: a call was made on it, but a closed group "
                 "takes none. Make the group anew, or call it before close().",
                 group=self._group,
             )
-        if epoch is not None and epoch != self._epoch:
-            raise self._stale(epoch)
         if self._state is State.BROKEN:
             raise self.broken_error()
-        if self._state is State.RESTARTING and not replaying:
+        if self._state is State.RESTARTING:
             raise self._being_restarted()
-        if self._state is State.STARTING and not replaying:
-            raise DispatchError(
-                f"group {self._group!r} is still starting: a call was made before its ranks were ready. Wait "
-                "until WorkerGroup(...) has returned."
-            )
+        raise DispatchError(
+            f"group {self._group!r} is still starting: a call was made before its ranks were ready. Wait "
+            "until WorkerGroup(...) has returned."
+        )
 
     def _cause_after(self, event: Event, after: State) -> PhalanxError | None:
         if after is State.READY:
@@ -233,10 +229,11 @@ class Lifecycle:
             story=tuple(str(step) for step in self._story),
         )
 
-    def _stale(self, epoch: int) -> StaleEpoch:
+    def stale_error(self, epoch: int, method: str) -> StaleEpoch:
+        """What a call gets whose ranks are other processes by now, or gone."""
         return StaleEpoch(
-            f"group {self._group!r} was restarted: this belongs to its epoch {epoch}, whose processes are "
-            f"gone; the group is in epoch {self._epoch}. Make the call again.",
+            f"group {self._group!r} was restarted: this call of {method} belongs to epoch {epoch}, the group is in "
+            f"epoch {self._epoch}; make the call again",
             group=self._group,
             epoch=epoch,
             current=self._epoch,

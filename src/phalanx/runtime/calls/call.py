@@ -1,0 +1,424 @@
+"""A call under way: it waits for its ranks, streams, cancels and ends itself, in one loop."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from phalanx.collect.join import gather
+from phalanx.dispatch.plan import CallPlan
+from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
+from phalanx.runtime.calls.door import Arrivals
+from phalanx.runtime.calls.ending import Ending, Seen, decide
+from phalanx.runtime.calls.listeners import Heard, Listeners
+from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
+from phalanx.runtime.life.epoch import Epoch, GroupLife
+from phalanx.transport.base import FetchFailed, NotReady
+from phalanx.wire.arrival import Meter
+from phalanx.wire.codec import Policy, decoding
+
+T = TypeVar("T")
+
+_CANCELLED_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Nobody has seen its end."""
+
+
+@dataclass(frozen=True)
+class Cancelling:
+    """Somebody is ending it; ``over`` is set when it stands how that went."""
+
+    over: threading.Event
+
+
+@dataclass(frozen=True)
+class Returned:
+    """All its ranks returned; this is what became of their outputs."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """This is its one error."""
+
+    error: BaseException
+
+
+Status = UnderWay | Cancelling | Returned | Raised
+_UNDER_WAY = UnderWay()
+
+
+@dataclass(frozen=True)
+class CallRules:
+    """How the calls of a group are waited for.
+
+    ``consequences`` is False where whoever makes the call acts on its end (a start, a repeat): the group is then
+    neither broken nor closed by it, and nothing is stopped. ``verify`` has a look at the outputs before they are joined
+    (debug mode). ``met`` counts the bytes that arrive.
+    """
+
+    grace_s: float
+    met: Meter | None = None
+    consequences: bool = True
+    init: bool = False
+    verify: Callable[[Call, Sequence[Any]], None] | None = None
+
+
+class Call:
+    """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
+
+    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
+    it. ``limit`` is its deadline in seconds, from ``started``, on the backend's clock. ``collector`` is what a custom
+    collect function gets as the group.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "_waiting",
+        "arrivals",
+        "began",
+        "collector",
+        "deadline",
+        "epoch",
+        "heard",
+        "life",
+        "limit",
+        "listeners",
+        "rules",
+        "method",
+        "number",
+        "plan",
+        "role",
+        "stall_after",
+        "stall_at",
+        "started",
+        "status",
+        "told",
+        "trace",
+    )
+
+    arrivals: Arrivals
+
+    def __init__(
+        self,
+        life: GroupLife,
+        epoch: Epoch,
+        plan: CallPlan,
+        role: str,
+        method: str,
+        number: int,
+        rules: CallRules,
+        listeners: Listeners,
+        *,
+        limit: float | None = None,
+        stall_after: float | None = None,
+        collector: Any = None,
+        began: int = 0,
+    ) -> None:
+        self.life = life
+        self.epoch = epoch
+        self.plan = plan
+        self.role = role
+        self.method = method
+        self.number = number
+        self.rules = rules
+        self.listeners = listeners
+        self.heard: Heard = listeners.now()
+        self.collector = collector
+        self.began = began
+        self.started = life.transport.now()
+        self.limit = limit
+        self.deadline = None if limit is None else self.started + limit
+        self.stall_after = stall_after
+        self.stall_at = None if stall_after is None else self.started + stall_after
+        self.trace = ""
+        self.told = False
+        self.status: Status = _UNDER_WAY
+        self._lock = threading.Lock()  # of the status
+        self._waiting = threading.Lock()  # of whoever fetches the value
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self.life.name
+
+    @property
+    def over(self) -> bool:
+        """Whether its value or its error stands."""
+        return type(self.status) in (Returned, Raised)
+
+    def result(self, timeout: float | None) -> Any:
+        """Wait, give its value or raise its error; both stay.
+
+        Raises:
+            CallTimeout: so many seconds are over, and the call is not; or its own deadline ended it.
+        """
+        if not self.over:
+            self._conclude(timeout)
+        status = self.status
+        if isinstance(status, Raised):
+            raise raisable(status.error)
+        return status.value if isinstance(status, Returned) else None
+
+    def conclude_now(self) -> bool:
+        """Bring a call to its end of which that is known, unless somebody waits for it; whether it is over."""
+        try:
+            self._conclude(0.0, wait_for_others=False)
+        except CallTimeout:
+            return False
+        return self.over
+
+    def _conclude(self, timeout: float | None, *, wait_for_others: bool = True) -> None:
+        limit = None if timeout is None else self.life.transport.now() + timeout
+        patience = -1 if timeout is None else timeout
+        if not self._waiting.acquire(wait_for_others, patience if wait_for_others else -1):
+            if wait_for_others:
+                raise self._not_yet(timeout)
+            return
+        try:
+            if not self.over:
+                self._end(self._value_or_error(limit))
+        finally:
+            self._waiting.release()
+
+    def _value_or_error(self, limit: float | None) -> Returned | Raised:
+        """Raises CallTimeout where only this wait is over."""
+        try:
+            return Returned(next(self._follow(self._joined, limit)))
+        except _WaitOver as over:
+            raise over.error from None
+        except Exception as error:
+            # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
+            return Raised(error.with_traceback(None))
+
+    def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
+        """``(rank, output)`` as they come. Raises as :meth:`result` does."""
+        limit = None if timeout is None else self.life.transport.now() + timeout
+        given: set[int] = set()
+        try:
+            yield from self._follow(lambda until: self._one_by_one(until, given), limit)
+        except _WaitOver as over:
+            raise over.error from None
+        except Exception as error:
+            self._tell_end(error)
+            raise
+        self._tell_end(None)
+
+    def _follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
+        """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
+        self._tell_asked()
+        self._check()
+        until = earliest(limit, self.deadline)
+        while True:
+            try:
+                yield from attempt(until)
+                return
+            except NotReady:
+                ending = self._late(limit)
+            except FetchFailed:
+                ending = self._failed()
+            self.act(ending)
+            if ending.error is not None:
+                raise (ending.error if ending.over else _WaitOver(ending.error)) from None
+            until = None  # all ranks have ended by now
+
+    def _check(self) -> None:
+        """See to it that the call is one of these ranks, and not over."""
+        status = self.status
+        if isinstance(status, Raised):
+            raise raisable(status.error)
+        self.life.check_current(self.epoch, self.plan.ranks, self.method)
+
+    def _joined(self, until: float | None) -> Iterator[Any]:
+        """The value, decoded straight into its place where rows are joined."""
+        plan, heard = self.plan, self.heard
+        policy = Policy.VIEW if plan.gather.how == "rows" else Policy.PRIVATE
+        met = self.rules.met
+        with decoding(policy, meter=met):
+            outputs = self.arrivals.fetch(seconds_until(until, self.life.transport))
+        if met is not None:
+            for output in outputs:
+                if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
+                    met.add(len(output))
+        if heard.arrived:
+            self.listeners.tell(heard.arrived, self, None)
+        if self.rules.verify is not None:
+            self.rules.verify(self, outputs)
+        value = gather(plan.gather, outputs, self.collector)
+        if heard.joined:
+            self.listeners.tell(heard.joined, self)
+        yield value
+
+    def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:
+        pending = [position for position in range(len(self.plan.ranks)) if position not in given]
+        while pending:
+            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.life.transport))
+            if not done:
+                raise NotReady
+            for position in done:
+                with decoding(meter=self.rules.met):
+                    output = self.arrivals.output(position)
+                given.add(position)
+                rank = self.plan.ranks[position]
+                if self.heard.arrived:
+                    self.listeners.tell(self.heard.arrived, self, rank)
+                yield rank, output
+
+    def watch(self) -> Watch:
+        """What looks at its ranks."""
+        life, endpoints = self.life, self.epoch.endpoints
+        return Watch(
+            transport=life.transport,
+            group=life.name,
+            method=self.method,
+            role=self.role,
+            ranks=tuple(self.plan.ranks),
+            endpoints=[endpoints[rank] for rank in self.plan.ranks],
+            arrivals=self.arrivals,
+            grace_s=self.rules.grace_s,
+            started=self.started,
+            call=self.number,
+            owner=life.owner,
+            init=self.rules.init,
+        )
+
+    def _late(self, limit: float | None) -> Ending:
+        if self.deadline is None or (limit is not None and limit < self.deadline):
+            waited = (self.life.transport.now() if limit is None else limit) - self.started
+            return decide(self.watch().late(round(max(0.0, waited), 3), expired=False))
+        return decide(self.watch().late(self.limit, expired=True))
+
+    def _failed(self) -> Ending:
+        """How a call ends of which a rank failed; also because others made it end."""
+        life = self.life
+        life.check_current(self.epoch, self.plan.ranks, self.method)
+        status = self.status
+        if isinstance(status, Cancelling):
+            status.over.wait(_CANCELLED_WITHIN_S)
+        if isinstance(self.status, Raised):
+            return Ending(self.status.error)
+        if not life.closed and not self.epoch.stopped.isdisjoint(self.plan.ranks):
+            return Ending(life.lifecycle.broken_error())  # it went down with another call, which has the cause
+        if life.closed:
+            return decide(Seen("failed", life.name, self.method, closed=True))
+        seen = self.watch().failed()
+        life.check_current(self.epoch, self.plan.ranks, self.method)
+        if life.closed:
+            return decide(Seen("failed", life.name, self.method, closed=True))
+        return decide(seen)
+
+    def act(self, ending: Ending) -> None:
+        """Do what an ending asks for: stop ranks, break the group, or note that its owner has closed it."""
+        if not self.rules.consequences:
+            return
+        life, epoch = self.life, self.epoch
+        if ending.stop:  # the group is broken next, so no call follows
+            epoch.stopped.update(ending.stop)
+            life.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
+        if ending.closes:
+            life.begin_close()
+            life.finish_close()
+        elif ending.breaks and isinstance(ending.error, PhalanxError):
+            life.broken(ending.error, epoch)
+
+    def cancel(self) -> bool:
+        """End it; see ``CallFuture.cancel``. False if it was over before."""
+        mine = Cancelling(threading.Event())
+        if not self._move(mine, _UNDER_WAY):
+            status = self.status
+            if isinstance(status, Cancelling):  # somebody else does
+                status.over.wait(_CANCELLED_WITHIN_S)
+            return self.cancelled
+        try:
+            return self._cancel()
+        finally:
+            self._move(_UNDER_WAY, mine)  # where it is not over
+            mine.over.set()
+
+    def _cancel(self) -> bool:
+        self.life.check_current(self.epoch, self.plan.ranks, self.method)
+        seen = self.watch().cancelled()
+        ending = Ending(over=False) if seen is None else decide(seen)
+        self.act(ending)
+        return ending.error is not None and self._end(Raised(ending.error)) and self.cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        status = self.status
+        return isinstance(status, Raised) and isinstance(status.error, CallCancelled)
+
+    def all_ended(self) -> bool:
+        """Whether no rank is still at it; does not wait."""
+        everyone = range(len(self.plan.ranks))
+        return not self.arrivals.wait(everyone, len(everyone), 0)[1]
+
+    def touches(self, ranks: Sequence[int]) -> bool:
+        """Whether it failed on one of these ranks because that is gone; one that had returned before did not."""
+        for position, rank in enumerate(self.plan.ranks):
+            if rank in ranks:
+                ended = self.arrivals.wait([position], 1, 0)[0]
+                if not ended or not self.arrivals.outcome(position).ok:
+                    return True
+        return False
+
+    def _not_yet(self, timeout: float | None) -> CallTimeout:
+        """The error for a wait that was over before another thread's wait for the same call."""
+        error = decide(self.watch().late(timeout, expired=False)).error
+        if isinstance(error, CallTimeout):
+            return error
+        text = f"group {self.group!r}, {self.method}: another thread is fetching the result just now; ask again"
+        return CallTimeout(text, group=self.group, method=self.method, timeout=timeout)
+
+    def _move(self, to: Status, since: Status) -> bool:
+        with self._lock:
+            if self.status is not since:
+                return False
+            self.status = to
+            return True
+
+    def _end(self, status: Returned | Raised) -> bool:
+        """Note how it ended; False if that stands already."""
+        with self._lock:
+            if self.over:
+                return False
+            self.status = status
+        self._tell_end(status.error if isinstance(status, Raised) else None)
+        return True
+
+    def _tell_asked(self) -> None:
+        if self.heard.asked:
+            self.listeners.tell(self.heard.asked, self)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        if not self.told:
+            self.told = True
+            if self.heard.ended:
+                self.listeners.tell(self.heard.ended, self, error)
+
+
+class _WaitOver(Exception):
+    """One wait for a call is over; the call is not."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+def raisable(error: BaseException) -> BaseException:
+    """A copy to raise of an error that is kept: the frames that it then passes through are not kept with it."""
+    try:
+        fresh = copy.copy(error)
+    except Exception:  # not every exception of users can be copied
+        return error
+    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
+    fresh.__suppress_context__ = error.__suppress_context__
+    return fresh if type(fresh) is type(error) else error

@@ -1,0 +1,116 @@
+"""The one way by which calls reach ranks, and their outputs come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from phalanx.collect.join import whole, with_rests
+from phalanx.runtime.life.epoch import Epoch
+from phalanx.transport.base import Outcome, Ticket, Transport
+from phalanx.wire.messages import HALVED, OUTPUT, Message
+
+
+@dataclass
+class Outgoing:
+    """One call on its way out: its messages by rank, made when they are asked for. Equal ones are the same object.
+
+    ``returns`` is how many objects each rank gives back. ``reached`` counts the ranks that have been sent theirs.
+    """
+
+    role: str
+    method: str
+    ranks: Sequence[int]
+    messages: Iterable[Message]
+    returns: int = OUTPUT
+    reached: int = 0
+
+
+class Arrivals(Protocol):
+    """What comes back of one call, by position in its ranks."""
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        """The outputs of all ranks. Raises FetchFailed as soon as one cannot be had, NotReady at the timeout."""
+        ...
+
+    def output(self, position: int) -> Any:
+        """The output of an ended rank. Raises FetchFailed."""
+        ...
+
+    def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        """Of some positions those that have ended (at least ``count``, unless time runs out), and the rest."""
+        ...
+
+    def outcome(self, position: int) -> Outcome:
+        """How an ended rank's part ended."""
+        ...
+
+    def reference(self, position: int) -> Ticket:
+        """What stands for a rank's output, there or not, when it is handed on."""
+        ...
+
+
+class Door(Protocol):
+    """Takes a call, not a rank: how its messages get to the ranks is its own affair."""
+
+    def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
+        """Send a call to ranks of an epoch; does not wait for it. What making a message raises is raised."""
+        ...
+
+
+class DirectArrivals:
+    """The tickets of ranks that were called one by one."""
+
+    __slots__ = ("_rests", "_tickets", "_transport", "_values")
+
+    def __init__(self, transport: Transport, tickets: Sequence[Ticket], *, halved: bool = False) -> None:
+        self._transport = transport
+        self._tickets = tickets
+        self._values = [ticket.value for ticket in tickets]
+        self._rests = [ticket.rest for ticket in tickets if ticket.rest is not None] if halved else []
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        if not self._rests:
+            return self._transport.fetch(self._values, timeout)
+        found = self._transport.fetch([*self._values, *self._rests], timeout)
+        return with_rests(found[: len(self._values)], found[len(self._values) :])
+
+    def output(self, position: int) -> Any:
+        ticket = self._tickets[position]
+        parts = [ticket.value] if ticket.rest is None else [ticket.value, ticket.rest]
+        output, *second = self._transport.fetch(parts)
+        return whole(with_rests([output], second)[0])
+
+    def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        ended, rest = self._transport.wait([self._values[p] for p in positions], count, timeout)
+        return [positions[index] for index in ended], [positions[index] for index in rest]
+
+    def outcome(self, position: int) -> Outcome:
+        return self._transport.outcome(self._values[position])
+
+    def reference(self, position: int) -> Ticket:
+        return self._tickets[position]
+
+
+class DirectDoor:
+    """Calls each rank by itself."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
+        submit, endpoints = self._transport.submit, epoch.endpoints
+        role, method, returns = call.role, call.method, call.returns
+        tickets: list[Ticket] = []
+        try:
+            for rank, (data, refs) in zip(call.ranks, call.messages, strict=True):
+                tickets.append(submit(endpoints[rank], role, method, data, refs, returns))
+        finally:
+            call.reached = len(tickets)
+        return DirectArrivals(self._transport, tickets, halved=returns == HALVED)

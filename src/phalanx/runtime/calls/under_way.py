@@ -1,0 +1,99 @@
+"""The calls of a group that nobody has seen the end of."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.door import Arrivals
+from phalanx.runtime.calls.listeners import CallListener, HeardCall
+from phalanx.runtime.life.epoch import Epoch
+
+_MOST_CHOSEN = 256
+
+
+class CallsUnderWay(CallListener):
+    """Bounds how many calls are under way, and knows which rank has the fewest.
+
+    A call whose future nobody keeps is forgotten with it; but one that was to go to *any* rank counts until it has
+    ended, so that calls whose futures are not kept go to all ranks in turn.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: deque[weakref.ref[Call]] = deque()
+        self._chosen: dict[int, tuple[Epoch, Sequence[int], Arrivals]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, call: Call, *, chosen: bool = False) -> None:
+        """Note a call that was sent; ``chosen`` says that its rank was chosen for having the fewest."""
+        if chosen:
+            with self._lock:
+                self._chosen[call.number] = (call.epoch, call.plan.ranks, call.arrivals)
+        self._calls.append(weakref.ref(call))
+
+    def ended(self, call: HeardCall, error: BaseException | None) -> None:
+        """Its outputs are let go of."""
+        if self._chosen:
+            with self._lock:
+                self._chosen.pop(call.number, None)
+
+    def calls(self) -> list[Call]:
+        """Those that somebody holds."""
+        found = (reference() for reference in list(self._calls))
+        return [call for call in found if call is not None and not call.over]
+
+    def make_room(self) -> None:
+        """Wait for the oldest call where too many are under way."""
+        while len(self._calls) >= self._most:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                oldest = self._calls.popleft()()
+                if oldest is not None and not oldest.over:
+                    everyone = range(len(oldest.plan.ranks))
+                    oldest.arrivals.wait(everyone, len(everyone), None)
+        if len(self._chosen) > _MOST_CHOSEN:
+            self._chosen_of(None)
+
+    def least_busy(self, epoch: Epoch, ranks: Sequence[int]) -> int:
+        """The rank with the fewest calls under way; the lowest of equal ones."""
+        busy: Counter[int] = Counter()
+        chosen = self._chosen_of(epoch)
+        for called in chosen.values():
+            busy.update(called)
+        for call in self.calls():
+            if call.number not in chosen and epoch.has_kept(call.plan.ranks, call.epoch):
+                if call.all_ended():
+                    self._forget(call)
+                else:
+                    busy.update(call.plan.ranks)
+        return min(ranks, key=lambda rank: (busy[rank], rank))
+
+    def _chosen_of(self, epoch: Epoch | None) -> dict[int, Sequence[int]]:
+        """The ranks of each chosen call that has not ended, by number; forgets the others."""
+        with self._lock:
+            known = dict(self._chosen)
+        under_way: dict[int, Sequence[int]] = {}
+        for number, (since, ranks, arrivals) in known.items():
+            everyone = range(len(ranks))
+            stale = epoch is not None and not epoch.has_kept(ranks, since)
+            if stale or not arrivals.wait(everyone, len(everyone), 0)[1]:
+                with self._lock:
+                    self._chosen.pop(number, None)
+            else:
+                under_way[number] = ranks
+        return under_way
+
+    def _forget(self, call: Call) -> None:
+        """A call that has ended on all its ranks needs no room, whether or not somebody has asked for its value."""
+        for reference in list(self._calls):
+            if reference() is call:
+                with contextlib.suppress(ValueError):
+                    self._calls.remove(reference)
+
+    def busy(self) -> bool:
+        """Whether a call of this process is still at work."""
+        return any(not call.all_ended() for call in self.calls())

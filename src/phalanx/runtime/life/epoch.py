@@ -1,0 +1,156 @@
+"""Who a group consists of now, and where it is in its life."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.declare.spec import MethodSpec
+from phalanx.errors import PhalanxError
+from phalanx.runtime.life.lifecycle import (
+    BreakEvent,
+    ClosedEvent,
+    CloseEvent,
+    Event,
+    Lifecycle,
+    RestartEvent,
+    StartedEvent,
+    State,
+)
+from phalanx.topology.mesh import Mesh
+from phalanx.transport.base import Endpoint, Transport
+
+
+@dataclass(frozen=True)
+class GroupCard:
+    """What a view of a group in another process needs to know; travels with the group's handles."""
+
+    name: str
+    number: int
+    methods: dict[str, dict[str, MethodSpec]]
+    callables: dict[str, frozenset[str]]
+    classes: dict[str, str]
+    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    call_timeout: float | None = None
+    stall_report_after: float | None = None
+    pool: str = ""
+    detached: bool = False
+
+
+class Epoch:
+    """The roster of a group from one change of its members to the next.
+
+    An endpoint is one *incarnation* of its rank: the process that is the rank until another one is. The roster never
+    changes; a group swaps its epoch whole. ``endpoints`` is empty while the processes are being started.
+    """
+
+    __slots__ = ("endpoints", "meshes", "number", "size", "stopped")
+
+    def __init__(self, number: int, size: int, endpoints: Sequence[Endpoint] = ()) -> None:
+        self.number = number
+        self.size = size
+        self.endpoints = tuple(endpoints)
+        self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
+        self.stopped: set[int] = set()  # ranks that were stopped on purpose
+
+    def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
+        """Whether these ranks are still the processes that they were in an earlier epoch."""
+        if self is since:
+            return True
+        mine, theirs = self.endpoints, since.endpoints
+        return all(
+            rank < len(mine) and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks
+        )
+
+    def node_of(self, rank: int) -> str:
+        """The node on which a rank is."""
+        return self.endpoints[rank].facts.slot.node_id
+
+    def dead(self, transport: Transport) -> list[int]:
+        """The ranks that are known to be gone; cheap."""
+        return [rank for rank, endpoint in enumerate(self.endpoints) if not transport.alive(endpoint)]
+
+
+class GroupLife:
+    """Card, present epoch and state of a group. ``owner`` is False in a view that came from another process."""
+
+    def __init__(self, card: GroupCard, transport: Transport, size: int, *, owner: bool) -> None:
+        self.card = card
+        self.transport = transport
+        self.owner = owner
+        self.lifecycle = Lifecycle(card.name)
+        self.epoch = Epoch(0, size)
+        self._lock = threading.RLock()
+        #: Told of each change of state or epoch, quickly.
+        self.on_change: Callable[[], None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group takes no calls because it was closed, here or by its owner."""
+        return self.lifecycle.state in (State.CLOSING, State.CLOSED)
+
+    def check_current(self, epoch: Epoch, ranks: Sequence[int], method: str) -> None:
+        """See to it that the ranks of a call are still the processes that it was made for.
+
+        Raises:
+            StaleEpoch: they are not.
+        """
+        if self.epoch is not epoch and not self.epoch.has_kept(ranks, epoch):
+            raise self.lifecycle.stale_error(epoch.number, method)
+
+    def enter(self, endpoints: Sequence[Endpoint]) -> Epoch:
+        """Begin the epoch that the lifecycle is in, with these processes."""
+        with self._lock:
+            self.epoch = Epoch(self.lifecycle.epoch, len(endpoints), endpoints)
+        self._tell()
+        return self.epoch
+
+    def started(self) -> None:
+        """Note that all ranks are there."""
+        self._handle(StartedEvent(self.lifecycle.epoch))
+
+    def begin_restart(self) -> Epoch:
+        """Leave the present epoch, and give it; until :meth:`enter` the next one has no processes.
+
+        Raises:
+            GroupClosed: the group is closed.
+        """
+        with self._lock:
+            if self.closed:
+                self.lifecycle.check_callable()
+            left = self.epoch
+            self.lifecycle.handle(RestartEvent())
+            self.epoch = Epoch(self.lifecycle.epoch, left.size)
+        self._tell()
+        return left
+
+    def broken(self, cause: PhalanxError, epoch: Epoch | None = None) -> None:
+        """Note that the group takes no more calls, and why; what an earlier epoch still reports does nothing."""
+        self._handle(BreakEvent(self.lifecycle.epoch if epoch is None else epoch.number, cause))
+
+    def begin_close(self) -> bool:
+        """Take no more calls. False if somebody has begun to close the group before."""
+        with self._lock:
+            first = not self.closed
+            self._handle(CloseEvent())
+            return first
+
+    def finish_close(self) -> None:
+        """Note that nothing of the group is left."""
+        with self._lock:
+            if self.lifecycle.state is State.CLOSING:
+                self._handle(ClosedEvent())
+
+    def _handle(self, event: Event) -> None:
+        with self._lock:
+            self.lifecycle.handle(event)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
