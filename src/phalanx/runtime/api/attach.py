@@ -15,10 +15,12 @@ from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, Placemen
 from phalanx.execution import questions
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.ask import ask, gather_before_end
-from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.life.epoch import GroupCard
+from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.session import connection as cluster
-from phalanx.runtime.tools.trace import collect, from_environment
+from phalanx.runtime.tools.trace import from_environment
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Endpoint
 from phalanx.wire.messages import HOST, Facts, host_call
@@ -37,7 +39,7 @@ class DetachedRecord:
     It is kept as a line of bytes, which every version reads, and the pickled record, which those of one protocol read.
     """
 
-    record: GroupRecord
+    card: GroupCard
     slots: tuple[Slot, ...]
     facts: tuple[Facts, ...]
     reservations: dict[str, tuple[str, ...]]
@@ -65,13 +67,15 @@ def _other_version(name: str, theirs: str) -> DeclarationError:
     )
 
 
-def leave_record(core: GroupCore, reservations: dict[str, tuple[str, ...]]) -> None:
+def leave_record(core: GroupCore, pool: ResourcePool) -> None:
     """Store with rank 0 what ``px.attach`` needs."""
     record = DetachedRecord(
-        record=core.record,
+        card=core.card,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
         facts=tuple(endpoint.facts for endpoint in core.endpoints),
-        reservations=reservations,
+        reservations={
+            key: core.transport.reservation_keys(held.reservation) for key, held in pool.holdings.items()
+        },
     )
     answer = ask(core, "keep_record", (0,), questions.keep_record, record.to_bytes()).answers(None)[0]
     if isinstance(answer, PhalanxError):
@@ -86,7 +90,7 @@ class AttachedGroup(GroupView):
         self._reservations = reservations
 
     def __getattr__(self, name: str) -> Any:
-        if name and name in self.core.record.methods:
+        if name and name in self.core.card.methods:
             return GroupView(Selection.whole(self.core, name))
         return super().__getattr__(name)
 
@@ -97,15 +101,13 @@ class AttachedGroup(GroupView):
 
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
-        if self.core.begin_close():
+        if self.core.life.begin_close():
             gather_before_end(self.core, _GATHERED_WITHIN_S)
-            if self.core.traced is not None:
-                collect(self.core)
             self.core.transport.kill(self.core.endpoints)
             if pool:
                 for keys in self._reservations.values():
                     self.core.transport.release_keys(keys)
-            self.core.finish_close()
+            self.core.life.finish_close()
 
 
 def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGroup:
@@ -131,7 +133,7 @@ def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGrou
         )
     record = _recall(name, handle, timeout)
     if cls is not None:
-        _check_methods(name, record.record, cls)
+        _check_methods(name, record.card, cls)
     handles = [handle, *(transport.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
     missing = [rank for rank, found in enumerate(handles) if found is None]
     if missing:
@@ -141,8 +143,9 @@ def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGrou
         for rank, (slot, found, facts) in enumerate(zip(record.slots, handles, record.facts, strict=True))
     ]
     from_environment()
-    core = GroupCore(record.record, transport, endpoints, owner=False)
-    core.started()
+    core = GroupCore(record.card, transport, len(endpoints), owner=False)
+    core.life.enter(endpoints)
+    core.life.started()
     return AttachedGroup(core, record.reservations)
 
 
@@ -164,7 +167,7 @@ def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
     )
 
 
-def _check_methods(name: str, record: GroupRecord, cls: Any) -> None:
+def _check_methods(name: str, record: GroupCard, cls: Any) -> None:
     bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
     expected = {
         (role, method): (repr(spec.mode), str(spec.signature))

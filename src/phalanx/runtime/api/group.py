@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,32 +10,21 @@ from types import TracebackType
 from typing import Any, Literal
 
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, as_bound
-from phalanx.errors import DeclarationError, PhalanxError
-from phalanx.execution import questions
+from phalanx.errors import DeclarationError
 from phalanx.runtime.api.attach import leave_record
-from phalanx.runtime.api.restart import Reviver, restart
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.groups.ask import gather_before_end
-from phalanx.runtime.groups.core import GroupCore, GroupRecord
-from phalanx.runtime.groups.launch import launch
-from phalanx.runtime.groups.selection import Selection
-from phalanx.runtime.groups.startbar import Starting
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.processes import GroupProcesses
+from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.life.options import GroupOptions, checked_options
 from phalanx.runtime.life.policy import Restart
 from phalanx.runtime.pools.pool import ResourcePool
-from phalanx.runtime.session.output import display
-from phalanx.runtime.session.watchman import sentinel
-from phalanx.runtime.tools.trace import TracedStart, collect
+from phalanx.runtime.tools.trace import from_environment
 from phalanx.show.tables import Table
 from phalanx.topology.mesh import Mesh
-from phalanx.transport.base import NotReady, Reservation
-from phalanx.wire.board import CLOSE_CALL
-from phalanx.wire.messages import HOST, host_call
 
 _numbers = itertools.count(1)
-_CLOSE_PATIENCE_S = 5.0
-_BUSY_PATIENCE_S = 1.0
 
 
 class WorkerGroup(GroupView):
@@ -118,23 +106,22 @@ class WorkerGroup(GroupView):
         for one in bound.values():
             options = options.with_ray_options(one.ray_options)
         self._check_detached(pool, options)
+        from_environment()
         self.number = next(_numbers)
         self._pool = pool
         self._roles = bound
-        self._options = options
-        self._extras: Reservation | None = None
-        record = self._record(bound, options)
-        core = GroupCore(record, pool.transport, [], owner=True)
-        core.on_change = functools.partial(publisher.changed, core)
+        core = GroupCore(self._card(bound, options), pool.transport, pool.world_size, owner=True)
+        core.life.on_change = functools.partial(publisher.changed, core)
         core.made_of = bound
-        super().__init__(Selection(core, tuple(range(pool.world_size))))
-        if options.on_failure is not None:
-            core.reviver = Reviver(self, options.on_failure)
+        super().__init__(core, range(pool.world_size))
+        leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
+        self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
         pool.claim(self)
         try:
-            self._start(0)
+            self._processes.start()
         except BaseException:
-            self._end(patience=0.0)
+            core.life.begin_close()
+            self._end(0.0)
             raise
 
     @staticmethod
@@ -145,10 +132,10 @@ class WorkerGroup(GroupView):
                 "px.ResourcePool(..., detached=True)"
             )
 
-    def _record(self, bound: Mapping[str, ClassWithInitArgs], options: GroupOptions) -> GroupRecord:
+    def _card(self, bound: Mapping[str, ClassWithInitArgs], options: GroupOptions) -> GroupCard:
         specs = {role: one.spec for role, one in bound.items()}
         default = "_".join(spec.name for spec in specs.values()) + f"-{self.number}"
-        return GroupRecord(
+        return GroupCard(
             name=options.name or default,
             number=self.number,
             methods={role: dict(spec.methods) for role, spec in specs.items()},
@@ -177,62 +164,7 @@ class WorkerGroup(GroupView):
             WorkerInitError, RemoteCallError, CallTimeout: as when the group was made; it stays broken, and
                 ``restart()`` may be called again.
         """
-        restart(self)
-
-    def _end_processes(self, patience: bool) -> None:
-        """End the processes of this epoch, with all that they started; ``patience``: let workers close first."""
-        core = self.core
-        if patience:
-            with contextlib.suppress(PhalanxError, NotReady):
-                self._close_workers(self._patience())
-        if core.gathering:
-            gather_before_end(core, self._patience())
-        if core.traced is not None:
-            collect(core)
-        core.transport.kill(core.endpoints)
-        display.finish(core.endpoints)
-        if self._extras is not None:
-            core.transport.release(self._extras)
-            self._extras = None
-
-    def _start_epoch(self, epoch: int) -> None:
-        """Start the processes of an epoch, and bring them where those before them were."""
-        self._pool.repair(self._options.start_timeout)
-        self._start(epoch)
-
-    def _start(self, epoch: int) -> None:
-        start = TracedStart(self.core)
-        with start, Starting(self.core.transport, self.core.name, self._pool.world_size) as shown:
-            self._start_ranks(epoch, start, shown)
-        self.core.started()
-        if not self.core.transport.immediate:
-            sentinel.add(self.core)
-        if self._options.detached:
-            transport = self._pool.transport
-            held = {key: transport.reservation_keys(h.reservation) for key, h in self._pool.holdings.items()}
-            leave_record(self.core, held)
-
-    def _start_ranks(self, epoch: int, start: TracedStart, shown: Starting) -> None:
-        launched = launch(
-            self._pool,
-            self._roles,
-            self.core.name,
-            epoch,
-            self._options,
-            self.core.outlet,
-            amend=start.amend if start.on else None,
-        )
-        self._extras = launched.extras
-        self.core.endpoints[:] = launched.endpoints
-        publisher.changed(self.core)
-        if not self._options.detached:  # those are to outlive this process
-            self.core.transport.attend(launched.endpoints)
-        start.launched()
-        shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
-        timeout = self._options.start_timeout
-        self.core.settle_setup(self.core.watch_setup(launched.tickets), timeout)
-        start.constructed()
-        self.core.replay(timeout)
+        self._processes.restart()
 
     @property
     def pool(self) -> ResourcePool:
@@ -257,7 +189,7 @@ class WorkerGroup(GroupView):
     @property
     def epoch(self) -> int:
         """How many times the group was restarted."""
-        return self.core.epoch
+        return self.core.epoch.number
 
     def __getattr__(self, name: str) -> Any:
         roles = self.__dict__.get("_roles", {})
@@ -299,7 +231,7 @@ class WorkerGroup(GroupView):
                     f"{holding.resource} {','.join(ids)}" if ids else "CPU",
                     f"1/{holding.max_colocate_count}",
                     facts.pid,
-                    list(self.roles) or self.core.record.classes[""],
+                    list(self.roles) or self.core.card.classes[""],
                     self._coordinates(rank),
                 )
             )
@@ -339,31 +271,13 @@ class WorkerGroup(GroupView):
 
         Slots stay with the pool. Calls under way end with ``GroupClosed``.
         """
-        if self.core.begin_close():
-            self._end(patience=self._patience())
-
-    def _patience(self) -> float:
-        """Seconds for the workers' own ``close()``: a rank that is at a call cannot begin it, perhaps for ever."""
-        return _BUSY_PATIENCE_S if self.core.busy() else _CLOSE_PATIENCE_S
+        if self.core.life.begin_close():
+            self._end(self._processes.patience())
 
     def _end(self, patience: float) -> None:
-        core = self.core
-        core.begin_close()
-        if patience and core.endpoints:
-            with contextlib.suppress(PhalanxError, NotReady):
-                self._close_workers(patience)
-        self._end_processes(patience=False)
+        self._processes.end(self.core.epoch, patience)
         self._pool.unclaim(self)
-        core.finish_close()
-
-    def _close_workers(self, patience: float) -> None:
-        """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
-        core = self.core
-        data = host_call(questions.close, call=CLOSE_CALL, epoch=core.epoch)
-        alive = [endpoint for endpoint in core.endpoints if core.transport.alive(endpoint)]
-        refs = [core.transport.submit(endpoint, "", HOST, data, ()).value for endpoint in alive]
-        if refs:
-            core.transport.wait(refs, len(refs), patience)
+        self.core.life.finish_close()
 
     def __enter__(self) -> WorkerGroup:
         return self

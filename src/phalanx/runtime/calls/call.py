@@ -103,6 +103,7 @@ class Call:
         "status",
         "told",
         "trace",
+        "was_sent",
     )
 
     arrivals: Arrivals
@@ -141,6 +142,7 @@ class Call:
         self.stall_at = None if stall_after is None else self.started + stall_after
         self.trace = ""
         self.told = False
+        self.was_sent = False
         self.status: Status = _UNDER_WAY
         self._lock = threading.Lock()  # of the status
         self._waiting = threading.Lock()  # of whoever fetches the value
@@ -208,9 +210,9 @@ class Call:
         except _WaitOver as over:
             raise over.error from None
         except Exception as error:
-            self._tell_end(error)
+            self.tell_end(error)
             raise
-        self._tell_end(None)
+        self.tell_end(None)
 
     def _follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
         """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
@@ -295,6 +297,11 @@ class Call:
             waited = (self.life.transport.now() if limit is None else limit) - self.started
             return decide(self.watch().late(round(max(0.0, waited), 3), expired=False))
         return decide(self.watch().late(self.limit, expired=True))
+
+    def late_now(self) -> Ending:
+        """What somebody whose patience is over now would be told."""
+        waited = self.life.transport.now() - self.started
+        return decide(self.watch().late(round(waited, 1), expired=False))
 
     def _failed(self) -> Ending:
         """How a call ends of which a rank failed; also because others made it end."""
@@ -391,14 +398,15 @@ class Call:
             if self.over:
                 return False
             self.status = status
-        self._tell_end(status.error if isinstance(status, Raised) else None)
+        self.tell_end(status.error if isinstance(status, Raised) else None)
         return True
 
     def _tell_asked(self) -> None:
         if self.heard.asked:
             self.listeners.tell(self.heard.asked, self)
 
-    def _tell_end(self, error: BaseException | None) -> None:
+    def tell_end(self, error: BaseException | None) -> None:
+        """Tell its listeners, once, that it is over."""
         if not self.told:
             self.told = True
             if self.heard.ended:

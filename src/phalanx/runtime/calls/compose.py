@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.split import pad_rows, piece_bounds, refuse_unclear_rows, rows_of, slice_rows
 from phalanx.dispatch.structure import flatten
 from phalanx.runtime.calls.bundling import bundles
+from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.values import Readonly, StoredValue
-from phalanx.tracing.recorder import drafting, note_source, tracing
 from phalanx.transport.base import Ref, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
@@ -35,16 +35,27 @@ class Outlet:
     inline_bytes: int
     book: Book
     room: Room
+    call: Call | None = None
+
+    def of(self, call: Call) -> Outlet:
+        """The same for one call, whose listeners hear of what is stored."""
+        heard = call.heard
+        return replace(self, call=call) if heard.stored or heard.passed else self
 
     def put(self, encoded: Encoded | Bundle) -> Ref:
         """Store a value, or several together."""
         nbytes = encoded.nbytes
         ref = self.transport.put(encoded)
-        if tracing.recorder is not None and (draft := drafting.get()) is not None:
-            draft.stored_bytes += nbytes
-        self.book.stored(nbytes)
+        self.book.put(nbytes)
         self.room.took(nbytes)
+        if self.call is not None:
+            self.call.listeners.tell(self.call.heard.stored, self.call, nbytes)
         return ref
+
+    def passes(self, future: CallFuture[Any]) -> None:
+        """Note that the result of another call is among the arguments."""
+        if self.call is not None:
+            self.call.listeners.tell(self.call.heard.passed, self.call, future.call)
 
     def value_of(self, future: CallFuture[Any]) -> Any:
         """The result of a call that has to come through the driver."""
@@ -88,16 +99,16 @@ class References:
         return self._put(marked.value, Policy.READONLY)
 
     def _future(self, future: CallFuture) -> Stored | Whole:
-        note_source(future.draft)
+        self._outlet.passes(future)
         parts = future.parts(self._transport)
         if parts is None:
             return self._put(self._outlet.value_of(future))
         rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
-        return Whole(tuple(self._add(part.value) for part in parts), rests, future.plan.gather)
+        return Whole(tuple(self._add(part.value) for part in parts), rests, future.call.plan.gather)
 
     def _piece(self, piece: FuturePiece) -> Piece | Stored:
         future: CallFuture = piece.future
-        note_source(future.draft)
+        self._outlet.passes(future)
         parts = future.row_parts(self._transport)
         if parts is None:
             return self._put(_rows_of(self._outlet.value_of(future), piece))

@@ -1,10 +1,13 @@
-"""What this process has sent, stored and fetched, by group and in all."""
+"""What this process has sent, stored and fetched, by group and in all; and what a monitor is told of its calls."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from phalanx.runtime.calls.listeners import CallListener, HeardCall
+from phalanx.show.meters import meters
 from phalanx.wire.arrival import Meter
+from phalanx.wire.board import SETUP_CALL
 
 
 @dataclass
@@ -23,38 +26,53 @@ class Counts:
     fetched_bytes: int = 0
 
 
-class Book:
-    """The counts of one group; what is booked here is booked for the process too."""
+class Book(CallListener):
+    """The counts of one group; what is booked here is booked for the process too.
+
+    What a group stores and fetches beside its calls (the arguments of constructors) is booked by whoever does it.
+    """
 
     def __init__(self, whole: Book | None = None) -> None:
         self.counts = Counts()
         self._whole = whole
-        self.arrived = Meter(self.fetched)
+        self.arrived_bytes = Meter(self.fetched)
 
-    def called(self, sent: int) -> None:
+    def sent(self, call: HeardCall, nbytes: int) -> None:
         """One call was sent."""
-        self.counts.calls += 1
-        self.counts.sent_bytes += sent
-        if self._whole is not None:
-            self._whole.called(sent)
+        book: Book | None = self
+        while book is not None:
+            book.counts.calls += 1
+            book.counts.sent_bytes += nbytes
+            book = book._whole
 
-    def failed(self) -> None:
-        """One call failed."""
-        self.counts.failed += 1
-        if self._whole is not None:
-            self._whole.failed()
+    def ended(self, call: HeardCall, error: BaseException | None) -> None:
+        """One call is over."""
+        book: Book | None = self if error is not None and call.was_sent else None
+        while book is not None:
+            book.counts.failed += 1
+            book = book._whole
 
-    def stored(self, nbytes: int) -> None:
+    def put(self, nbytes: int) -> None:
         """A value was stored."""
         self.counts.stored_bytes += nbytes
         if self._whole is not None:
-            self._whole.stored(nbytes)
+            self._whole.put(nbytes)
 
     def fetched(self, nbytes: int) -> None:
         """A value arrived."""
         self.counts.fetched_bytes += nbytes
         if self._whole is not None:
             self._whole.fetched(nbytes)
+
+
+class CallMeter(CallListener):
+    """Tells a monitor, where one is there, of each call that is over."""
+
+    def ended(self, call: HeardCall, error: BaseException | None) -> None:
+        life = call.life
+        if meters.on and call.number != SETUP_CALL and not life.transport.immediate:
+            name = f"{call.role}.{call.method}" if call.role else call.method
+            meters.ended(life.name, name, life.transport.now() - call.started, error is not None)
 
 
 process = Book()

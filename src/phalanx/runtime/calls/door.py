@@ -16,7 +16,8 @@ from phalanx.wire.messages import HALVED, OUTPUT, Message
 class Outgoing:
     """One call on its way out: its messages by rank, made when they are asked for. Equal ones are the same object.
 
-    ``returns`` is how many objects each rank gives back. ``reached`` counts the ranks that have been sent theirs.
+    ``returns`` is how many objects each rank gives back. ``reached`` counts the ranks that have been sent theirs,
+    ``nbytes`` the bytes of these messages.
     """
 
     role: str
@@ -25,6 +26,7 @@ class Outgoing:
     messages: Iterable[Message]
     returns: int = OUTPUT
     reached: int = 0
+    nbytes: int = 0
 
 
 class Arrivals(Protocol):
@@ -108,9 +110,11 @@ class DirectDoor:
         submit, endpoints = self._transport.submit, epoch.endpoints
         role, method, returns = call.role, call.method, call.returns
         tickets: list[Ticket] = []
+        nbytes = 0
         try:
             for rank, (data, refs) in zip(call.ranks, call.messages, strict=True):
                 tickets.append(submit(endpoints[rank], role, method, data, refs, returns))
+                nbytes += len(data)
         finally:
-            call.reached = len(tickets)
+            call.reached, call.nbytes = len(tickets), nbytes
         return DirectArrivals(self._transport, tickets, halved=returns == HALVED)

@@ -23,7 +23,8 @@ class HeardCall(Protocol):
     """What a listener knows of the call that it hears of.
 
     ``began`` is when its caller began to plan it, in nanoseconds since 1970 (0: not noted), ``started`` when it was
-    made, on the backend's clock. ``trace`` may be set at ``planned``, and goes out with the messages.
+    made, on the backend's clock. ``trace`` may be set at ``planned``, and goes out with the messages. A call that could
+    not be sent ends too.
     """
 
     life: GroupLife
@@ -34,6 +35,7 @@ class HeardCall(Protocol):
     plan: CallPlan
     began: int
     started: float
+    was_sent: bool
     trace: str
 
 

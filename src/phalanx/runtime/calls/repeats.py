@@ -6,16 +6,14 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.listeners import CallListener, HeardCall
 from phalanx.wire.messages import OUTPUT, Message, RankCall
-
-if TYPE_CHECKING:
-    from phalanx.runtime.calls.future import CallFuture
 
 
 @dataclass
-class Replay:
+class Repeat:
     """One call as its ranks got it: later changes to the caller's arguments do not reach it.
 
     ``succeeded`` is None until somebody has seen the end of the call.
@@ -25,23 +23,23 @@ class Replay:
     method: str
     ranks: tuple[int, ...]
     sent: tuple[Message, ...]
-    future: weakref.ref[CallFuture[Any]]
+    call: weakref.ref[Call]
     succeeded: bool | None = None
 
     @property
     def key(self) -> tuple[str, str, tuple[int, ...]]:
         return self.role, self.method, self.ranks
 
-    def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[tuple[int, Message]]:
-        """(rank, message) for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
-        for rank, message in zip(self.ranks, self.sent, strict=True):
+    def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[Message]:
+        """Its messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
+        for message in self.sent:
             header = RankCall.unpack(message.data)._replace(
                 call=number, epoch=epoch, returns=OUTPUT, trace=trace
             )
-            yield rank, Message(header.pack(), message.refs)
+            yield Message(header.pack(), message.refs)
 
 
-class Replays:
+class Repeats(CallListener):
     """The calls of one group that were declared with ``replay=True``, in order.
 
     Of several calls of one method on the same ranks only the last one that succeeded is made again: a worker that
@@ -50,34 +48,34 @@ class Replays:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[Replay] = []
+        self._entries: list[Repeat] = []
 
-    def add(self, future: CallFuture[Any], sent: Sequence[Message]) -> None:
+    def add(self, call: Call, sent: Sequence[Message]) -> None:
         """Note a call that was just sent."""
-        entry = Replay(future.role, future.method, tuple(future.plan.ranks), tuple(sent), weakref.ref(future))
+        entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
         with self._lock:
-            over = [e for e in self._entries if e.key == entry.key and (e.succeeded or e.future() is None)]
+            over = [e for e in self._entries if e.key == entry.key and (e.succeeded or e.call() is None)]
             for older in over[:-1]:  # nobody will learn how they ended, and the last of them stands for all
                 self._entries.remove(older)
             self._entries.append(entry)
 
-    def ended(self, future: CallFuture[Any], succeeded: bool) -> None:
+    def ended(self, call: HeardCall, error: BaseException | None) -> None:
         """Note how a call ended: one that failed is not made again, one that succeeded replaces those before it."""
         if not self._entries:
             return
         with self._lock:
-            found = next((entry for entry in self._entries if entry.future() is future), None)
+            found = next((entry for entry in self._entries if entry.call() is call), None)
             if found is None:
                 return
-            found.succeeded = succeeded
-            if not succeeded:
+            found.succeeded = error is None
+            if error is not None:
                 self._entries.remove(found)
                 return
             at = self._entries.index(found)
             before = [e for e in self._entries[:at] if e.key != found.key or e.succeeded is None]
             self._entries[:at] = before
 
-    def to_make(self) -> list[Replay]:
+    def to_make(self) -> list[Repeat]:
         """What a restart makes again, in order. A call whose end nobody saw counts as one that succeeded."""
         with self._lock:
             last = {entry.key: index for index, entry in enumerate(self._entries)}

@@ -48,7 +48,7 @@ class StoredValue(Generic[T]):
         from phalanx.wire.codec import decoding
 
         try:
-            with decoding(meter=process.arrived):
+            with decoding(meter=process.arrived_bytes):
                 return self._transport.fetch([self._ref])[0]
         except FetchFailed as error:
             outcome = self._transport.outcome(self._ref)
@@ -83,7 +83,7 @@ def put(value: Any, *, readonly: bool = False, backend: str | None = None) -> St
     transport = cluster.transport(backend)
     encoded = encode(value, policy=Policy.READONLY if readonly else None)
     Room(transport).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
-    process.stored(encoded.nbytes)
+    process.put(encoded.nbytes)
     return StoredValue(transport, transport.put(encoded), encoded.nbytes)
 
 

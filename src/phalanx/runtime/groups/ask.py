@@ -6,19 +6,20 @@ They have their place in the order of each rank's calls, and are not counted, tr
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from phalanx.collect.failures import combine
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.runtime.calls.compose import encode_body
+from phalanx.runtime.calls.door import Outgoing
 from phalanx.runtime.calls.watch import Watch
-from phalanx.transport.base import FetchFailed, NotReady, Ref
-from phalanx.wire.codec import Policy
-from phalanx.wire.messages import HOST, OUTPUT, RankCall
-
-if TYPE_CHECKING:
-    from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.life.epoch import Epoch
+from phalanx.transport.base import NotReady
+from phalanx.wire.messages import HOST, OUTPUT, Message, RankCall
 
 _GRACE_S = 0.5
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
@@ -28,15 +29,7 @@ _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 class Asked:
     """What was sent to some ranks and may not have been answered yet."""
 
-    core: GroupCore
-    what: str
-    ranks: tuple[int, ...]
-    refs: tuple[Ref, ...]
-
-    def _watch(self) -> Watch:
-        core = self.core
-        endpoints = [core.endpoints[rank] for rank in self.ranks]
-        return Watch(core.transport, core.name, self.what, "", self.ranks, endpoints, self.refs, _GRACE_S)
+    watch: Watch
 
     def check(self, seconds: float) -> None:
         """Wait for the answers for a while.
@@ -45,51 +38,72 @@ class Asked:
             DeclarationError: a rank refused. One that has not answered yet may still refuse.
             RemoteCallError, WorkerDiedError: anything else went wrong.
         """
-        watch = self._watch()
-        try:
-            watch.values(self.core.now() + seconds, Policy.PRIVATE)
-            return
-        except NotReady:
-            return
-        except FetchFailed:
-            error = watch.error()[0]
-        for report in getattr(error, "failures", ()):
+        watch = self.watch
+        everyone = range(len(watch.ranks))
+        answered, _ = watch.arrivals.wait(everyone, len(everyone), seconds)
+        reports = [report for report in map(watch.report, answered) if report is not None]
+        for report in reports:
             if report.type_name == _REFUSAL:
-                raise DeclarationError(f"group {self.core.name!r}, rank {report.rank}: {report.message}")
-        raise error
+                raise DeclarationError(f"group {watch.group!r}, rank {report.rank}: {report.message}")
+        if reports:
+            raise combine(watch.group, watch.method, reports)
 
     def answers(self, seconds: float | None) -> dict[int, Any]:
         """The answer of each rank; where it gave none, the error that says why. None waits as long as it takes."""
-        core, watch = self.core, self._watch()
+        watch = self.watch
         found: dict[int, Any] = {}
-        _, late = core.transport.wait(self.refs, len(self.refs), seconds)
-        for position, rank in enumerate(self.ranks):
+        everyone = range(len(watch.ranks))
+        _, late = watch.arrivals.wait(everyone, len(everyone), seconds)
+        for position, rank in enumerate(watch.ranks):
             if position in late:
                 found[rank] = NotReady(f"rank {rank} has not answered: it is at a call")
                 continue
             report = watch.report(position)
             if report is None:
-                found[rank] = core.transport.fetch([self.refs[position]])[0]
+                found[rank] = watch.arrivals.output(position)
             else:
                 found[rank] = PhalanxError(f"rank {rank}: {report.message}")
         return found
 
 
-def ask(core: GroupCore, what: str, ranks: Sequence[int], function: Callable[..., Any], *args: Any) -> Asked:
+def ask(
+    core: GroupCore,
+    what: str,
+    ranks: Sequence[int],
+    function: Callable[..., Any],
+    *args: Any,
+    number: int | None = None,
+    epoch: Epoch | None = None,
+) -> Asked:
     """Have ``function(host, *args)`` run on some ranks, after the calls that were sent to them; does not wait.
 
-    ``what`` names it in errors.
+    ``what`` names it in errors; ``number`` is that of the call, where ranks are to know it by one of the library's
+    own; ``epoch`` is the present one unless another one is given.
     """
+    epoch = core.epoch if epoch is None else epoch
     body, refs = encode_body(core.outlet, ((function, *args), {}))
-    data = RankCall(core.new_number(), core.epoch, "", HOST, True, OUTPUT, False, False, body).pack()
-    submit, endpoints = core.transport.submit, core.endpoints
-    tickets = [submit(endpoints[rank], "", HOST, data, refs) for rank in ranks]
-    return Asked(core, what, tuple(ranks), tuple(ticket.value for ticket in tickets))
+    number = core.new_number() if number is None else number
+    data = RankCall(number, epoch.number, "", HOST, True, OUTPUT, False, False, body).pack()
+    messages = itertools.repeat(Message(data, refs), len(ranks))
+    arrivals = core.door.submit(epoch, Outgoing("", HOST, ranks, messages))
+    watch = Watch(
+        transport=core.transport,
+        group=core.name,
+        method=what,
+        role="",
+        ranks=tuple(ranks),
+        endpoints=[epoch.endpoints[rank] for rank in ranks],
+        arrivals=arrivals,
+        grace_s=_GRACE_S,
+        started=core.transport.now(),
+        call=number,
+    )
+    return Asked(watch)
 
 
 def gather_before_end(core: GroupCore, seconds: float) -> None:
-    """Fetch what profiles and recordings have gathered, before the ranks' processes end."""
-    for gather in list(core.gathering):
+    """Fetch what was gathered on the ranks, before the ranks' processes end."""
+    for gather in list(core.life.before_end):
         with contextlib.suppress(PhalanxError, NotReady, OSError):
             gather(seconds)
-    core.gathering.clear()
+    core.life.before_end.clear()

@@ -1,67 +1,121 @@
-"""What a group and all views of it share: endpoints, the order of calls, and the state of the group."""
+"""What a group and all views of it share: its life, and the way on which its calls are sent."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import logging
+import secrets
 import threading
-import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phalanx.collect.failures import combine
+from phalanx.config import settings
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
-from phalanx.errors import CallCancelled, DispatchError
+from phalanx.errors import CallCancelled, WorkerDiedError
 from phalanx.execution import questions
-from phalanx.runtime.calls.agreement import Executed, check_order
+from phalanx.runtime.calls.agreement import Executed, check_order, check_replicated
+from phalanx.runtime.calls.call import Call, CallRules
 from phalanx.runtime.calls.compose import Outlet, messages
+from phalanx.runtime.calls.counts import Book, CallMeter, process
+from phalanx.runtime.calls.door import DirectArrivals, DirectDoor, Door, Outgoing
 from phalanx.runtime.calls.future import CallFuture
-from phalanx.runtime.calls.settling import Settling
+from phalanx.runtime.calls.listeners import Listeners, everywhere
+from phalanx.runtime.calls.repeats import Repeats
 from phalanx.runtime.calls.store import Room
-from phalanx.runtime.life.lifecycle import State
-from phalanx.runtime.life.state import GroupRecord
+from phalanx.runtime.calls.under_way import CallsUnderWay
+from phalanx.runtime.calls.watch import Watch
+from phalanx.runtime.groups.meshes import told_mesh
+from phalanx.runtime.groups.open_groups import open_groups
+from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
+from phalanx.runtime.life.lifecycle import Lifecycle, State
 from phalanx.runtime.session.watchman import sentinel
-from phalanx.runtime.tools.trace import Traced, composing, draft_of, keep
+from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
-from phalanx.tracing.recorder import Draft, tracing
-from phalanx.transport.base import Endpoint, Ref, Ticket, Transport
-from phalanx.wire.board import BARE_CALL
+from phalanx.transport.base import Endpoint, Ticket, Transport
+from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.messages import BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
 
-Methods = Mapping[str, Mapping[str, MethodSpec]]
+_log = logging.getLogger("phalanx")
 _BARE = Message(BARE)
-_MOST_DROPPED = 256
+_FIRST_NUMBER = 1 << 16
+
+everywhere.add(CallMeter())
 
 
-def _all_kept(plan: CallPlan) -> CallPlan:
-    """The same call with the outputs of all ranks given back, for them to be compared."""
-    return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
+class GroupCore:
+    """The shared part of a group. ``owner`` is False in a view that came from another process.
 
+    A call takes its epoch when it is made and keeps it; it goes to ranks by ``door``, all ranks seeing the calls of all
+    threads in one order.
+    """
 
-class GroupCore(Settling):
-    """The shared part of a group. ``owner`` is False in a view that came from another process."""
-
-    def __init__(
-        self, record: GroupRecord, transport: Transport, endpoints: list[Endpoint], owner: bool
-    ) -> None:
-        super().__init__(record, transport, endpoints, owner)
-        room = Room(transport, _wait_for_a_call)
-        self.outlet = Outlet(transport, self._settings.inline_bytes, self.book, room)
-        self._order = threading.Lock()  # calls reach all ranks in one order, whichever threads make them
-        self._registered: dict[str, Mesh] = {}
-        self._under_way: deque[weakref.ref[CallFuture[Any]]] = deque()
-        self._dropped: deque[tuple[int, Sequence[int], list[Ref]]] = deque()
+    def __init__(self, card: GroupCard, transport: Transport, size: int, *, owner: bool) -> None:
+        self.life = GroupLife(card, transport, size, owner=owner)
+        self.book = Book(process)
+        self.listeners = Listeners(everywhere)
+        self.under_way = CallsUnderWay(settings().max_in_flight)
+        self.repeats = Repeats()
+        for listener in (self.book, self.under_way):
+            self.listeners.add(listener)
+        self.door: Door = DirectDoor(transport)
+        room = Room(transport, open_groups.wait_for_a_call)
+        self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
+        self.debug = settings().debug
+        self.rules = CallRules(settings().grace_s, self.book.arrived_bytes)
+        self._order = threading.Lock()
+        # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
+        self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
         self.restarting = threading.RLock()
         #: What the workers are made of; None where another process owns the group.
         self.made_of: Mapping[str, ClassWithInitArgs] | None = None
-        self.traced: Traced | None = None  # while a trace is on
         #: Brings a broken group back where a policy says so; called before a call that would fail.
         self.reviver: Callable[[], None] | None = None
-        with _cores_lock:
-            _cores.add(self)
+        if not transport.immediate:
+            meters.watch(card.name, self.book.counts)
+        open_groups.add(self)
+
+    @property
+    def name(self) -> str:
+        return self.life.name
+
+    @property
+    def card(self) -> GroupCard:
+        return self.life.card
+
+    @property
+    def transport(self) -> Transport:
+        return self.life.transport
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self.life.lifecycle
+
+    @property
+    def epoch(self) -> Epoch:
+        """Who the ranks are now."""
+        return self.life.epoch
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The processes that are the ranks now; empty while they are being started."""
+        return self.life.epoch.endpoints
+
+    @property
+    def world_size(self) -> int:
+        return self.life.epoch.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group takes no calls because it was closed, here or by its owner."""
+        return self.life.closed
+
+    def new_number(self) -> int:
+        """A number for a call."""
+        return next(self._numbers)
 
     def send(
         self,
@@ -69,50 +123,44 @@ class GroupCore(Settling):
         spec: MethodSpec,
         role: str,
         timeout: float | None,
-        target: Any,
+        collector: Any,
         *,
         describe: bool = False,
         stall_report_after: float | None = None,
         began: int = 0,
+        chosen: bool = False,
     ) -> CallFuture[Any]:
         """Send one call to its ranks; does not wait for it.
 
         ``describe`` asks each rank for the row count of its output beside the output, for a future that may be
         handed on by reference. ``timeout`` and ``stall_report_after`` are those of the call, where it has its own.
-        ``began`` is when the caller began to plan it, for a trace.
+        ``collector`` is what a custom collect function gets. ``began`` is when the caller began to plan it, for a
+        trace. ``chosen`` says that its rank is the least busy one.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
+            StaleEpoch: it was restarted while the call was being made; nothing was sent.
             DispatchError: an argument cannot be pickled.
         """
         self._check()
-        debug = self._settings.debug
-        draft = None if tracing.recorder is None else draft_of(self, role, spec.name, plan, began)
-        number = next(self._numbers)
-        header = self._header(
-            spec,
-            role,
-            number,
-            _returns(describe, self.transport),
-            "" if draft is None else keep(draft, number),
-        )
-        if debug and spec.replicated:
-            composed = messages(self.outlet, _all_kept(plan), header, self.node_of)
-        else:
-            composed = messages(self.outlet, plan, header, self.node_of)
-        kept = None
-        with composing(draft), self._order:
-            if spec.replay:
-                kept = composed = list(composed)
-            tickets = self._submit(plan, role, spec.name, header.returns, composed, draft)
-        future = self._future(plan, tickets, spec.name, role, number, target, timeout, stall_report_after)
-        future.epoch = header.epoch  # not of now: a restart may have begun meanwhile
-        future.draft = draft
-        future.replicated = debug and spec.replicated
-        if kept is not None:
-            self.replays.add(future, kept)
-        self._under_way.append(weakref.ref(future))
-        return future
+        call = self._call(plan, role, spec.name, self.new_number(), timeout, stall_report_after, collector, began)
+        heard = call.heard
+        if heard.planned:
+            self.listeners.tell(heard.planned, call)
+        sent_plan = plan
+        if self.debug:
+            call.rules = replace(self.rules, verify=self._verifier(spec))
+            sent_plan = _all_kept(plan) if spec.replicated else plan
+        header = self._header(call, spec, self._returns(describe))
+        composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.node_of)
+        if heard.composed or heard.posted:
+            composed = self._told(call, composed)
+        if spec.replay:
+            composed = self._repeated(call, composed)
+        self._submit(call, composed, header.returns)
+        call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
+        self.under_way.add(call, chosen=chosen)
+        return CallFuture(call)
 
     def send_bare(
         self,
@@ -120,18 +168,15 @@ class GroupCore(Settling):
         spec: MethodSpec,
         role: str,
         timeout: float | None,
-        target: Any,
+        collector: Any,
         stall_report_after: float | None,
     ) -> CallFuture[Any]:
         """Send a call that needs no message; see :meth:`takes_bare`."""
         self._check()
-        epoch = self.epoch
-        with self._order:
-            tickets = self._submit(plan, role, spec.name, OUTPUT, itertools.repeat(_BARE, len(plan.ranks)))
-        future = self._future(plan, tickets, spec.name, role, BARE_CALL, target, timeout, stall_report_after)
-        future.epoch = epoch
-        self._under_way.append(weakref.ref(future))
-        return future
+        call = self._call(plan, role, spec.name, BARE_CALL, timeout, stall_report_after, collector, 0)
+        self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT)
+        self.under_way.add(call)
+        return CallFuture(call)
 
     @property
     def takes_bare(self) -> bool:
@@ -139,7 +184,7 @@ class GroupCore(Settling):
 
         Nobody but its caller may wait for it: it has no number, by which it could be cancelled, traced or compared.
         """
-        return tracing.recorder is None and not self._settings.debug
+        return not self.debug and not self.listeners.now().planned
 
     def _check(self) -> None:
         """See to it that a call can be sent now.
@@ -147,218 +192,233 @@ class GroupCore(Settling):
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
         """
-        if self.reviver is not None and self.lifecycle.state is State.BROKEN:
+        lifecycle = self.life.lifecycle
+        if self.reviver is not None and lifecycle.state is State.BROKEN:
             self.reviver()
-        self.lifecycle.check_callable()
-        self._make_room()
+        lifecycle.check_callable()
+        self.under_way.make_room()
 
-    def _future(
+    def _call(
         self,
         plan: CallPlan,
-        tickets: list[Ticket],
-        method: str,
         role: str,
+        method: str,
         number: int,
-        target: Any,
         timeout: float | None,
         stall_report_after: float | None,
-    ) -> CallFuture[Any]:
-        """The future of a call that was sent; a deadline of it is looked after from now on."""
-        limit = timeout if timeout is not None else self.record.call_timeout
-        stall = stall_report_after if stall_report_after is not None else self.record.stall_report_after
-        future: CallFuture[Any] = CallFuture(self, plan, tickets, method, role, limit, target, number)
-        if stall is not None:
-            future.stall_report_after, future.stall_at = stall, future.started + stall
-        if (stall is not None or limit is not None) and not self.transport.immediate:
+        collector: Any,
+        began: int,
+    ) -> Call:
+        """A call of the present epoch; a deadline of it is looked after from now on."""
+        card = self.life.card
+        limit = timeout if timeout is not None else card.call_timeout
+        stall = stall_report_after if stall_report_after is not None else card.stall_report_after
+        if (stall is not None or limit is not None) and not self.life.transport.immediate:
             sentinel.add(self)
-        return future
+        return Call(
+            self.life,
+            self.life.epoch,
+            plan,
+            role,
+            method,
+            number,
+            self.rules,
+            self.listeners,
+            limit=limit,
+            stall_after=stall,
+            collector=collector,
+            began=began,
+        )
 
-    def _header(self, spec: MethodSpec, role: str, number: int, returns: int, trace: str) -> RankCall:
+    def _header(self, call: Call, spec: MethodSpec, returns: int) -> RankCall:
         return RankCall(
-            call=number,
-            epoch=self.epoch,
-            role=role,
+            call=call.number,
+            epoch=call.epoch.number,
+            role=call.role,
             method=spec.name,
             keep=True,
             returns=returns,
             readonly=spec.readonly,
             to_device=spec.to_device,
             body=None,
-            debug=self._settings.debug,
-            trace=trace,
+            debug=self.debug,
+            trace=call.trace,
         )
 
-    def _submit(
-        self,
-        plan: CallPlan,
-        role: str,
-        method: str,
-        returns: int,
-        composed: Iterable[Message],
-        draft: Draft | None = None,
-    ) -> list[Ticket]:
-        submit, endpoints = self.transport.submit, self.endpoints
-        tickets: list[Ticket] = []
-        sent = 0
-        if draft is not None:
-            composed = draft.noted(composed, self.transport.immediate)
+    def _returns(self, describe: bool) -> int:
+        """What the ranks give back of an output that may be handed on; in halves where ranks lie on several nodes."""
+        if not describe:
+            return OUTPUT
+        return HALVED if open_groups.on_several_nodes(self.life.transport) else DESCRIBED
+
+    def _told(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
+        for message in composed:
+            self.listeners.tell(call.heard.composed, call, message)
+            yield message
+            self.listeners.tell(call.heard.posted, call)
+
+    def _repeated(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
+        """The messages, which a restart sends again."""
+        sent = list(composed)
+        self.listeners.add(self.repeats)
+        call.heard = self.listeners.now()
+        yield from sent
+        self.repeats.add(call, sent)
+
+    def _submit(self, call: Call, composed: Iterable[Message], returns: int) -> None:
+        outgoing = Outgoing(call.role, call.method, call.plan.ranks, composed, returns)
         try:
-            for rank, (data, refs) in zip(plan.ranks, composed, strict=True):
-                tickets.append(submit(endpoints[rank], role, method, data, refs, returns))
-                sent += len(data)
+            with self._order:  # calls reach all ranks in one order, whichever threads make them
+                self.life.check_current(call.epoch, call.plan.ranks, call.method)
+                call.arrivals = self.door.submit(call.epoch, outgoing)
         except BaseException as error:  # Ctrl-C too
-            if tickets and not self.transport.immediate:
-                self._half_sent(method, plan.ranks, len(tickets), error)
+            if outgoing.reached and not self.life.transport.immediate:
+                self._half_sent(call, outgoing.reached, error)
+            call.tell_end(error)
             raise
-        self.book.called(sent)
-        return tickets
+        call.was_sent = True
+        self.listeners.tell(call.heard.sent, call, outgoing.nbytes)
 
-    def _half_sent(self, method: str, ranks: Sequence[int], sent: int, error: BaseException) -> None:
+    def _half_sent(self, call: Call, reached: int, error: BaseException) -> None:
         """Note that only some ranks got a call: they would wait for the others in the next collective."""
+        ranks = call.plan.ranks
         text = (
-            f"group {self.name!r}, {method}: ranks {list(ranks[:sent])} got the call, ranks {list(ranks[sent:])} did "
-            f"not, since sending was ended by {type(error).__name__}: {error}"
+            f"group {self.name!r}, {call.method}: ranks {list(ranks[:reached])} got the call, ranks "
+            f"{list(ranks[reached:])} did not, since sending was ended by {type(error).__name__}: {error}"
         )
-        self.broken(CallCancelled(text, group=self.name, method=method))
+        self.life.broken(CallCancelled(text, group=self.name, method=call.method), call.epoch)
 
-    def _make_room(self) -> None:
-        """Wait for the oldest call where too many are under way; calls that nobody holds any more do not count."""
-        while len(self._under_way) >= self._settings.max_in_flight:
-            oldest = self._under_way.popleft()()
-            if oldest is not None:
-                if not oldest.ended:
-                    self.transport.wait([t.value for t in oldest.tickets], len(oldest.tickets), None)
-                oldest.ended = True
-        if len(self._dropped) > _MOST_DROPPED:
-            self._dropped_under_way()
+    def _verifier(self, spec: MethodSpec) -> Callable[[Call, Sequence[Any]], None]:
+        """What debug mode does before the outputs of a call are joined: compare what the ranks did."""
 
-    def dropped(self, epoch: int, plan: CallPlan, tickets: Sequence[Ticket], target: Any) -> None:
-        """Note that nobody holds a call any more whose end nobody saw; may come at any time, from the collector.
+        def verify(call: Call, outputs: Sequence[Any]) -> None:
+            if spec.replicated:
+                check_replicated(self.name, call.method, call.plan.ranks, outputs)
+            if spec.name != HOST and len(call.plan.ranks) >= max(2, self.world_size):
+                orders = self._told_by_ranks(questions.order, "")
+                check_order(self.name, call.method, [[Executed(*one) for one in order] for order in orders])
 
-        One by ``group.any`` counts until it has ended, so that calls whose futures are not kept go to all ranks in
-        turn. The outputs of others are let go of at once.
-        """
-        if getattr(target, "_choose", False):
-            self._dropped.append((epoch, plan.ranks, [ticket.value for ticket in tickets]))
+        return verify
 
-    def _dropped_under_way(self) -> list[Sequence[int]]:
-        """The ranks of each call by ``group.any`` that nobody holds and that has not ended; forgets the others."""
-        found: list[Sequence[int]] = []
-        for _ in range(len(self._dropped)):
-            with contextlib.suppress(IndexError):  # another thread was faster
-                epoch, ranks, refs = self._dropped.popleft()
-                if epoch == self.epoch and self.transport.wait(refs, len(refs), 0)[1]:
-                    self._dropped.append((epoch, ranks, refs))
-                    found.append(ranks)
-        return found
-
-    def least_busy(self, ranks: Sequence[int]) -> int:
-        """The rank with the fewest calls under way; the lowest of equal ones."""
-        busy = Counter(itertools.chain.from_iterable(self._dropped_under_way()))
-        for future in self.under_way():
-            if self.all_ended(future):
-                future.ended = True
-            elif future.epoch == self.epoch:
-                busy.update(future.plan.ranks)
-        return min(ranks, key=lambda rank: (busy[rank], rank))
-
-    def under_way(self) -> list[CallFuture[Any]]:
-        """The calls that somebody holds and that nobody has seen the end of."""
-        found = (reference() for reference in list(self._under_way))
-        return [future for future in found if future is not None and not future.ended]
-
-    def node_of(self, rank: int) -> str:
-        """The node on which a rank is."""
-        return self.endpoints[rank].facts.slot.node_id
-
-    def busy(self) -> bool:
-        """Whether a call of this process is still at work."""
-        return any(not self.all_ended(future) for future in self.under_way())
-
-    def _check_order(self, future: CallFuture[Any]) -> None:
-        """In debug mode: ask the ranks in which order they ran the calls, and compare."""
-        if future.method == HOST or len(future.plan.ranks) < max(2, self.world_size):
-            return
+    def _told_by_ranks(self, function: Callable[..., Any], role: str) -> list[Any]:
+        """What a function of the library, run on every rank, gives there; waits for the calls before it."""
         ranks = range(self.world_size)
-        plan = CallPlan(
-            ranks=ranks, args=(Same(questions.order),), kwargs={}, gather=GatherPlan("list", ranks)
-        )
-        answers = self.send(plan, MethodSpec(HOST), "", None, None).result()
-        check_order(self.name, future.method, [[Executed(*call) for call in answer] for answer in answers])
+        plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
+        return self.send(plan, MethodSpec(HOST), role, None, None).result()
 
-    def mesh(self, name: str = "default") -> Mesh:
+    def mesh(self, name: str) -> Mesh:
         """A mesh that was given to the group, or that its ranks registered (asked once per epoch).
 
         Raises:
             DispatchError: there is none of that name, or not every rank registered its place.
         """
-        if name in self.record.meshes:
-            return self.record.meshes[name]
-        key = f"{self.epoch}/{name}"
-        if key not in self._registered:
-            self._registered[key] = self._ask_mesh(name)
-        return self._registered[key]
+        given, told = self.card.meshes, self.life.epoch.meshes
+        if name in given:
+            return given[name]
+        if name not in told:
+            places = [self._told_by_ranks(questions.meshes, role) for role in self.card.methods]
+            told[name] = told_mesh(self.name, name, places, given)
+        return told[name]
 
     def known_meshes(self) -> dict[str, Mesh]:
         """The meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""
-        prefix = f"{self.epoch}/"
-        told = {key[len(prefix) :]: mesh for key, mesh in self._registered.items() if key.startswith(prefix)}
-        return {**told, **self.record.meshes}
+        return {**self.life.epoch.meshes, **self.card.meshes}
 
     def forget_meshes(self) -> None:
         """Ask the ranks anew for the meshes that they registered."""
-        self._registered.clear()
+        self.life.epoch.meshes.clear()
 
-    def _ask_mesh(self, name: str) -> Mesh:
+    def least_busy(self, ranks: Sequence[int]) -> int:
+        """The rank with the fewest calls under way; the lowest of equal ones."""
+        return self.under_way.least_busy(self.life.epoch, ranks)
+
+    def starting(self, timeout: float) -> Call:
+        """The constructors of the epoch that begins, as a call; whoever makes it ends the processes if it fails."""
         ranks = range(self.world_size)
-        plan = CallPlan(
-            ranks=ranks, args=(Same(questions.meshes),), kwargs={}, gather=GatherPlan("list", ranks)
+        plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
+        rules = CallRules(self.rules.grace_s, consequences=False, init=True)
+        call = Call(
+            self.life, self.life.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout
         )
-        found: dict[str, dict[int, dict[str, int]]] = {}
-        for role in self.record.methods:
-            answers = self.send(plan, MethodSpec(HOST), role, None, None).result()
-            for rank, registered in enumerate(answers):
-                for key, coordinates in registered.items():
-                    found.setdefault(key, {})[rank] = coordinates
-        if name not in found:
-            known = sorted({*self.record.meshes, *found})
-            raise DispatchError(
-                f"group {self.name!r} has no mesh {name!r} (it has: {', '.join(known) or 'none'}); pass "
-                "mesh=px.Mesh(dp=..., tp=...) to px.WorkerGroup, or call self.register_mesh(name, ...) in the worker"
+        self.listeners.tell(call.heard.planned, call)
+        return call
+
+    def started_with(
+        self, call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message]
+    ) -> None:
+        """Note that the processes of an epoch are there, and have been told who they are."""
+        call.epoch = epoch
+        call.arrivals = DirectArrivals(self.transport, tickets)
+        for message in messages:
+            self.listeners.tell(call.heard.composed, call, message)
+            self.listeners.tell(call.heard.posted, call)
+        call.was_sent = True
+        self.listeners.tell(call.heard.sent, call, 0)
+
+    def repeat(self, timeout: float, trace: str = "") -> None:
+        """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
+
+        Raises:
+            RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
+        """
+        epoch = self.life.epoch
+        for entry in self.repeats.to_make():
+            number = self.new_number()
+            plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
+            rules = CallRules(self.rules.grace_s, consequences=False)
+            call = Call(
+                self.life, epoch, plan, entry.role, entry.method, number, rules, Listeners(), limit=timeout
             )
-        missing = [rank for rank in ranks if rank not in found[name]]
-        if missing:
-            raise DispatchError(
-                f"mesh {name!r} of group {self.name!r}: ranks {missing} have not registered their place; every rank "
-                "must call self.register_mesh(name, ...)"
-            )
-        return Mesh.from_coordinates([found[name][rank] for rank in ranks])
+            again = entry.messages(number, epoch.number, trace)
+            call.arrivals = self.door.submit(epoch, Outgoing(entry.role, entry.method, entry.ranks, again))
+            call.result(None)
+
+    def look(self) -> None:
+        """What the watchman does for a group: end calls whose deadline is over, report stalls, find lost ranks."""
+        epoch = self.life.epoch
+        calls = [call for call in self.under_way.calls() if epoch.has_kept(call.plan.ranks, call.epoch)]
+        now = self.transport.now()
+        for call in calls:
+            if call.deadline is not None and now >= call.deadline:
+                call.conclude_now()
+            elif call.stall_at is not None and now >= call.stall_at:
+                _report_stall(call)
+        if self.life.owner and self.lifecycle.state is State.READY and (dead := epoch.dead(self.transport)):
+            # A call that a rank died in tells more than the death alone: its own watch finds out first.
+            failed = [call for call in calls if call.touches(dead)]
+            for call in failed:
+                call.conclude_now()
+            if not failed:
+                self._lost(epoch, dead)
+
+    def _lost(self, epoch: Epoch, dead: Sequence[int]) -> None:
+        """Break the group: some ranks died while nobody called them."""
+        watch = Watch(
+            transport=self.transport,
+            group=self.name,
+            method="(between calls)",
+            role="",
+            ranks=range(epoch.size),
+            endpoints=epoch.endpoints,
+            arrivals=DirectArrivals(self.transport, ()),
+            grace_s=0.0,
+            started=self.transport.now(),
+        )
+        error = combine(self.name, watch.method, [watch.dead(rank) for rank in dead])
+        if isinstance(error, WorkerDiedError) and not self.closed:
+            self.life.broken(error, epoch)
 
 
-#: All groups of this process: a call that finds the store full waits for what fills it, and how results are stored
-#: depends on whether all ranks can read them where they lie.
-_cores: weakref.WeakSet[GroupCore] = weakref.WeakSet()
-_cores_lock = threading.Lock()
+def _all_kept(plan: CallPlan) -> CallPlan:
+    """The same call with the outputs of all ranks given back, for them to be compared."""
+    return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
 
 
-def _returns(describe: bool, transport: Transport) -> int:
-    """What the ranks give back of an output that may be handed on; in halves where ranks lie on several nodes."""
-    if not describe:
-        return OUTPUT
-    with _cores_lock:
-        open_ones = [core for core in _cores if core.transport is transport and not core.closed]
-    nodes = {endpoint.facts.slot.node_id for core in open_ones for endpoint in core.endpoints}
-    return HALVED if len(nodes) > 1 else DESCRIBED
-
-
-def _wait_for_a_call(seconds: float) -> bool:
-    """Wait for a rank to end a call, of any group of this process; False if there is none under way."""
-    with _cores_lock:
-        cores = list(_cores)
-    for core in cores:
-        refs = [ticket.value for future in core.under_way() for ticket in future.tickets]
-        pending = core.transport.wait(refs, len(refs), 0)[1] if refs else []
-        if pending:
-            core.transport.wait([refs[position] for position in pending], 1, seconds)
-            return True
-    return False
+def _report_stall(call: Call) -> None:
+    """Log where each rank is at a call that takes longer than it should, and let it go on."""
+    ending = call.late_now()
+    if ending.error is None:
+        call.stall_at = None
+        return
+    call.stall_at = call.life.transport.now() + (call.stall_after or 0.0)
+    _log.warning("stalled, still running: %s", ending.error)

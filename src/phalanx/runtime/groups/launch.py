@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import PlacementError
@@ -70,11 +70,12 @@ def launch(
     *,
     processes: Processes | None = None,
     amend: Callable[[RankSetup], RankSetup] | None = None,
+    trace: str = "",
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
 
     ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
-    is told.
+    is told; ``trace`` is the id of the trace for which it notes what it does.
 
     Raises:
         PlacementError: the processes, or the extra resources of the group, cannot be had.
@@ -92,6 +93,7 @@ def launch(
             ordered = _in_rank_order(pool, endpoints)
             label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
             setups = _setups(pool, ordered, name, label, epoch, options)
+            setups = [replace(setup, trace=trace) for setup in setups] if trace else setups
             setups = [amend(setup) for setup in setups] if amend else setups
             for endpoint, setup in zip(ordered, setups, strict=True):
                 endpoint.facts = endpoint.facts._replace(files=setup.files)

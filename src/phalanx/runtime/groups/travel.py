@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.session import connection as cluster
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Endpoint
@@ -18,7 +19,7 @@ class PortableGroup:
     """A group as plain values and the backend's handles (Ray's actor handles pickle themselves)."""
 
     backend: str
-    record: GroupRecord
+    card: GroupCard
     slots: tuple[Slot, ...]
     handles: tuple[Any, ...]
     facts: tuple[Facts, ...]
@@ -37,7 +38,7 @@ def pack(core: GroupCore) -> PortableGroup:
         )
     return PortableGroup(
         backend=core.transport.name,
-        record=core.record,
+        card=core.card,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
         handles=tuple(endpoint.handle for endpoint in core.endpoints),
         facts=tuple(endpoint.facts for endpoint in core.endpoints),
@@ -53,6 +54,7 @@ def unpack(portable: PortableGroup) -> GroupCore:
             portable.slots, portable.handles, portable.facts, portable.names, strict=True
         )
     ]
-    core = GroupCore(portable.record, cluster.transport(portable.backend), endpoints, owner=False)
-    core.started()
+    core = GroupCore(portable.card, cluster.transport(portable.backend), len(endpoints), owner=False)
+    core.life.enter(endpoints)
+    core.life.started()
     return core

@@ -45,7 +45,7 @@ class Epoch:
     changes; a group swaps its epoch whole. ``endpoints`` is empty while the processes are being started.
     """
 
-    __slots__ = ("endpoints", "meshes", "number", "size", "stopped")
+    __slots__ = ("_nodes", "endpoints", "meshes", "number", "size", "stopped")
 
     def __init__(self, number: int, size: int, endpoints: Sequence[Endpoint] = ()) -> None:
         self.number = number
@@ -53,6 +53,7 @@ class Epoch:
         self.endpoints = tuple(endpoints)
         self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
+        self._nodes: frozenset[str] | None = None
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
         """Whether these ranks are still the processes that they were in an earlier epoch."""
@@ -62,6 +63,13 @@ class Epoch:
         return all(
             rank < len(mine) and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks
         )
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes on which its ranks are."""
+        if self._nodes is None:
+            self._nodes = frozenset(endpoint.facts.slot.node_id for endpoint in self.endpoints)
+        return self._nodes
 
     def node_of(self, rank: int) -> str:
         """The node on which a rank is."""
@@ -84,6 +92,8 @@ class GroupLife:
         self._lock = threading.RLock()
         #: Told of each change of state or epoch, quickly.
         self.on_change: Callable[[], None] | None = None
+        #: Fetches what was gathered on the ranks, within so many seconds; called before their processes end.
+        self.before_end: list[Callable[[float], None]] = []
 
     @property
     def name(self) -> str:

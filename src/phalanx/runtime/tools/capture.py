@@ -40,11 +40,11 @@ class Capture(ABC):
     def _begin(self, arm: Callable[..., Any], end: Callable[..., Any], order: Any) -> None:
         """Have the ranks begin; if one refuses, none does."""
         armed = ask(self._core, self.verb, self._ranks, arm, self._key, order)
-        self._core.gathering.append(self._end)
+        self._core.life.before_end.append(self._end)
         try:
             armed.check(REFUSED_WITHIN_S)
         except BaseException:
-            self._core.gathering.remove(self._end)
+            self._core.life.before_end.remove(self._end)
             ask(self._core, self.verb, self._ranks, end, self._key)  # those that did not refuse
             raise
 
@@ -59,8 +59,8 @@ class Capture(ABC):
                 return
             self._over = True
             core = self._core
-            if self._end in core.gathering:
-                core.gathering.remove(self._end)
+            if self._end in core.life.before_end:
+                core.life.before_end.remove(self._end)
             alive = [rank for rank in self._ranks if core.transport.alive(core.endpoints[rank])]
             gone = [rank for rank in self._ranks if rank not in alive]
             self._notes += [f"rank {rank} is gone, and {self.lost_with_rank} with it" for rank in gone]

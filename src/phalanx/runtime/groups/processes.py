@@ -1,0 +1,173 @@
+"""The processes of a group: started, ended, and started anew."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
+from phalanx.execution import questions
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.groups.ask import ask, gather_before_end
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.launch import launch
+from phalanx.runtime.groups.startbar import Starting
+from phalanx.runtime.life.epoch import Epoch
+from phalanx.runtime.life.lifecycle import State
+from phalanx.runtime.life.options import GroupOptions
+from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.session.output import display
+from phalanx.runtime.session.watchman import sentinel
+from phalanx.transport.base import NotReady, Reservation
+from phalanx.wire.board import CLOSE_CALL
+from phalanx.wire.messages import Message
+
+_log = logging.getLogger("phalanx")
+_CLOSE_PATIENCE_S = 5.0
+_BUSY_PATIENCE_S = 1.0
+
+
+class GroupProcesses:
+    """What a group's ranks are made of, where they run, and the steps by which they come and go.
+
+    ``after_start`` is called when the ranks of an epoch are there.
+    """
+
+    def __init__(
+        self,
+        core: GroupCore,
+        pool: ResourcePool,
+        roles: Mapping[str, ClassWithInitArgs],
+        options: GroupOptions,
+        after_start: Callable[[], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._pool = pool
+        self._roles = roles
+        self._options = options
+        self._after_start = after_start
+        self._extras: Reservation | None = None
+        if options.on_failure is not None:
+            core.reviver = Reviver(self, core, options.on_failure)
+
+    def start(self) -> None:
+        """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
+        core, options = self._core, self._options
+        call = core.starting(options.start_timeout)
+        try:
+            with Starting(core.transport, core.name, self._pool.world_size) as shown:
+                self._launch(call, shown)
+                call.result(None)
+                core.repeat(options.start_timeout, call.trace)
+        except BaseException as error:
+            call.tell_end(error)
+            raise
+        core.life.started()
+        if not core.transport.immediate:
+            sentinel.add(core)
+        if self._after_start is not None:
+            self._after_start()
+
+    def _launch(self, call: Call, shown: Starting) -> None:
+        core = self._core
+        launched = launch(
+            self._pool, self._roles, core.name, call.epoch.number, self._options, core.outlet, trace=call.trace
+        )
+        self._extras = launched.extras
+        epoch = core.life.enter(launched.endpoints)
+        if not self._options.detached:  # those are to outlive this process
+            core.transport.attend(launched.endpoints)
+        core.started_with(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
+        shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
+
+    def end(self, epoch: Epoch, patience: float) -> None:
+        """End the processes of an epoch, with all that they started; they have ``patience`` seconds to close first."""
+        core = self._core
+        if patience and epoch.endpoints:
+            with contextlib.suppress(PhalanxError, NotReady):
+                self._close_workers(epoch, patience)
+        if core.life.before_end:
+            gather_before_end(core, self.patience())
+        core.transport.kill(epoch.endpoints)
+        display.finish(epoch.endpoints)
+        if self._extras is not None:
+            core.transport.release(self._extras)
+            self._extras = None
+
+    def patience(self) -> float:
+        """Seconds for the workers' own ``close()``: a rank that is at a call cannot begin it, perhaps for ever."""
+        return _BUSY_PATIENCE_S if self._core.under_way.busy() else _CLOSE_PATIENCE_S
+
+    def _close_workers(self, epoch: Epoch, patience: float) -> None:
+        """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
+        dead = epoch.dead(self._core.transport)
+        ranks = [rank for rank in range(len(epoch.endpoints)) if rank not in dead]
+        if ranks:
+            asked = ask(self._core, "close", ranks, questions.close, number=CLOSE_CALL, epoch=epoch)
+            asked.watch.arrivals.wait(range(len(ranks)), len(ranks), patience)
+
+    def restart(self) -> None:
+        """End what is left of the group and start it anew; see ``WorkerGroup.restart``."""
+        core = self._core
+        with core.restarting:
+            was_ready = core.lifecycle.state is State.READY
+            left = core.life.begin_restart()
+            begun = core.life.epoch.number
+            try:
+                self.end(left, self.patience() if was_ready else 0.0)
+                self._pool.repair(self._options.start_timeout)
+                self.start()
+            except BaseException as error:
+                self._abandon()
+                if core.life.epoch.number == begun:
+                    core.life.broken(_as_cause(core.name, error), core.life.epoch)
+                raise
+            if core.closed:
+                self._abandon()
+                raise GroupClosed(f"group {core.name!r} was closed while it was restarted", group=core.name)
+
+    def _abandon(self) -> None:
+        """End the processes that were started; all that they hold too, where ``close()`` was over before they came."""
+        core = self._core
+        if core.closed:
+            self.end(core.epoch, 0.0)
+        else:
+            core.transport.kill(core.endpoints)
+
+
+def _as_cause(group: str, error: BaseException) -> PhalanxError:
+    if isinstance(error, PhalanxError):
+        return error
+    text = f"group {group!r} could not be restarted: {type(error).__name__}: {error}"
+    return GroupBroken(text, group=group)
+
+
+class Reviver:
+    """Restarts a broken group when it is next called, as often as its policy allows."""
+
+    def __init__(self, processes: GroupProcesses, core: GroupCore, policy: Restart) -> None:
+        self._processes = processes
+        self._core = core
+        self._policy = policy
+        self._restarts: list[float] = []
+
+    def __call__(self) -> None:
+        core = self._core
+        with core.restarting:
+            if core.lifecycle.state is not State.BROKEN:
+                return  # another thread was here first
+            now = core.transport.now()
+            self._restarts = self._policy.recent(self._restarts, now)
+            if not self._policy.allows(self._restarts, now):
+                core.lifecycle.remark = (
+                    f"{self._policy} does not allow another restart now: {len(self._restarts)} were made."
+                )
+                return
+            self._restarts.append(now)
+            _log.warning(
+                "group %r is restarted after: %s", core.name, str(core.lifecycle.cause).partition("\n")[0]
+            )
+            self._processes.restart()
