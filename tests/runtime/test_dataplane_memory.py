@@ -160,7 +160,7 @@ def test_outputs_that_collect_drops_are_not_given_back(where: str) -> None:
     ):
         call = meshed.large_output.submit(torch.ones(2 * LARGE))
         call.result()
-        outputs = meshed.core.transport.fetch([ticket.value for ticket in call.tickets])
+        outputs = call.call.arrivals.fetch(None)
     assert [output is None for output in outputs] == [False, True, False, True]
 
 

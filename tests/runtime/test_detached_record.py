@@ -6,11 +6,11 @@ import pytest
 
 import phalanx as px
 from phalanx.runtime.api.attach import PROTOCOL, DetachedRecord
-from phalanx.runtime.life.state import GroupRecord
+from phalanx.runtime.life.epoch import GroupCard
 
 
 def a_record() -> DetachedRecord:
-    record = GroupRecord("g", 1, {"": {}}, {}, {"": "Cls"})
+    record = GroupCard("g", 1, {"": {}}, {}, {"": "Cls"})
     return DetachedRecord(record, (), (), {"pool": ("key",)})
 
 

@@ -9,11 +9,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from phalanx.tracing.clocks import bounds_of, corrected, corrected_span, estimate
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
@@ -23,20 +21,11 @@ from phalanx.tracing.journal import Reading, describe, plain
 LIMIT = 2_000_000
 
 
-class HasData(Protocol):
-    """A message."""
-
-    @property
-    def data(self) -> bytes: ...
-
-
-M = TypeVar("M", bound=HasData)
-
-
 class Draft:
     """A call while it is under way: times are put down here, one attribute each."""
 
     __slots__ = (
+        "__weakref__",
         "asked",
         "began",
         "encoded",
@@ -77,32 +66,14 @@ class Draft:
         self.message_bytes: list[int] = []
         self.fetched: dict[int, int] = {}
 
-    @contextmanager
-    def composing(self) -> Generator[None]:
-        """While its messages are made and sent; what is raised ends it."""
-        token = drafting.set(self)
-        try:
-            yield
-        except BaseException as error:
-            self.end(error)
-            raise
-        finally:
-            drafting.reset(token)
+    def composed(self, nbytes: int) -> None:
+        """The message of the next rank is made, of so many bytes."""
+        self.encoded.append(time.time_ns())
+        self.message_bytes.append(nbytes)
 
-    def noted(self, messages: Iterable[M], immediate: bool) -> Iterator[M]:
-        """The messages as they are; notes when each is made, and when it was sent: before the next is asked for.
-
-        ``immediate``: what is sent is run at once, so it counts as sent before.
-        """
-        for message in messages:
-            now = time.time_ns()
-            self.encoded.append(now)
-            self.message_bytes.append(len(message.data))
-            if immediate:
-                self.sent.append(now)
-            yield message
-            if not immediate:
-                self.sent.append(time.time_ns())
+    def posted(self) -> None:
+        """It was sent."""
+        self.sent.append(time.time_ns())
 
     def arrived(self, rank: int | None = None) -> None:
         """The output of a rank is here; None: of all."""
@@ -204,16 +175,6 @@ class Switch:
 
 
 tracing = Switch()
-
-#: The call whose messages are being made, so that it hears whose results its arguments are.
-drafting: ContextVar[Draft | None] = ContextVar("phalanx_drafted_call", default=None)
-
-
-def note_source(source: Draft | None) -> None:
-    """Note that the result of a call is an argument of the one whose messages are being made."""
-    draft = drafting.get() if source is not None else None
-    if draft is not None and source is not None:
-        draft.sources.append(source.id)
 
 
 def assemble(

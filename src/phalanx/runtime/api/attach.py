@@ -16,9 +16,9 @@ from phalanx.execution import questions
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.pools.pool import ResourcePool
-from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import from_environment
 from phalanx.topology.slots import Slot

@@ -15,6 +15,7 @@ from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.processes import GroupProcesses
+from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.life.options import GroupOptions, checked_options
@@ -111,9 +112,9 @@ class WorkerGroup(GroupView):
         self._pool = pool
         self._roles = bound
         core = GroupCore(self._card(bound, options), pool.transport, pool.world_size, owner=True)
-        core.life.on_change = functools.partial(publisher.changed, core)
+        core.life.on_change = functools.partial(publisher.changed, core.life)
         core.made_of = bound
-        super().__init__(core, range(pool.world_size))
+        super().__init__(Selection.whole(core))
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
         pool.claim(self)

@@ -82,6 +82,7 @@ class BoundMethod(Generic[P, R]):
             describe=not waits and plan.gather.how == "rows",
             stall_report_after=options.stall_report_after,
             began=began,
+            chosen=self._selection.which == "any",
         )
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:

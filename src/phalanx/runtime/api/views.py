@@ -104,11 +104,6 @@ class GroupView:
     def _unknown(self, name: str) -> str:
         return self._selection.unknown(name)
 
-    @property
-    def _choose(self) -> bool:
-        """Whether each call goes to a rank of its own choice; asked of the handles of calls that nobody kept."""
-        return self._selection.which == "any"
-
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any]:
         return BoundMethod(self._selection, spec, self)
 
@@ -269,7 +264,9 @@ class GroupView:
         return self.execute_rank_zero_async(method, *args, **kwargs)
 
     def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
-        return self.core.send(plan, spec, self.role, None, self, began=began)
+        return self.core.send(
+            plan, spec, self.role, None, self, began=began, chosen=self._selection.which == "any"
+        )
 
     def __repr__(self) -> str:
         part = self._selection.part

@@ -92,11 +92,11 @@ class Call:
         "life",
         "limit",
         "listeners",
-        "rules",
         "method",
         "number",
         "plan",
         "role",
+        "rules",
         "stall_after",
         "stall_at",
         "started",
@@ -313,7 +313,9 @@ class Call:
         if isinstance(self.status, Raised):
             return Ending(self.status.error)
         if not life.closed and not self.epoch.stopped.isdisjoint(self.plan.ranks):
-            return Ending(life.lifecycle.broken_error())  # it went down with another call, which has the cause
+            return Ending(
+                life.lifecycle.broken_error()
+            )  # it went down with another call, which has the cause
         if life.closed:
             return decide(Seen("failed", life.name, self.method, closed=True))
         seen = self.watch().failed()
@@ -382,7 +384,9 @@ class Call:
         error = decide(self.watch().late(timeout, expired=False)).error
         if isinstance(error, CallTimeout):
             return error
-        text = f"group {self.group!r}, {self.method}: another thread is fetching the result just now; ask again"
+        text = (
+            f"group {self.group!r}, {self.method}: another thread is fetching the result just now; ask again"
+        )
         return CallTimeout(text, group=self.group, method=self.method, timeout=timeout)
 
     def _move(self, to: Status, since: Status) -> bool:

@@ -42,7 +42,9 @@ class Arrivals(Protocol):
         """The output of an ended rank. Raises FetchFailed."""
         ...
 
-    def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+    def wait(
+        self, positions: Sequence[int], count: int, timeout: float | None
+    ) -> tuple[list[int], list[int]]:
         """Of some positions those that have ended (at least ``count``, unless time runs out), and the rest."""
         ...
 
@@ -89,7 +91,9 @@ class DirectArrivals:
         output, *second = self._transport.fetch(parts)
         return whole(with_rests([output], second)[0])
 
-    def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+    def wait(
+        self, positions: Sequence[int], count: int, timeout: float | None
+    ) -> tuple[list[int], list[int]]:
         ended, rest = self._transport.wait([self._values[p] for p in positions], count, timeout)
         return [positions[index] for index in ended], [positions[index] for index in rest]
 

@@ -150,7 +150,9 @@ class CallFuture(Generic[T]):
 
     def __repr__(self) -> str:
         call = self.call
-        state = {Raised: "failed", Returned: "done"}.get(type(call.status), "pending")
+        state = "pending"
+        if call.over:
+            state = "failed" if isinstance(call.status, Raised) else "done"
         return f"<CallFuture {call.group}.{call.method} on {len(call.plan.ranks)} ranks: {state}>"
 
 

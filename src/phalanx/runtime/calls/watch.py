@@ -97,9 +97,7 @@ class Watch:
     def _after_cancel(self, dropped: Sequence[int], pending: Sequence[int]) -> list[RankReport]:
         reports = [
             self.report(position)
-            or replace(
-                self._report(position, "cancelled"), state="finished", message="had returned before"
-            )
+            or replace(self._report(position, "cancelled"), state="finished", message="had returned before")
             for position in range(len(self.ranks))
             if position not in pending and position not in dropped
         ]

@@ -143,7 +143,9 @@ class GroupCore:
             DispatchError: an argument cannot be pickled.
         """
         self._check()
-        call = self._call(plan, role, spec.name, self.new_number(), timeout, stall_report_after, collector, began)
+        call = self._call(
+            plan, role, spec.name, self.new_number(), timeout, stall_report_after, collector, began
+        )
         heard = call.heard
         if heard.planned:
             self.listeners.tell(heard.planned, call)
@@ -306,7 +308,7 @@ class GroupCore:
         plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
         return self.send(plan, MethodSpec(HOST), role, None, None).result()
 
-    def mesh(self, name: str) -> Mesh:
+    def mesh(self, name: str = "default") -> Mesh:
         """A mesh that was given to the group, or that its ranks registered (asked once per epoch).
 
         Raises:
@@ -344,7 +346,7 @@ class GroupCore:
         return call
 
     def started_with(
-        self, call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message]
+        self, call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()
     ) -> None:
         """Note that the processes of an epoch are there, and have been told who they are."""
         call.epoch = epoch

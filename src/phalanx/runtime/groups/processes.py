@@ -74,7 +74,13 @@ class GroupProcesses:
     def _launch(self, call: Call, shown: Starting) -> None:
         core = self._core
         launched = launch(
-            self._pool, self._roles, core.name, call.epoch.number, self._options, core.outlet, trace=call.trace
+            self._pool,
+            self._roles,
+            core.name,
+            call.epoch.number,
+            self._options,
+            core.outlet,
+            trace=call.trace,
         )
         self._extras = launched.extras
         epoch = core.life.enter(launched.endpoints)

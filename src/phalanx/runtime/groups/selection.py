@@ -45,7 +45,7 @@ class Selection:
     @property
     def methods(self) -> Mapping[str, MethodSpec]:
         """The registered methods by name."""
-        return self.core.record.methods.get(self.role, {})
+        return self.core.card.methods.get(self.role, {})
 
     @property
     def part(self) -> tuple[int, ...] | None:
@@ -88,10 +88,10 @@ class Selection:
         spec = self.methods.get(name)
         if spec is not None:
             return spec
-        known = self.core.record.callables.get(self.role, frozenset[str]())
+        known = self.core.card.callables.get(self.role, frozenset[str]())
         if name not in known and "__getattr__" not in known:
             raise AttributeError(
-                f"{self.name}: class {self.core.record.classes.get(self.role)} has no method {name!r}"
+                f"{self.name}: class {self.core.card.classes.get(self.role)} has no method {name!r}"
                 + "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(name, known, n=1))
             )
         return MethodSpec(name)
@@ -101,7 +101,7 @@ class Selection:
         methods = sorted(self.methods)
         near = difflib.get_close_matches(name, methods, n=3)
         text = f"{self.name} has no registered method {name!r}"
-        if name in self.core.record.callables.get(self.role, ()):
+        if name in self.core.card.callables.get(self.role, ()):
             return (
                 text
                 + f'; the class has it without @px.register: use group.call("{name}", ...), or register it'
@@ -176,7 +176,7 @@ class Selection:
         if methods is None:
             return None
         names = [getattr(method, "__name__", method) for method in methods]
-        roles = self.core.record.callables
+        roles = self.core.card.callables
         known = {"run"} | {name for role, found in roles.items() if self.role in ("", role) for name in found}
         known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
         wrong = [name for name in names if name not in known]

@@ -60,9 +60,7 @@ class Epoch:
         if self is since:
             return True
         mine, theirs = self.endpoints, since.endpoints
-        return all(
-            rank < len(mine) and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks
-        )
+        return all(rank < len(mine) and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks)
 
     @property
     def nodes(self) -> frozenset[str]:

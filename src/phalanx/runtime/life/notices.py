@@ -12,25 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.show.logs import label_of
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry, to_bytes
 from phalanx.transport.base import Endpoint, Transport
 
-if TYPE_CHECKING:
-    from phalanx.runtime.groups.core import GroupCore
-
 _FINISHED_WITHIN_S = 1.0
 _STARTED = time.time()
 _log = logging.getLogger("phalanx")
 
 
-def group_entry(core: GroupCore) -> GroupEntry:
+def group_entry(group: GroupLife) -> GroupEntry:
     """What there is to know of a group now."""
-    record, life = core.record, core.lifecycle
+    record, life = group.card, group.lifecycle
     return GroupEntry(
         run=RUN_ID,
         number=record.number,
@@ -44,7 +41,7 @@ def group_entry(core: GroupCore) -> GroupEntry:
         methods={role: sorted(methods) for role, methods in record.methods.items()},
         detached=record.detached,
         cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
-        ranks=tuple(_rank_entry(rank, endpoint) for rank, endpoint in enumerate(core.endpoints)),
+        ranks=tuple(_rank_entry(rank, endpoint) for rank, endpoint in enumerate(group.epoch.endpoints)),
     )
 
 
@@ -85,10 +82,10 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._keys: dict[str, Transport] = {}
 
-    def changed(self, core: GroupCore) -> None:
+    def changed(self, group: GroupLife) -> None:
         """Publish a group's state as it is when the thread gets to it; does not wait."""
-        if not core.transport.immediate and core.owner:
-            self._do(lambda: self._publish(core))
+        if not group.transport.immediate and group.owner:
+            self._do(lambda: self._publish(group))
 
     def add(self, transport: Transport, entry: GroupEntry) -> Callable[[], None]:
         """Publish a group of whose changes nobody tells; what to call when it is gone."""
@@ -131,12 +128,12 @@ class Publisher:
                 _log.debug("publishing failed", exc_info=True)
             del work  # else it would keep its group until the next one
 
-    def _publish(self, core: GroupCore) -> None:
-        entry = group_entry(core)
-        if core.lifecycle.state is State.CLOSED:
-            self._take_back(core.transport, entry.key)
+    def _publish(self, group: GroupLife) -> None:
+        entry = group_entry(group)
+        if group.lifecycle.state is State.CLOSED:
+            self._take_back(group.transport, entry.key)
         else:
-            self._put(core.transport, entry)
+            self._put(group.transport, entry)
 
     def _take_back(self, transport: Transport, key: str) -> None:
         self._write(transport, key, None)

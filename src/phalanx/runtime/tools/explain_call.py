@@ -143,7 +143,7 @@ class _Dry:
         returns = DESCRIBED if not spec.blocking and plan.gather.how == "rows" else OUTPUT
         header = RankCall(
             _A_NUMBER,
-            core.epoch,
+            core.epoch.number,
             selection.role,
             spec.name,
             True,
@@ -156,7 +156,7 @@ class _Dry:
             self.in_messages = self.from_store = [0] * len(plan.ranks)
             return
         known = _stored_before(plan)
-        for data, refs in messages(self.outlet, plan, header, core.node_of):
+        for data, refs in messages(self.outlet, plan, header, core.epoch.node_of):
             self.in_messages.append(len(data))
             body = RankCall.unpack(data).body
             self.stored_bodies += not isinstance(body, bytes)

@@ -34,7 +34,7 @@ def described(value: Any) -> str:
     if isinstance(value, Replicate | Readonly):
         return described(value.value)
     if isinstance(value, CallFuture):
-        return f"future of {value.group}.{value.method}"
+        return f"future of {value.group}.{value.call.method}"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     name = type(value).__name__
     if shape is not None and dtype is not None:
@@ -88,7 +88,7 @@ class Incoming:
             return None, ()
         infos = self._infos_of(future, tickets)
         nbytes = None if infos is None else sum(info.nbytes for info in infos)
-        return nbytes, tuple(f"{future.group}[{rank}]" for rank in future.plan.ranks)
+        return nbytes, tuple(f"{future.group}[{rank}]" for rank in future.call.plan.ranks)
 
     def _piece(self, piece: FuturePiece) -> _Found:
         key = (id(piece.future), piece.index, piece.count)
@@ -101,14 +101,14 @@ class Incoming:
         infos = self._known(future)
         if future.row_parts(self._transport) is None:
             return None, ()
-        take = future.plan.gather.take
-        names = [f"{future.group}[{future.plan.ranks[position]}]" for position in take]
+        take = future.call.plan.gather.take
+        names = [f"{future.group}[{future.call.plan.ranks[position]}]" for position in take]
         if infos is None or any(info.rows is None for info in infos):
             return None, tuple(names)
         start, stop = piece_bounds(sum(info.rows or 0 for info in infos), piece.count, piece.index)
         total, offset = 0, 0
         sources: list[str] = []
-        halved = any(ticket.rest is not None for ticket in future.tickets)
+        halved = any(ticket.rest is not None for ticket in future.parts(self._transport) or ())
         for name, info in zip(names, infos, strict=True):
             fetched = _overlapping(info, start - offset, stop - offset, halved)
             offset += info.rows or 0

@@ -9,16 +9,19 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from phalanx.config import settings
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError
 from phalanx.execution.control import MARK_VARIABLE
+from phalanx.runtime.calls.listeners import CallListener, HeardCall, everywhere
+from phalanx.runtime.life.epoch import GroupLife
 from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.journal import path_of, read
@@ -28,10 +31,7 @@ from phalanx.tracing.report import Report, report
 from phalanx.tracing.spans import process
 from phalanx.transport.base import Endpoint, Transport
 from phalanx.wire.board import SETUP_CALL
-from phalanx.wire.messages import RUN, RankSetup
-
-if TYPE_CHECKING:
-    from phalanx.runtime.groups.core import GroupCore
+from phalanx.wire.messages import RUN, Message
 
 _CHUNK = 8 << 20
 _log = logging.getLogger("phalanx")
@@ -44,9 +44,22 @@ class Traced:
     recorder: TraceRecorder
     place: Place
     transport: Transport
-    endpoints: list[Endpoint]
+    endpoints: tuple[Endpoint, ...] = ()
     _raw: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def know_ranks(self, endpoints: tuple[Endpoint, ...]) -> None:
+        """Note where the ranks are, once their processes are there."""
+        if self.endpoints or self.place.tracks:
+            return
+        self.endpoints = endpoints
+        now = time.time_ns()
+        for rank, endpoint in enumerate(endpoints):
+            slot = endpoint.facts.slot
+            key = TrackKey(self.place.group, self.place.epoch, rank)
+            self.place.tracks.append(
+                Track(key, slot.host, slot.node_id, endpoint.facts.pid, slot.accelerator_ids, opened=now)
+            )
 
     def collect(self, *, last: bool = False) -> None:
         """Read what the ranks have written since the last time; ``last`` says that their processes end now.
@@ -64,7 +77,7 @@ class Traced:
                     if note not in self.place.notes:
                         self.place.notes.append(note)
             if last:
-                self.endpoints = []
+                self.endpoints = ()
                 now = time.time_ns()
                 self.place.tracks = [replace(track, closed=now) for track in self.place.tracks]
 
@@ -79,6 +92,87 @@ class Traced:
             self.place.readings[key] = read(bytes(raw).splitlines(), key)
 
 
+class CallNotes(CallListener):
+    """Puts down what it hears of calls in the recorder that is on."""
+
+    def __init__(self, session: _Session, recorder: TraceRecorder) -> None:
+        self._session = session
+        self._recorder = recorder
+        self._drafts: WeakValueDictionary[int, Draft] = WeakValueDictionary()  # the recorder keeps them
+
+    def planned(self, call: HeardCall) -> None:
+        starts = call.number == SETUP_CALL
+        if call.method.startswith("__phalanx_") and call.method != RUN:
+            return  # the library's own
+        now = time.time_ns()
+        traced = self._session.of(call.life, call.epoch.number, self._recorder)
+        method = STARTING if starts else _shown(call.method, call.plan)
+        draft = self._recorder.call(traced.place, call.role, method, call.began or now)
+        draft.number = call.number
+        draft.ranks = tuple(call.plan.ranks)
+        if not starts:
+            draft.planned = now
+            traced.know_ranks(call.epoch.endpoints)
+        self._recorder.keep(draft)
+        self._drafts[_key(call)] = draft
+        call.trace = self._recorder.id
+
+    def _of(self, call: HeardCall) -> Draft | None:
+        return self._drafts.get(_key(call))
+
+    def passed(self, call: HeardCall, source: HeardCall) -> None:
+        draft, other = self._of(call), self._of(source)
+        if draft is not None and other is not None:
+            draft.sources.append(other.id)
+
+    def stored(self, call: HeardCall, nbytes: int) -> None:
+        draft = self._of(call)
+        if draft is not None:
+            draft.stored_bytes += nbytes
+
+    def composed(self, call: HeardCall, message: Message) -> None:
+        draft = self._of(call)
+        if draft is not None:
+            draft.composed(len(message.data))
+            if call.life.transport.immediate:  # what is sent is run at once, so it counts as sent before
+                draft.posted()
+
+    def posted(self, call: HeardCall) -> None:
+        draft = self._of(call)
+        if draft is not None and not call.life.transport.immediate:
+            draft.posted()
+
+    def sent(self, call: HeardCall, nbytes: int) -> None:
+        if call.number == SETUP_CALL:
+            traced = self._session.of(call.life, call.epoch.number, self._recorder)
+            traced.know_ranks(call.epoch.endpoints)
+
+    def asked(self, call: HeardCall) -> None:
+        draft = self._of(call)
+        if draft is not None and draft.asked is None:
+            draft.asked = time.time_ns()
+
+    def arrived(self, call: HeardCall, rank: int | None) -> None:
+        draft = self._of(call)
+        if draft is not None:
+            draft.arrived(rank)
+
+    def joined(self, call: HeardCall) -> None:
+        draft = self._of(call)
+        if draft is not None:
+            draft.joined = time.time_ns()
+
+    def ended(self, call: HeardCall, error: BaseException | None) -> None:
+        draft = self._of(call)
+        if draft is not None:
+            draft.end(error)
+
+
+def _key(call: HeardCall) -> int:
+    """What tells a call from all others: constructors of all groups bear one number."""
+    return id(call) if call.number == SETUP_CALL else call.number
+
+
 class _Session:
     """What is common to all traces of this process that are on at the same time."""
 
@@ -87,14 +181,17 @@ class _Session:
         self.tracers: list[Tracer] = []
         self.traced: list[Traced] = []
         self.from_environment: Tracer | None = None
-        self._names: dict[str, weakref.ref[GroupCore]] = {}
+        self._now: WeakKeyDictionary[GroupLife, Traced] = WeakKeyDictionary()
+        self._names: dict[str, weakref.ref[GroupLife]] = {}
+        self._notes: CallNotes | None = None
 
     def begin(self, tracer: Tracer) -> None:
         with self.lock:
             if not self.tracers:
-                self.traced.clear()
-                self._names.clear()
-                process.sink = tracing.recorder = TraceRecorder()
+                self._forget()
+                recorder = process.sink = tracing.recorder = TraceRecorder()
+                self._notes = CallNotes(self, recorder)
+                everywhere.add(self._notes)
             self.tracers.append(tracer)
 
     def end(self, tracer: Tracer) -> None:
@@ -102,28 +199,37 @@ class _Session:
             self.tracers.remove(tracer)
             if not self.tracers:
                 process.sink = tracing.recorder = None
-                self.traced.clear()
+                if self._notes is not None:
+                    everywhere.remove(self._notes)
+                self._forget()
 
-    def of(self, core: GroupCore, recorder: TraceRecorder) -> Traced:
-        """The record of a group's present epoch."""
+    def _forget(self) -> None:
+        self.traced.clear()
+        self._now.clear()
+        self._names.clear()
+
+    def of(self, life: GroupLife, epoch: int, recorder: TraceRecorder) -> Traced:
+        """The record of an epoch of a group."""
         with self.lock:
-            found = core.traced
-            if found is None or found.recorder is not recorder or found.place.epoch != core.epoch:
-                found = core.traced = self._new(core, recorder)
+            found = self._now.get(life)
+            if found is None or found.recorder is not recorder or found.place.epoch != epoch:
+                found = self._now[life] = Traced(recorder, Place(self._name(life), epoch), life.transport)
                 self.traced.append(found)
+                life.before_end.append(partial(self._collect_last, found))
             return found
 
-    def _new(self, core: GroupCore, recorder: TraceRecorder) -> Traced:
-        place = Place(self._name(core), core.epoch)
-        return Traced(recorder, place, core.transport, [])
+    def _collect_last(self, traced: Traced, seconds: float) -> None:
+        """Read a group's journals before its processes end."""
+        if tracing.recorder is traced.recorder:
+            traced.collect(last=True)
 
-    def _name(self, core: GroupCore) -> str:
+    def _name(self, life: GroupLife) -> str:
         """The group's name; with a number behind it where another group of that name is in the trace."""
         number = 1
         while True:
-            name = core.name if number == 1 else f"{core.name} ({number})"
-            owner = self._names.setdefault(name, weakref.ref(core))
-            if owner() is core:
+            name = life.name if number == 1 else f"{life.name} ({number})"
+            owner = self._names.setdefault(name, weakref.ref(life))
+            if owner() is life:
                 return name
             number += 1
 
@@ -131,116 +237,11 @@ class _Session:
 _session = _Session()
 
 
-def _know_ranks(traced: Traced, core: GroupCore) -> None:
-    """Note where the ranks are, once their processes are there."""
-    if traced.endpoints or traced.place.tracks or not core.endpoints:
-        return
-    traced.endpoints = list(core.endpoints)
-    now = time.time_ns()
-    for rank, endpoint in enumerate(traced.endpoints):
-        slot = endpoint.facts.slot
-        key = TrackKey(traced.place.group, traced.place.epoch, rank)
-        track = Track(key, slot.host, slot.node_id, endpoint.facts.pid, slot.accelerator_ids, opened=now)
-        traced.place.tracks.append(track)
-
-
-def draft_of(core: GroupCore, role: str, method: str, plan: CallPlan, began: int) -> Draft | None:
-    """The record of a call that is about to be made; None for the library's own calls, and while no trace is on."""
-    recorder = tracing.recorder
-    if recorder is None or (method.startswith("__phalanx_") and method != RUN):
-        return None
-    now = time.time_ns()
-    traced = _session.of(core, recorder)
-    _know_ranks(traced, core)
-    draft = recorder.call(traced.place, role, _shown(method, plan), began or now)
-    draft.planned = now
-    draft.ranks = tuple(plan.ranks)
-    return draft
-
-
 def _shown(method: str, plan: CallPlan) -> str:
     if method != RUN:
         return method
     function = getattr(plan.args[0], "value", None)
     return f"run {getattr(function, '__name__', type(function).__name__)}"
-
-
-class TracedStart:
-    """The record of the start of an epoch, as a context around it: processes, then constructors. Off: does nothing."""
-
-    def __init__(self, core: GroupCore) -> None:
-        from_environment()
-        self._core = core
-        self._draft: Draft | None = None
-        recorder = tracing.recorder
-        if recorder is not None:
-            place = _session.of(core, recorder).place
-            self._draft = recorder.call(place, "", STARTING, time.time_ns())
-            self._draft.number = SETUP_CALL
-
-    @property
-    def on(self) -> bool:
-        """Whether a trace is on."""
-        return self._draft is not None
-
-    def amend(self, setup: RankSetup) -> RankSetup:
-        """What a rank is told, with the trace for which it notes what it does."""
-        recorder = tracing.recorder
-        if self._draft is None or recorder is None:
-            return setup
-        now = time.time_ns()
-        self._draft.encoded.append(now)
-        self._draft.sent.append(now)
-        return replace(setup, trace=recorder.id)
-
-    def launched(self) -> None:
-        """The processes are there, and have been told who they are."""
-        recorder, traced = tracing.recorder, self._core.traced
-        if self._draft is not None and recorder is not None and traced is not None:
-            _know_ranks(traced, self._core)
-            self._draft.ranks = tuple(range(self._core.world_size))
-            self._draft.asked = time.time_ns()
-            recorder.keep(self._draft)
-
-    def constructed(self) -> None:
-        """All constructors have returned."""
-        if self._draft is not None:
-            self._draft.arrived()
-            self._draft.end(None)
-
-    def __enter__(self) -> TracedStart:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._draft is not None and error is not None and self._draft.ended is None:
-            self._draft.end(error)
-
-
-def composing(draft: Draft | None) -> AbstractContextManager[None]:
-    """A context in which a call's messages are made and sent."""
-    return _NOT_TRACED if draft is None else draft.composing()
-
-
-_NOT_TRACED: AbstractContextManager[None] = nullcontext()
-
-
-def keep(draft: Draft, number: int) -> str:
-    """Keep the record of a call of that number; the id of the trace, for its messages."""
-    recorder = tracing.recorder
-    if recorder is None:
-        return ""
-    draft.number = number
-    recorder.keep(draft)
-    return recorder.id
-
-
-def collect(core: GroupCore) -> None:
-    """Read a group's journals before its processes end."""
-    traced, core.traced = core.traced, None
-    if traced is not None and tracing.recorder is traced.recorder:
-        traced.collect(last=True)
 
 
 class Tracer:

@@ -26,8 +26,9 @@ from phalanx.compat.verl.single_controller.ray.pools import (
     native_pool,
 )
 from phalanx.declare.bind import ClassWithInitArgs as NativeClass
-from phalanx.runtime.groups.core import GroupCore, GroupRecord
+from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, Processes, launch
+from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import group_entry, publisher
 from phalanx.runtime.life.options import GroupOptions
 from phalanx.runtime.pools.pool import ResourcePool as NativePool
@@ -124,16 +125,15 @@ def start(order: Order) -> Started:
 
 def _core(class_name: str, pool: NativePool) -> GroupCore:
     """The library's own view of the ranks, for as long as they are being started."""
-    record = GroupRecord(
-        class_name, 0, methods={"": {}}, callables={"": frozenset()}, classes={"": class_name}
-    )
-    return GroupCore(record, pool.transport, [], owner=True)
+    card = GroupCard(class_name, 0, methods={"": {}}, callables={"": frozenset()}, classes={"": class_name})
+    return GroupCore(card, pool.transport, pool.world_size, owner=True)
 
 
 def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
-    core.endpoints[:] = launched.endpoints
+    constructors = core.starting(timeout)
+    core.started_with(constructors, core.life.enter(launched.endpoints), launched.tickets)
     try:
-        core.settle_setup(core.watch_setup(launched.tickets), timeout)
+        constructors.result(None)
     except BaseException:
         core.transport.kill(launched.endpoints)
         _releaser(core.transport, launched.extras)()
@@ -143,7 +143,7 @@ def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
 def _published(order: Order, core: GroupCore, cls: type) -> Callable[[], None]:
     """Let the commands see the group; what to call when it is gone."""
     entry = replace(
-        group_entry(core),
+        group_entry(core.life),
         number=next(_numbers),
         name=f"{order.prefix}{cls.__name__}",
         state="ready",

@@ -1,0 +1,61 @@
+"""Which calls a restart makes again, without any ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.runtime.calls.repeats import Repeats
+from phalanx.wire.messages import Message
+
+RANKS = (0, 1)
+
+
+@dataclass(eq=False)
+class Call:
+    """As much of a future as the repeats look at."""
+
+    method: str = "load"
+    role: str = ""
+    plan: CallPlan = field(default_factory=lambda: CallPlan(RANKS, (), {}, GatherPlan("list", RANKS)))
+
+
+def sent(name: str) -> list[Message]:
+    return [Message(name.encode()) for _ in RANKS]
+
+
+def to_make(repeats: Repeats) -> list[bytes]:
+    return [entry.sent[0].data for entry in repeats.to_make()]
+
+
+def add(repeats: Repeats, name: str, method: str = "load") -> Any:
+    call = Call(method)
+    repeats.add(call, sent(name))  # pyright: ignore[reportArgumentType]
+    return call
+
+
+def test_of_calls_that_nobody_waits_for_one_of_each_method_is_kept_beside_the_newest() -> None:
+    repeats = Repeats()
+    for number in range(50):
+        add(repeats, str(number))
+        add(repeats, f"other {number}", "warm_up")
+    assert len(repeats._entries) == 4
+    assert to_make(repeats) == [b"49", b"other 49"]
+
+
+def test_a_call_that_failed_leaves_the_one_before_it() -> None:
+    repeats = Repeats()
+    add(repeats, "good")
+    repeats.ended(failed := add(repeats, "bad"), error=ValueError())
+    assert to_make(repeats) == [b"good"]
+    assert failed is not None
+
+
+def test_a_call_whose_future_is_held_is_kept_until_it_ends() -> None:
+    repeats = Repeats()
+    first = add(repeats, "first")
+    second = add(repeats, "second")
+    for call in (second, first):
+        repeats.ended(call, error=None if call is first else ValueError())
+    assert to_make(repeats) == [b"first"]
