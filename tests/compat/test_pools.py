@@ -254,6 +254,18 @@ def test_all_variables_of_the_controller_that_are_given_are_named() -> None:
         RayWorkerGroup(RayResourcePool([1]), RayClassWithInitArgs(Where), worker_env=given)
 
 
+def test_accelerators_are_not_to_be_had_from_a_pool_without() -> None:
+    with pytest.raises(ValueError, match=r"use_gpu is True but resource_pool\.use_gpu is False"):
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Where), use_gpu=True)
+
+
+@pytest.mark.slow
+def test_a_group_may_leave_its_pools_accelerators_alone(make: Make) -> None:
+    group = RayWorkerGroup(make([1], use_gpu=True), RayClassWithInitArgs(Where), use_gpu=False)
+
+    assert group.accelerators() == [[]]
+
+
 def test_runtime_envs_are_merged_variable_by_variable() -> None:
     cls = RayClassWithInitArgs(Where)
     cls.update_options({"runtime_env": {"env_vars": {"A": "1", "B": "1"}}, "num_cpus": 2})

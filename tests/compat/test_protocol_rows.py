@@ -48,18 +48,18 @@ def test_a_single_dict_is_sorted_into_tensors_and_arrays() -> None:
 
 
 def test_a_single_dict_with_anything_else_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\['t'\] is a list"):
+    with pytest.raises(ValueError, match=r"Unsupported type in data <class 'list'>, under 't'"):
         DataProto.from_single_dict({"t": [1, 2]})
 
 
 @pytest.mark.parametrize("error", [AssertionError, DispatchError])
 def test_rows_that_differ_are_refused_as_both_kinds_of_error(error: type[Exception]) -> None:
-    with pytest.raises(error, match="agree in their first 1 dims"):
+    with pytest.raises(error, match="same batch size with batch_dims=1"):
         DataProto.from_dict({"a": torch.ones(2), "b": torch.ones(3)})
 
 
 def test_a_column_of_other_rows_is_refused() -> None:
-    with pytest.raises(AssertionError, match="has 1 rows, but batch has 2"):
+    with pytest.raises(AssertionError, match="key b length 1 is not equal to batch size 2"):
         DataProto.from_dict({"a": torch.ones(2)}, {"b": ["x"]})
 
 
@@ -229,7 +229,7 @@ def test_chunks_with_padding_enabled_hold_all_rows_in_order(rows: int, chunks: i
 
 
 def test_uneven_chunks_are_refused_without_padding() -> None:
-    with pytest.raises(AssertionError, match="only equal pieces"):
+    with pytest.raises(AssertionError, match="only support equal chunk"):
         batch(6).chunk(4)
 
 
@@ -326,7 +326,7 @@ def test_a_seed_gives_the_same_order_and_leaves_the_global_generator_alone() -> 
 
 
 def test_rows_that_do_not_fill_mini_batches_are_refused_before_the_first() -> None:
-    with pytest.raises(AssertionError, match="6 rows do not fill whole mini-batches of 4"):
+    with pytest.raises(AssertionError, match="6 % 4 != 0"):
         batch(6).make_iterator(4, 1)
 
 

@@ -266,7 +266,7 @@ def test_batch_data_joins_tensordicts() -> None:
 
 
 def test_nothing_cannot_be_joined() -> None:
-    with pytest.raises(ValueError, match="nothing to concatenate"):
+    with pytest.raises(ValueError, match="an empty list"):
         BatchData([]).concat()
 
 

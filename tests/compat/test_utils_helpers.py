@@ -47,7 +47,7 @@ def test_a_union_of_dicts_is_in_place() -> None:
 def test_a_union_that_is_refused_changes_nothing() -> None:
     data = {"a": 1}
 
-    with pytest.raises(AssertionError, match="key 'a' is 1 on one side of a union and 2"):
+    with pytest.raises(AssertionError, match="1 on one side of a union and 2"):
         py_functional.union_two_dict(data, {"b": 2, "a": 2})
 
     assert data == {"a": 1}
@@ -68,7 +68,7 @@ def test_a_list_of_dicts_becomes_a_dict_of_lists() -> None:
 
 
 def test_keys_that_the_first_dict_lacks_are_refused() -> None:
-    with pytest.raises(AssertionError, match="key 'b' is not in the first dict"):
+    with pytest.raises(AssertionError, match="Key 'b' is not present"):
         py_functional.list_of_dict_to_dict_of_list([{"a": 1}, {"b": 2}])
 
 
@@ -172,7 +172,7 @@ def test_whether_ray_leaves_masks_alone(env: dict[str, str], told: bool) -> None
 
 
 def test_putting_nothing_is_refused() -> None:
-    with pytest.raises(AssertionError, match="data_list is empty"):
+    with pytest.raises(AssertionError, match="data_list must not be empty"):
         ray_utils.parallel_put([])
 
 
@@ -235,7 +235,7 @@ def test_parts_have_about_the_same_length() -> None:
 
 @pytest.mark.parametrize(("rows", "parts", "equal"), [(2, 3, False), (3, 2, True), (3, 0, False)])
 def test_rows_that_do_not_fill_the_parts_are_refused(rows: int, parts: int, equal: bool) -> None:
-    with pytest.raises(AssertionError, match=f"{rows} rows"):
+    with pytest.raises(AssertionError, match=rf"items:\[{rows}\]|{rows} % {parts} != 0"):
         get_seqlen_balanced_partitions([1] * rows, parts, equal_size=equal)
 
 

@@ -56,10 +56,10 @@ def test_lists_are_objects_by_row_and_values_are_of_the_whole_batch() -> None:
 @pytest.mark.parametrize(
     ("columns", "values", "message"),
     [
-        ({"a": torch.ones(2), "b": torch.ones(3)}, {}, "must have the same rows"),
-        ({"a": torch.ones(2), "b": ["x"]}, {}, "must have the same rows"),
-        ({"a": 1}, {}, "expected a tensor, list or array"),
-        ({"a": [torch.ones(2)]}, {}, "a list of tensors"),
+        ({"a": torch.ones(2), "b": torch.ones(3)}, {}, "is not consistent with other tensors"),
+        ({"a": torch.ones(2), "b": ["x"]}, {}, "is not consistent with other tensors"),
+        ({"a": 1}, {}, "isn't of 'torch.Tensor"),
+        ({"a": [torch.ones(2)]}, {}, "doesn't support torch.Tensor"),
         ({"a": torch.ones(2)}, {"a": 1}, "both a column and a value"),
     ],
 )
@@ -104,7 +104,7 @@ def test_objects_by_row_must_be_as_many_as_rows() -> None:
 
 @pytest.mark.parametrize("function", [tu.assign_non_tensor_data, tu.assign_non_tensor_stack])
 def test_only_tensordicts_are_assigned_to(function: Any) -> None:
-    with pytest.raises(AssertionError, match="expected a TensorDict, but got a dict"):
+    with pytest.raises(AssertionError, match="must be a TensorDict, but got a dict"):
         function({}, "k", [1])
 
 
@@ -156,7 +156,7 @@ def test_chunks_are_equal_and_in_order() -> None:
 
 
 def test_uneven_chunks_are_refused() -> None:
-    with pytest.raises(AssertionError, match="4 rows do not divide into 3"):
+    with pytest.raises(AssertionError, match="got 4 and 3"):
         tu.chunk_tensordict(mixed(4), 3)
 
 
@@ -172,7 +172,7 @@ def test_rows_are_chosen_by_a_mask() -> None:
 
 
 def test_rows_are_not_chosen_by_two_dims() -> None:
-    with pytest.raises(AssertionError, match="indices of one dim"):
+    with pytest.raises(AssertionError, match="indices must be a 1D tensor"):
         tu.index_select_tensor_dict(mixed(3), torch.tensor([[0, 1]]))
 
 

@@ -13,8 +13,24 @@ class CallCheckFailed(DispatchError, AssertionError):
     """Arguments of a call, or outputs of its ranks, do not fit its mode, where verl has an assertion."""
 
 
+class UnusableName(DeclarationError, ValueError):
+    """A registered method cannot be bound under its name."""
+
+
+class NoSharedBase(DeclarationError, ValueError, AssertionError):
+    """Roles of one process do not all derive from ``Worker``; verl has an assertion or a ValueError, by their names."""
+
+
+class NoFreePort(CheckFailed, RuntimeError):
+    """No port of the given range is free."""
+
+
 class SystemVariables(DeclarationError, ValueError):
     """Variables for a group's ranks include some that the controller itself sets."""
+
+
+class NoAccelerators(DeclarationError, ValueError):
+    """Ranks with accelerators are asked for on slots that have none."""
 
 
 class NotEnoughGpus(PlacementError, ValueError):

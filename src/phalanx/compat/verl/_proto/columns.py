@@ -40,8 +40,14 @@ def join(parts: Sequence[Mapping[str, Array]]) -> Columns:
     """
     names = list(parts[0])
     for part in parts[1:]:
-        unlike = set(names) ^ set(part)
-        require(not unlike, f"columns {sorted(unlike)} are not in every part that is to be joined")
+        for name in part:
+            require(
+                name in names,
+                f"Key '{name}' is not present in the keys of the first dictionary in the list. The first of the parts "
+                f"to be joined has {names}",
+            )
+        missing = [name for name in names if name not in part]
+        require(not missing, f"columns {missing} are not in every part that is to be joined")
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
@@ -64,7 +70,11 @@ def require_union(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         arrays = isinstance(one[key], np.ndarray) and isinstance(other[key], np.ndarray)
         require(arrays, f"column {key!r} must be a numpy array on both sides of a union")
     unlike = [key for key in common if not same_value(one[key], other[key])]
-    require(not unlike, f"both sides of a union have {unlike}, with other values: drop or rename it in one")
+    require(
+        not unlike,
+        f"`{', '.join(unlike[:1])}` in tensor_dict1 and tensor_dict2 are not the same object. Both sides of a union "
+        f"have {unlike}, with other values: drop or rename them in one",
+    )
 
 
 def repeat_counts(times: Any, rows: int) -> torch.Tensor:
@@ -76,7 +86,7 @@ def repeat_counts(times: Any, rows: int) -> torch.Tensor:
     kinds = list | tuple | np.ndarray | torch.Tensor
     require(
         isinstance(times, kinds),
-        f"repeat_times must be a list, tuple, numpy array or torch tensor, but got {type(times).__name__}",
+        f"repeat_times type must be in [list, torch.Tensor, np.ndarray, tuple], got {type(times)}",
     )
     counts = torch.as_tensor(times)
     require(

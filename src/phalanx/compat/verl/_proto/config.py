@@ -21,7 +21,10 @@ class _DataProtoConfigMeta(type):
 
     @auto_padding.setter
     def auto_padding(cls, enabled: bool) -> None:
-        require(isinstance(enabled, bool), f"auto_padding must be True or False, but got {enabled!r}")
+        require(
+            isinstance(enabled, bool),
+            f"enabled must be a boolean, got {enabled} as {type(enabled)}: auto_padding must be True or False",
+        )
         cls._enabled = enabled
 
 

@@ -63,15 +63,17 @@ class DataProto:
         dims = tuple(self.batch.batch_size)
         require(
             len(dims) == 1,
-            f"batch has batch size {dims}: expected one batch dim, the rows (num_batch_dims=1)",
+            f"only support num_batch_dims=1, but batch has batch size {dims}: expected one batch dim, the rows",
         )
         for key, column in self.non_tensor_batch.items():
             is_array = isinstance(column, np.ndarray)
             require(
-                is_array, f"non_tensor_batch[{key!r}] is a {type(column).__name__}: expected a numpy array"
+                is_array,
+                "data in the non_tensor_batch must be a numpy.array with dtype=object, but for "
+                f"key={key!r}, got type(val)={type(column)!r}",
             )
             rows = column.shape[0] if column.ndim else None
-            require(rows == dims[0], f"non_tensor_batch[{key!r}] has {rows} rows, but batch has {dims[0]}")
+            require(rows == dims[0], f"key {key} length {rows} is not equal to batch size {dims[0]}")
 
     @classmethod
     def from_single_dict(
@@ -102,7 +104,7 @@ class DataProto:
         Raises:
             Refused: rows differ, or more than one batch dim is asked for.
         """
-        require(num_batch_dims > 0, f"num_batch_dims is {num_batch_dims}: expected 1")
+        parts.require_one_batch_dim(num_batch_dims, non_tensors is not None, "non_tensors is not None")
         batch = parts.tensor_dict(tensors, num_batch_dims) if tensors else None
         arrays = {key: columns.as_column(value) for key, value in (non_tensors or {}).items()}
         meta = dict(meta_info or {})
@@ -117,11 +119,18 @@ class DataProto:
         meta_info: dict[str, Any] | None = None,
         num_batch_dims: int = 1,
     ) -> DataProto:
-        """From a TensorDict: objects by row become arrays, values of the whole batch go to ``meta_info``."""
+        """From a TensorDict: objects by row become arrays, values of the whole batch go to ``meta_info``.
+
+        Raises:
+            Refused: it is none, or another number of batch dims than 1 is asked for.
+        """
         require(
             isinstance(tensor_dict, TensorDict),
             f"expected a TensorDict, but got {type(tensor_dict).__name__}",
         )
+        objects = not all(isinstance(value, torch.Tensor) for value in tensor_dict.values())
+        parts.require_one_batch_dim(num_batch_dims, objects, "tensor_dict contains non tensor data")
+        require(num_batch_dims == 1, f"only support num_batch_dims=1, but got {num_batch_dims}")
         batch, arrays, values = tensors.taken_apart(tensor_dict)
         return cls(batch, arrays, {**(meta_info or {}), **values})
 
@@ -156,8 +165,8 @@ class DataProto:
             batch = None if self.batch is None else self.batch[row]
             return DataProtoItem(batch, columns.take(self.non_tensor_batch, row), self.meta_info)
         raise TypeError(
-            f"a DataProto is indexed by an int, a slice, or a list, array or tensor of rows, not by a "
-            f"{type(item).__name__}; columns are in .batch and .non_tensor_batch"
+            f"Indexing with {type(item)} is not supported: a DataProto is indexed by an int, a slice, or a list, array "
+            "or tensor of rows; columns are in .batch and .non_tensor_batch"
         )
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
@@ -235,7 +244,9 @@ class DataProto:
         """
         old, new = parts.as_keys(old_keys), parts.as_keys(new_keys)
         if len(old) != len(new):
-            raise ValueError(f"{len(old)} old keys cannot be renamed to {len(new)} new ones: {old} to {new}")
+            raise ValueError(
+                f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}: {new} and {old}"
+            )
         batch = parts.require_batch(self.batch, old)
         missing = [key for key in old if key not in batch.keys()]  # noqa: SIM118 - a TensorDict iterates over rows
         if missing:
@@ -312,7 +323,13 @@ class DataProto:
         Raises:
             Refused: the rows do not divide evenly, and padding is not enabled.
         """
-        pieces = parts.spans(len(self), chunks, self.is_padding_enabled())
+        pieces = parts.spans(
+            len(self),
+            chunks,
+            self.is_padding_enabled(),
+            f"only support equal chunk. Got size of DataProto {len(self)} and chunk {chunks}. Pad it with "
+            "pad_dataproto_to_divisor, or make it with auto_padding=True",
+        )
         return [self.slice(start, stop) for start, stop in pieces]
 
     def split(self, split_size: int) -> list[DataProto]:

@@ -129,7 +129,7 @@ class BatchData:
             Refused: they cannot be joined.
         """
         if isinstance(self._data, list | tuple) and not self._data:
-            raise ValueError("there is nothing to concatenate: give at least one batch")
+            raise ValueError("Cannot concatenate an empty list of data items. Give at least one batch")
         kinds = _kinds(self._data)
         require(self.is_concatable() and len(kinds) == 1, f"values of type {kinds} cannot be joined by rows")
         first = self._data[0]

@@ -17,7 +17,7 @@ def require_whole(rows: int, mini_batch_size: int) -> None:
     """Refuse rows that do not fill whole mini-batches."""
     require(
         mini_batch_size > 0 and rows % mini_batch_size == 0,
-        f"{rows} rows do not fill whole mini-batches of {mini_batch_size}: pad or cut them first",
+        f"{rows} % {mini_batch_size} != 0: {rows} rows do not fill whole mini-batches, pad or cut them first",
     )
 
 

@@ -28,8 +28,8 @@ def join_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             same = key not in joined or same_value(joined[key], value)
             require(
                 same,
-                f"meta_info[{key!r}] is not the same in all batches that are to be joined: {joined.get(key)!r} "
-                f"and {value!r}",
+                f"Conflicting values for meta_info key '{key}': {joined.get(key)!r} and {value!r}; batches that are "
+                "to be joined need the same",
             )
             joined[key] = value
     if metrics:
@@ -43,5 +43,6 @@ def require_union_of_meta(one: Mapping[str, Any], other: Mapping[str, Any]) -> N
         same = key not in one or same_value(one[key], other[key])
         require(
             same,
-            f"meta_info[{key!r}] is {one.get(key)!r} on one side of a union and {other[key]!r} on the other",
+            f"{key} in meta_dict1 and meta_dict2 are not the same object: meta_info[{key!r}] is {one.get(key)!r} on "
+            f"one side of a union and {other[key]!r} on the other",
         )

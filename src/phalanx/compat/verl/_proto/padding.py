@@ -22,7 +22,7 @@ def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataPr
     Raises:
         Refused: ``data`` is no DataProto, or the divisor is below 1.
     """
-    require(isinstance(data, DataProto), f"expected a DataProto to pad, but got a {type(data).__name__}")
+    require(isinstance(data, DataProto), f"data must be a DataProto, but got a {type(data).__name__}")
     require(size_divisor > 0, f"rows cannot be padded to a multiple of {size_divisor}: expected at least 1")
     rows = len(data)
     pad_size = -rows % size_divisor

@@ -22,9 +22,26 @@ def tensor_dict(held: Mapping[str, Any], num_batch_dims: int) -> TensorDict:
         if shape is None:
             raise Refused(f"tensors[{key!r}] is a {type(value).__name__}: expected a torch tensor")
         sizes[key] = (value.size(0),) if getattr(value, "is_nested", False) else tuple(shape[:num_batch_dims])
-    same = len(set(sizes.values())) == 1 and all(len(size) == num_batch_dims for size in sizes.values())
-    require(same, f"tensors of one batch must agree in their first {num_batch_dims} dims, but have {sizes}")
-    return TensorDict(dict(held), batch_size=next(iter(sizes.values())))
+    pivot, size = next(iter(sizes.items()))
+    unlike = next((key for key in sizes if sizes[key] != size), pivot)
+    same = unlike == pivot and len(size) == num_batch_dims
+    require(
+        same,
+        f"Not all the tensor in tensors have the same batch size with batch_dims={num_batch_dims}. Got {pivot} has "
+        f"{torch.Size(size)}, {unlike} has {torch.Size(sizes[unlike])}; all of them: {sizes}",
+    )
+    return TensorDict(dict(held), batch_size=size)
+
+
+def require_one_batch_dim(num_batch_dims: int, objects: bool, when: str) -> None:
+    """Refuse a number of batch dims below 1, and another than 1 where there are ``objects``, as ``when`` says."""
+    require(
+        num_batch_dims > 0, f"num_batch_dims must be greater than zero, but is {num_batch_dims}: expected 1"
+    )
+    require(
+        num_batch_dims == 1 or not objects,
+        f"only support num_batch_dims=1 when {when}. It is {num_batch_dims}",
+    )
 
 
 def by_kind(data: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -32,7 +49,7 @@ def by_kind(data: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str,
     for key, value in data.items():
         if not isinstance(value, torch.Tensor | np.ndarray):
             raise ValueError(
-                f"data[{key!r}] is a {type(value).__name__}: expected a torch tensor or a numpy array"
+                f"Unsupported type in data {type(value)}, under {key!r}: expected a torch tensor or a numpy array"
             )
     held = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
     return held, {key: value for key, value in data.items() if key not in held}
@@ -55,18 +72,18 @@ def as_keys(keys: Any) -> list[str]:
     if isinstance(keys, str):
         return [keys]
     if not isinstance(keys, list):
-        raise TypeError(f"keys must be a string or a list of strings, but got a {type(keys).__name__}")
+        raise TypeError(f"keys must be a list or a string, but got {type(keys)}")
     return keys
 
 
-def spans(rows: int, chunks: int, uneven: bool) -> list[tuple[int, int]]:
-    """Start and stop of each of ``chunks`` pieces; see `DataProto.chunk`."""
+def spans(rows: int, chunks: int, uneven: bool, refusal: str = "") -> list[tuple[int, int]]:
+    """Start and stop of each of ``chunks`` pieces; see `DataProto.chunk`.
+
+    Raises:
+        Refused: with ``refusal``, where rows that may not be ``uneven`` do not divide.
+    """
     require(chunks > 0, f"a batch cannot be cut into {chunks} pieces: expected at least 1")
-    require(
-        uneven or rows % chunks == 0,
-        f"only equal pieces are allowed, but {rows} rows do not divide into {chunks}: pad them with "
-        "pad_dataproto_to_divisor, or make the DataProto with auto_padding=True",
-    )
+    require(uneven or rows % chunks == 0, refusal)
     most = -(-rows // chunks)
     last = rows - most * (chunks - 1)
     sizes = [most] * (chunks - 1) + [last] if last > 0 else even_sizes(rows, chunks)

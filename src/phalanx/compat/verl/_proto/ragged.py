@@ -28,10 +28,15 @@ def nested_of(rows: Sequence[torch.Tensor], dim: int | None = None) -> torch.Ten
         Refused: no rows, rows without dims, or rows that differ in another dim than ``dim``.
     """
     rows = list(rows)
-    require(rows, "a nested tensor needs at least one row, but the list is empty")
+    require(rows, "Must provide at least one tensor: a nested tensor needs a row, but the list is empty")
     require(
         all(row.dim() and row.dim() == rows[0].dim() for row in rows),
         f"rows of shapes {_shapes(rows)} make no nested tensor: give rows of one number of dims, at least 1",
+    )
+    most = rows[0].dim()
+    require(
+        dim is None or 1 <= dim <= most,
+        f"ragged_idx must be in [1, {most}]. Got ragged_idx={dim!r} and sample_dim={most!r}",
     )
     dim = _differing_dim(rows) if dim is None else dim
     try:

@@ -42,7 +42,11 @@ def serialize_tensordict(batch: TensorDict) -> tuple[tuple[int, ...], str | None
 
 
 def deserialize_tensordict(arr: Any) -> TensorDict:
-    """The inverse of `serialize_tensordict`."""
+    """The inverse of `serialize_tensordict`.
+
+    Raises:
+        ValueError: a form has another length than those that it makes.
+    """
     batch_size, device, forms = arr
     held = {key: _value(form) for key, form in forms.items()}
     return TensorDict(held, batch_size=batch_size, device=device)
@@ -61,6 +65,8 @@ def _form(value: Any) -> Any:
 
 
 def _value(form: Any) -> Any:
+    if len(form) not in (2, 3):
+        raise ValueError(f"Invalid tensor encoding format, expected length 2 or 3, got {len(form)}")
     kind, held, *rest = form
     if kind == _STACK:
         return stack_of(held)

@@ -32,7 +32,7 @@ def as_indices(rows: Rows, count: int | None = None) -> torch.Tensor:
     indices = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(np.asarray(rows))
     if not indices.dim():
         raise IndexError("rows are chosen by a tensor of one dim; take a single row by an int")
-    require(indices.dim() == 1, f"rows are chosen by indices of one dim, but got {indices.dim()} dims")
+    require(indices.dim() == 1, f"indices must be a 1D tensor, but got {indices.dim()} dims")
     if indices.dtype is torch.bool:
         right = count is None or len(indices) == count
         require(right, f"a mask of {len(indices)} booleans was given for {count} rows: give one for each row")
@@ -62,14 +62,19 @@ def join_rows(batches: Sequence[TensorDict]) -> TensorDict:
     """The rows of all ``batches``, in order; values of the whole batch are those of the first.
 
     Raises:
-        Refused: there are none.
+        Refused: there are none, or other keys are nested.
         KeyError: their keys differ.
     """
-    require(batches, "there are no TensorDicts to join: give at least one")
+    require(batches, "Must have at least one tensordict, but there are none to join")
     first = batches[0]
     if not len(first.batch_size):
         return first
-    apart = {key: ragged.join_nested([batch[key] for batch in batches]) for key in nested_keys(first)}
+    nested = [nested_keys(batch) for batch in batches]
+    require(
+        all(set(keys) == set(nested[0]) for keys in nested),
+        f"All tensordicts must have the same set of nested tensors. Nested are {nested}, in this order",
+    )
+    apart = {key: ragged.join_nested([batch[key] for batch in batches]) for key in nested[0]}
     apart |= {key: value for key, value in first.items() if isinstance(value, NonTensorData)}
     if not apart:
         return torch.cat(list(batches))
@@ -103,16 +108,17 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
 
 def require_union(one: TensorDict, other: TensorDict) -> None:
     """Refuse unless the two TensorDicts can be put together."""
-    sizes = (tuple(one.batch_size), tuple(other.batch_size))
     require(
-        sizes[0] == sizes[1],
-        f"a union needs the same rows on both sides, but batch sizes are {sizes[0]} and {sizes[1]}",
+        one.batch_size == other.batch_size,
+        f"Two tensor dict must have identical batch size. Got {one.batch_size} and {other.batch_size}: a union "
+        "needs the same rows on both sides",
     )
     common = [key for key in other.keys() if key in one.keys()]  # noqa: SIM118
     unlike = [key for key in common if not _same(one.get(key), other.get(key))]
     require(
         not unlike,
-        f"both sides of a union have {_quoted(unlike)}, with other values: drop or rename it in one",
+        f"{', '.join(unlike[:1])} in tensor_dict1 and tensor_dict2 are not the same object: both sides of a union "
+        f"have {unlike}, with other values; drop or rename them in one",
     )
 
 
@@ -140,15 +146,11 @@ def stack_of(values: Sequence[Any]) -> Any:
     values = list(values)
     if any(isinstance(value, torch.Tensor) for value in values):
         raise Refused(
-            "a list of tensors cannot be a column of objects: stack them, make a nested tensor of them, or "
-            "convert each to numpy"
+            "Passing a list makes the data NonTensorStack, which doesn't support torch.Tensor. Please convert to numpy "
+            "first, or stack the tensors, or make a nested tensor of them"
         )
     rows = [NonTensorData(value) for value in values or [None]]
     return NonTensorStack.from_list(rows)[: len(values)]
-
-
-def _quoted(keys: Sequence[Any]) -> str:
-    return ", ".join(repr(key) for key in keys)
 
 
 def taken_apart(
@@ -174,6 +176,8 @@ def put_together(
     Raises:
         Refused: a key is in two of the parts.
     """
+    common = {key for key in arrays if key in batch.keys()}  # noqa: SIM118
+    require(not common, f"tensor_batch and non_tensor_batch have common keys {common}: rename them in one")
     whole = batch.copy()
     for key, value in [*arrays.items(), *values.items()]:
         require(key not in whole.keys(), f"key {key!r} is in two parts of the batch: rename one")  # noqa: SIM118

@@ -32,7 +32,11 @@ def union_two_dict(dict1: dict[Any, Any], dict2: Mapping[Any, Any]) -> dict[Any,
     """
     for key, value in dict2.items():
         same = key not in dict1 or same_value(dict1[key], value) or _equal(dict1[key], value)
-        require(same, f"key {key!r} is {dict1.get(key)!r} on one side of a union and {value!r} on the other")
+        require(
+            same,
+            f"{key} in meta_dict1 and meta_dict2 are not the same object: it is {dict1.get(key)!r} on one side of a "
+            f"union and {value!r} on the other",
+        )
     dict1.update(dict2)
     return dict1
 
@@ -76,7 +80,8 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
     for held in list_of_dict:
         for key, value in held.items():
             require(
-                key in found, f"key {key!r} is not in the first dict of the list, which has {list(found)}"
+                key in found,
+                f"Key '{key}' is not present in the keys of the first dictionary in the list. It has {list(found)}",
             )
             found[key].append(value)
     return found

@@ -34,7 +34,7 @@ def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> li
     Raises:
         Refused: there are no values.
     """
-    require(data_list, "data_list is empty: give at least one value to put")
+    require(data_list, "data_list must not be empty: give at least one value to put")
     import ray
 
     from phalanx.wire.codec import encode

@@ -61,11 +61,11 @@ def get_seqlen_balanced_partitions(
     rows = len(seqlen_list)
     require(
         0 < k_partitions <= rows,
-        f"{rows} rows cannot be dealt out to {k_partitions} parts with a row in each",
+        f"number of items:[{rows}] < k_partitions:[{k_partitions}]: each part needs a row, and there must be a part",
     )
     require(
         not equal_size or rows % k_partitions == 0,
-        f"{rows} rows do not divide into {k_partitions} parts of equal size",
+        f"{rows} % {k_partitions} != 0: the rows do not divide into parts of equal size",
     )
     return balanced_partition(list(seqlen_list), k_partitions, equal_counts=equal_size)
 
@@ -130,17 +130,17 @@ def rearrange_micro_batches(
 
     Raises:
         Refused: a row may be longer than ``max_token_len``.
-        ValueError: there are too few rows for so many micro-batches.
+        ValueError: there are too few rows for so many micro-batches, on any rank of ``dp_group``.
     """
     lengths = _lengths(batch, max_token_len)
     size = force_group_size
-    require(len(lengths) % size == 0, f"{len(lengths)} rows do not divide into groups of {size} rows")
+    require(
+        len(lengths) % size == 0,
+        f"Batch size {len(lengths)} must be divisible by force_group_size {size}",
+    )
     groups = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
-    parts = _parts(groups, max_token_len, min_num_micro_batch or 1, num_batches_divided_by or 1)
-    if dp_group is not None and same_micro_num_in_dp:
-        most = torch.tensor([len(parts)], device=get_device_name())
-        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=dp_group)
-        parts = _parts(groups, max_token_len, int(most.item()), num_batches_divided_by or 1)
+    agreeing = dp_group if same_micro_num_in_dp else None
+    parts = _parts(groups, max_token_len, min_num_micro_batch or 1, num_batches_divided_by or 1, agreeing)
     if use_dynamic_bsz_balance:
         costs = calculate_workload(torch.tensor(groups)).tolist()
         parts.sort(key=lambda part: sum(costs[group] for group in part), reverse=True)
@@ -154,26 +154,48 @@ def _lengths(batch: TensorDict, max_token_len: int) -> list[int]:
         longest, lengths = mask.shape[-1], mask.flatten(1).sum(1)
     else:
         lengths = batch["input_ids"].offsets().diff()
-        longest = int(lengths.max())
+        longest = lengths.max()
     require(
         max_token_len >= longest,
-        f"max_token_len={max_token_len} is less than the length of a row, {longest}: give at least that",
+        "max_token_len must be greater than the sequence length. Got "
+        f"max_token_len={max_token_len!r} and max_seq_len={longest!r}; it must be at least that",
     )
     return [int(length) for length in lengths]
 
 
-def _parts(groups: Sequence[int], most: int, least: int, multiple: int) -> list[list[int]]:
-    """As few parts as hold at most ``most`` tokens each, at least ``least`` and a multiple of ``multiple``."""
-    count = roundup_divisible(max(least, ceildiv(sum(groups), most), 1), multiple)
-    while count <= len(groups):
+def _parts(groups: Sequence[int], most: int, least: int, multiple: int, dp_group: Any) -> list[list[int]]:
+    """As few parts as hold at most ``most`` tokens each, at least ``least`` and a multiple of ``multiple``.
+
+    Ranks of ``dp_group`` agree on each step, since one that raised alone would leave the others in a collective.
+    """
+    largest, fewest = _largest([max(groups, default=0), -len(groups)], dp_group)
+    if largest > most:
+        raise ValueError(
+            f"A forced group exceeds max_token_len and cannot be split. Got max_group_token_len={largest} and "
+            f"max_token_len={most}. Raise max_token_len, or lower force_group_size"
+        )
+    (count,) = _largest([max(least, ceildiv(sum(groups), most), 1)], dp_group)
+    count = roundup_divisible(count, multiple)
+    while count <= -fewest:
         parts = balanced_partition(list(groups), count, equal_counts=False)
-        if max(sum(groups[group] for group in part) for part in parts) <= most:
+        too_long = max(sum(groups[group] for group in part) for part in parts) > most
+        if not any(_largest([too_long], dp_group)):
             return parts
         count += multiple
     raise ValueError(
-        f"{len(groups)} groups of rows cannot be cut into {count} micro-batches of at most {most} tokens: raise "
+        "Cannot satisfy max_token_len while keeping forced groups atomic and using the same micro-batch count across "
+        f"DP ranks. Requested {count} non-empty micro-batches, but a rank has only {-fewest} forced groups. Raise "
         "max_token_len, or lower min_num_micro_batch, num_batches_divided_by or force_group_size"
     )
+
+
+def _largest(values: Sequence[int], dp_group: Any) -> list[int]:
+    """The largest of each value over the ranks of ``dp_group``; without one, the values."""
+    if dp_group is None:
+        return list(values)
+    held = torch.tensor(values, dtype=torch.int64, device=get_device_name())
+    torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX, group=dp_group)
+    return [int(value) for value in held]
 
 
 def prepare_dynamic_batch(
@@ -201,7 +223,10 @@ def prepare_dynamic_batch(
 def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[int]]) -> torch.Tensor:
     """The joined outputs of micro-batches in the order of the batch that they were cut from."""
     order = get_reverse_idx([row for part in batch_idx_list for row in part])
-    require(len(order) == len(data), f"{len(data)} rows of outputs, {len(order)} rows in the micro-batches")
+    require(
+        len(order) == len(data),
+        f"{len(order)} vs. {len(data)}: rows in the micro-batches, and rows of outputs, must be as many",
+    )
     if data.is_nested:
         rows = data.unbind()
         return torch.nested.as_nested_tensor([rows[i] for i in order], layout=torch.jagged)

@@ -56,8 +56,14 @@ def get_tensordict(tensor_dict: dict[str, Any], non_tensor_dict: dict[str, Any] 
     for key, value in tensor_dict.items():
         held[key] = column = _column(key, value)
         rows[key] = column.size(0) if isinstance(column, torch.Tensor) else column.batch_size[0]
-    require(len(set(rows.values())) < 2, f"columns of one batch must have the same rows, but have {rows}")
     size = list(rows.values())[:1]
+    for key, count in rows.items():
+        kind = "NonTensorStack" if isinstance(tensor_dict[key], NonTensorStack) else "tensor"
+        require(
+            [count] == size,
+            f"Batch size of {kind} {key} is not consistent with other tensors. Expected {size[0]}, got {count}; all of "
+            f"them: {rows}",
+        )
     for key, value in (non_tensor_dict or {}).items():
         require(key not in held, f"key {key!r} is both a column and a value of the whole batch: rename one")
         held[key] = _wrapped(value, size)
@@ -68,13 +74,14 @@ def _column(key: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if not value.dim():
             raise IndexError(f"column {key!r} is a tensor without dims: expected one row per dim 0")
+        _require_jagged(value)
         return value
     if isinstance(value, NonTensorStack):
         return value
     kinds = list | np.ndarray
     require(
         isinstance(value, kinds),
-        f"column {key!r} is a {type(value).__name__}: expected a tensor, list or array",
+        f"{key} -> {type(value)} isn't of 'torch.Tensor | list | np.ndarray' type",
     )
     return tensors.stack_of(list(value))
 
@@ -156,9 +163,9 @@ def get_keys(tensordict: TensorDict, keys: Iterable[str]) -> TensorDict:
         KeyError: one of them is not there.
     """
     wanted = list(keys)
-    missing = [key for key in wanted if key not in tensordict.keys()]  # noqa: SIM118
-    if missing:
-        raise KeyError(f"there is no {missing} in this TensorDict, only {list(tensordict.keys())}")
+    for key in wanted:
+        if key not in tensordict.keys():  # noqa: SIM118
+            raise KeyError(f"key {key} not in tensordict, which has {list(tensordict.keys())}")
     held = {key: tensordict.get(key) for key in wanted}
     return TensorDict(held, batch_size=tensordict.batch_size, device=tensordict.device)
 
@@ -185,8 +192,10 @@ def chunk_tensordict(td: TensorDict, chunks: int) -> tuple[TensorDict, ...]:
     Raises:
         Refused: ``td`` is no TensorDict, or its rows do not divide evenly.
     """
-    _require_tensordict(td)
-    return tuple(tensors.slice_rows(td, *span) for span in spans(tensors.row_count(td), chunks, uneven=False))
+    refusal = f"expecting td with length divisible by chunks, but got {len(td)} and {chunks}"
+    require(isinstance(td, TensorDict), f"{refusal}: td is a {type(td).__name__}")
+    pieces = spans(tensors.row_count(td), chunks, uneven=False, refusal=refusal)
+    return tuple(tensors.slice_rows(td, *piece) for piece in pieces)
 
 
 def index_select_tensor_dict(batch: TensorDict, indices: torch.Tensor | list[int]) -> TensorDict:
@@ -247,22 +256,41 @@ def make_iterator(
 def assert_tensordict_eq(tensordict1: TensorDict, tensordict2: TensorDict) -> None:
     """Refuse TensorDicts that differ: in keys, in the kind of what is under one, in shape or in content."""
     keys, others = set(tensordict1.keys()), set(tensordict2.keys())
-    require(keys == others, f"the TensorDicts differ in the keys {sorted(keys ^ others)}")
+    require(
+        keys == others,
+        f"key set diffs. Got tensordict2_key_set={others!r} vs tensordict1_key_set={keys!r}; not in both are "
+        f"{sorted(keys ^ others)}",
+    )
     for key in keys:
         one, other = tensordict1.get(key), tensordict2.get(key)
-        require(
-            type(one) is type(other),
-            f"under {key!r} one has a {type(one).__name__}, the other a {type(other).__name__}",
-        )
+        kinds = (type(tensordict1[key]), type(tensordict2[key]))
+        require(kinds[0] is kinds[1], f"The type of {key} must be the same. Got {kinds[0]} vs {kinds[1]}")
+        if isinstance(one, torch.Tensor) and one.is_nested:
+            _require_same_rows(key, one, other)
+            continue
         require(_equal(one, other), f"under {key!r} the TensorDicts hold other values: {one!r} and {other!r}")
 
 
 def _equal(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor):
         return same_value(tensors.python_value(one), tensors.python_value(other))
-    if one.is_nested:
-        return ragged.equal_nested(one, other)
     return one.shape == other.shape and bool((one == other).all())
+
+
+def _require_same_rows(key: str, one: torch.Tensor, other: torch.Tensor) -> None:
+    nested = f"val.is_nested={one.is_nested}, val2.is_nested={other.is_nested}"
+    require(other.is_nested, f"Both tensors must be nested tensors. {nested}; they are under {key!r}")
+    rows, others = one.unbind(), other.unbind()
+    require(
+        len(rows) == len(others),
+        f"Nested tensor should have the same lengths. len(t1)={len(rows)} vs len(t2)={len(others)}; they are "
+        f"under {key!r}",
+    )
+    for c1, c2 in zip(rows, others, strict=True):
+        require(
+            c1.shape == c2.shape and bool((c1 == c2).all()),
+            f"Nested tensor components have different values. {c1=} vs {c2=}; they are under {key!r}",
+        )
 
 
 def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int]:
@@ -271,7 +299,7 @@ def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int
     Raises:
         Refused: ``data`` is no TensorDict, or the divisor is below 1.
     """
-    _require_tensordict(data)
+    _require_tensordict(data, "data")
     require(size_divisor > 0, f"rows cannot be padded to a multiple of {size_divisor}: expected at least 1")
     rows = tensors.row_count(data)
     pad_size = -rows % size_divisor
@@ -286,11 +314,20 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
 
 
 def contiguous(data: TensorDict) -> TensorDict:
-    """The same with every tensor contiguous, as another TensorDict."""
+    """The same with every tensor contiguous, as another TensorDict.
+
+    Raises:
+        Refused: there is something else than tensors, objects by row and values of the whole batch.
+    """
     made = data.copy()
     for key, value in data.items():
-        if isinstance(value, torch.Tensor):
-            made.set(key, value.contiguous())
+        if isinstance(value, NonTensorData | NonTensorStack):
+            continue
+        require(
+            isinstance(value, torch.Tensor),
+            f"Expect val to be a torch.Tensor. Got {type(value)}, under {key!r}",
+        )
+        made.set(key, value.contiguous())
     return made
 
 
@@ -316,6 +353,17 @@ def maybe_fix_3d_position_ids(data: TensorDict) -> None:
     data.set("position_ids", fixed)
 
 
-def _require_tensordict(value: Any) -> None:
+def _require_tensordict(value: Any, what: str = "input dict") -> None:
     if not isinstance(value, TensorDict):
-        raise Refused(f"expected a TensorDict, but got a {type(value).__name__}")
+        raise Refused(f"{what} must be a TensorDict, but got a {type(value).__name__}")
+
+
+def _require_jagged(value: torch.Tensor) -> None:
+    if value.is_nested:
+        require(
+            value.is_contiguous(),
+            "Nested tensors must be contiguous. Try setting layout=torch.jagged",
+        )
+        require(
+            value.layout is torch.jagged, "Nested tensors must be jagged. Make them with layout=torch.jagged"
+        )

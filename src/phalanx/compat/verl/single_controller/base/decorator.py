@@ -170,8 +170,17 @@ def register_dispatch_mode(
 def update_dispatch_mode(
     dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> None:
-    """Give a mode other functions; groups that exist keep the ones they were made with."""
+    """Give a mode other functions; groups that exist keep the ones they were made with.
+
+    Raises:
+        CheckFailed: there is no such mode.
+    """
     _check_dispatch_mode(dispatch_mode)
+    if isinstance(dispatch_mode, dict) or dispatch_mode not in DISPATCH_MODE_FN_REGISTRY:
+        raise CheckFailed(
+            f"dispatch_mode {dispatch_mode} not found: only one that is in DISPATCH_MODE_FN_REGISTRY can be updated; "
+            "register_dispatch_mode(name, ...) adds one"
+        )
     DISPATCH_MODE_FN_REGISTRY[dispatch_mode] = _pair(dispatch_fn, collect_fn)
 
 
@@ -188,19 +197,21 @@ def _check_dispatch_mode(dispatch_mode: Any) -> None:
         for key in ("dispatch_fn", "collect_fn"):
             if key not in dispatch_mode:
                 raise CheckFailed(
-                    f"dispatch_mode={dispatch_mode!r}: {key!r} is missing; a mode of your own is a dict with the two "
-                    "functions dispatch_fn(group, *args, **kwargs) and collect_fn(group, output)"
+                    f"key {key} should be in dispatch_mode if it is a dictionary: a mode of your own has functions "
+                    f"dispatch_fn(group, *args, **kwargs) and collect_fn(group, output), but got {dispatch_mode!r}"
                 )
     elif not isinstance(dispatch_mode, Dispatch):
         raise CheckFailed(
-            f"dispatch_mode={dispatch_mode!r}: expected one of Dispatch ({', '.join(Dispatch.names())}), or a dict "
-            "with dispatch_fn and collect_fn"
+            f"dispatch_mode must be a Dispatch or a Dict. Got {dispatch_mode}; expected one of "
+            f"{', '.join(Dispatch.names())}, or a dict with dispatch_fn and collect_fn"
         )
 
 
 def _check_execute_mode(execute_mode: Any) -> None:
     if not isinstance(execute_mode, Execute):
-        raise CheckFailed(f"execute_mode={execute_mode!r}: expected Execute.ALL or Execute.RANK_ZERO")
+        raise CheckFailed(
+            f"execute_mode must be a Execute. Got {execute_mode}; expected Execute.ALL or Execute.RANK_ZERO"
+        )
 
 
 def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

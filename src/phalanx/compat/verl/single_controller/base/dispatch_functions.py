@@ -65,18 +65,18 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arg
     """Each argument cut into ``chunks`` equal pieces; futures are cut when they are there."""
     from phalanx.compat.verl.protocol import BatchData
 
-    def cut(value: Any) -> list[Any]:
+    def cut(value: Any, where: str) -> list[Any]:
         data = BatchData(value)
         if not data.is_chunkable():
             raise CallCheckFailed(
-                f"a {type(value).__name__} was passed where rows are split over {chunks} ranks; expected a DataProto, "
-                "a DataProtoFuture or a TensorDict. For what all ranks shall get whole use Dispatch.ONE_TO_ALL, or "
-                "put it into the DataProto's meta_info"
+                f"{where} of type {type(value)} is not chunkable: rows are split over {chunks} ranks; expected a "
+                "DataProto, a DataProtoFuture or a TensorDict. For what all ranks shall get whole use "
+                "Dispatch.ONE_TO_ALL, or put it into the DataProto's meta_info"
             )
         return data.chunk(chunks=chunks)
 
-    args, kwargs = _each(cut, args, kwargs)
-    return list(args), kwargs
+    cut_kwargs = {key: cut(value, f"kwarg '{key}'") for key, value in kwargs.items()}
+    return [cut(arg, "arg") for arg in args], cut_kwargs
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
@@ -101,8 +101,10 @@ def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **k
 
     args, kwargs = _each(pad, args, kwargs)
     if len(padded) > 1:
+        first, other, *_ = padded
         raise CallCheckFailed(
-            f"arguments of one call with auto padding have {sorted(padded)} rows; expected the same number in each"
+            f"expecting all arg share same length of {first}, but got {other}: arguments of one call with auto padding "
+            f"must have as many rows each, but have {sorted(padded)}"
         )
     args, kwargs = _split_args_kwargs_data_proto(chunks, *args, **kwargs)
     if padded:
@@ -141,8 +143,9 @@ def _concatable(output: list[Any]) -> list[Any]:
     if not BatchData(output).is_concatable():
         types = sorted({type(one).__name__ for one in output})
         raise CallCheckFailed(
-            f"the method returned {', '.join(types)} where rows are joined: expected a DataProto or a TensorDict of "
-            "every rank; for other outputs register it with Dispatch.DP_COMPUTE_METRIC (a list by rank)"
+            f"expecting concatable output, but got element type {type(output[0]) if output else 'empty'}: the method "
+            f"returned [{', '.join(types)}] where rows are joined. Expected a DataProto or a TensorDict of every rank; "
+            "for other outputs register it with Dispatch.DP_COMPUTE_METRIC (a list by rank)"
         )
     return output
 
@@ -221,6 +224,6 @@ def collect_lazy_compute_data_proto(mesh_name: str, worker_group: Any, *args: An
 def dummy_direct_rollout_call(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuses: the method is for clients that hold a rank's handle."""
     raise DirectCallOnly(
-        "a method registered with Dispatch.DIRECT_ROLLOUT_METHOD cannot be called through the group; call it on a "
-        "rank's handle: ray.get(group.workers[0].<method>.remote(...))"
+        "Direct rollout call is forbidden. A method registered with Dispatch.DIRECT_ROLLOUT_METHOD is called on a "
+        "rank's handle, not through the group: ray.get(group.workers[0].<method>.remote(...))"
     )

@@ -145,7 +145,7 @@ class Worker(WorkerHelper):
         """
         if mesh_name in self.__dispatch_dp_rank or mesh_name in self.__collect_dp_rank:
             raise ValueError(
-                f"mesh {mesh_name!r} is registered already, with dp rank {self.__dispatch_dp_rank.get(mesh_name)}; "
+                f"mesh_name {mesh_name} has been registered, with dp rank {self.__dispatch_dp_rank.get(mesh_name)}; "
                 "choose another name"
             )
         self.__dispatch_dp_rank[mesh_name] = dp_rank
@@ -154,7 +154,7 @@ class Worker(WorkerHelper):
     def __known(self, table: dict[str, Any], mesh_name: str) -> Any:
         if mesh_name not in table:
             raise CheckFailed(
-                f"mesh {mesh_name!r} is not registered in {type(self).__name__} (known: {sorted(table)}); call "
+                f"{mesh_name} is not registered in {type(self).__name__} (known meshes: {sorted(table)}); call "
                 "self._register_dispatch_collect_info(mesh_name, dp_rank, is_collect) in the worker first"
             )
         return table[mesh_name]
@@ -194,7 +194,9 @@ class Worker(WorkerHelper):
             (self.__collect_dp_rank, collect_dp_rank),
         ):
             if mesh_name in table:
-                raise CheckFailed(f"mesh {mesh_name!r} is registered already (known: {sorted(table)})")
+                raise CheckFailed(
+                    f"{mesh_name} is already registered, {table.keys()}; choose another name for the mesh"
+                )
             if given:
                 table[mesh_name] = given.get(mesh_name, list(given.values())[-1])
 

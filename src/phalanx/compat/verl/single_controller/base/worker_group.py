@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.errors import CheckFailed, UnusableName
 from phalanx.compat.verl.single_controller.base.decorator import (
     MAGIC_ATTR,
     Dispatch,
@@ -106,7 +106,9 @@ class WorkerGroup:
         return len(self._workers)
 
     def _is_worker_alive(self, worker: Any) -> bool:
-        raise NotImplementedError("WorkerGroup has no backend; use RayWorkerGroup")
+        raise NotImplementedError(
+            "WorkerGroup._is_worker_alive called, should be implemented in derived class. Use RayWorkerGroup"
+        )
 
     def _block_until_all_workers_alive(self) -> None:
         while not all(map(self._is_worker_alive, self._workers)):
@@ -131,18 +133,38 @@ class WorkerGroup:
 
         Returns:
             The names of the methods.
+
+        Raises:
+            CheckFailed: a method is registered with something else than ``register`` leaves on it.
+            UnusableName: a method has the name of a property of groups.
         """
         names: list[str] = []
         for name in dir(user_defined_cls):
             attribute = getattr(user_defined_cls, name, None)
             registered = getattr(attribute, MAGIC_ATTR, None)
-            if not callable(attribute) or not isinstance(registered, dict):
+            if not callable(attribute) or registered is None:
                 continue
-            setattr(self, name, self._bound(name, registered, func_generator))
+            bound = self._bound(name, registered, func_generator)
+            try:
+                setattr(self, name, bound)
+            except AttributeError as error:
+                raise UnusableName(
+                    f"Fail to set method_name {name} of {user_defined_cls.__name__}: groups have a property of that "
+                    "name; rename the method"
+                ) from error
             names.append(name)
         return names
 
-    def _bound(self, name: str, registered: dict[str, Any], func_generator: Callable[..., Any]) -> Any:
+    def _bound(self, name: str, registered: Any, func_generator: Callable[..., Any]) -> Any:
+        if not isinstance(registered, dict):
+            raise CheckFailed(
+                f"attribute must be a dictionary. Got {type(registered)}; it is {MAGIC_ATTR} of {name}, which "
+                "@register sets"
+            )
+        if "dispatch_mode" not in registered:
+            raise CheckFailed(
+                f"attribute must contain dispatch_mode in its key, but {MAGIC_ATTR} of {name} has {list(registered)}"
+            )
         mode = registered["dispatch_mode"]
         functions = mode if isinstance(mode, dict) else get_predefined_dispatch_fn(mode)
         for key in ("dispatch_fn", "collect_fn"):
@@ -150,11 +172,16 @@ class WorkerGroup:
                 raise CheckFailed(f"{name}: its dispatch mode {mode!r} has no {key}")
         only_zero = not isinstance(mode, dict) and mode == Dispatch.RANK_ZERO
         execute = get_predefined_execute_fn(Execute.RANK_ZERO if only_zero else registered["execute_mode"])
+        execute_fn = getattr(self, execute["execute_fn_name"])
+        if not callable(execute_fn):
+            raise CheckFailed(
+                f"execute_fn must be callable, but {type(self).__name__}.{execute['execute_fn_name']} is {execute_fn!r}"
+            )
         return func_generator(
             self,
             name,
             dispatch_fn=functions["dispatch_fn"],
             collect_fn=functions["collect_fn"],
-            execute_fn=getattr(self, execute["execute_fn_name"]),
+            execute_fn=execute_fn,
             blocking=registered["blocking"],
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.errors import CheckFailed, NoSharedBase, UnusableName
 from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from phalanx.compat.verl.single_controller.base.worker import Worker
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
@@ -21,16 +21,17 @@ def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
     """The base class that all roles share: ``MegatronWorker`` where all derive from it, else ``Worker``.
 
     Raises:
-        CheckFailed: a role is no ``Worker``.
+        NoSharedBase: a role is no ``Worker``.
     """
     from phalanx.compat.verl.single_controller.base.megatron.worker import MegatronWorker
 
     for base in (MegatronWorker, Worker):
         if all(base in mro for mro in mros):
             return base
-    names = [mro[0].__name__ for mro in mros if Worker not in mro]
-    raise CheckFailed(
-        f"{', '.join(names)}: expected classes that derive from Worker; only those share a process in this way"
+    others = [mro[0] for mro in mros if Worker not in mro]
+    raise NoSharedBase(
+        f"Cannot determine base class for {mros}: worker_cls {others[0]} should be a subclass of Worker. Only classes "
+        f"that derive from Worker share a process in this way, and {[cls.__name__ for cls in others]} do not"
     )
 
 
@@ -68,7 +69,11 @@ def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> 
 
 
 def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) -> None:
-    """Give ``cls`` the registered methods of a role, under the role's name."""
+    """Give ``cls`` the registered methods of a role, under the role's name.
+
+    Raises:
+        UnusableName: the name of a method for rollout clients is taken.
+    """
     bound: dict[str, str] = {}
     for name in dir(user_defined_cls):
         method = getattr(user_defined_cls, name, None)
@@ -79,6 +84,11 @@ def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) 
         setattr(cls, alias, _forward(key, name, alias, registered, inspect.iscoroutinefunction(method)))
         bound[name] = alias
         if registered["dispatch_mode"] is Dispatch.DIRECT_ROLLOUT_METHOD and "rollout" in key:
+            if hasattr(cls, name):
+                raise UnusableName(
+                    f"Fail to set method_name {name}: conflict direct rollout method {name} with role {key}; rollout "
+                    "clients call it by its own name, which another role or the base class has, too: rename one"
+                )
             setattr(cls, name, getattr(cls, alias))  # rollout clients call it by its own name
     table = {**getattr(cls, "role_methods", {}), key: bound}
     cls.role_methods = table  # type: ignore[attr-defined]
@@ -127,8 +137,8 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
             role, found, name = method_name.partition(_SEPARATOR)
             if not found or role not in self.fused_worker_dict:
                 raise CheckFailed(
-                    f"{method_name!r}: expected '<role>{_SEPARATOR}<method>' with a role of "
-                    f"{sorted(self.fused_worker_dict)}"
+                    f"calling {role}'s {name}, but {role} not in fused_worker_dict: {method_name!r} must be "
+                    f"'<role>{_SEPARATOR}<method>' with a role of {sorted(self.fused_worker_dict)}"
                 )
             return getattr(self.fused_worker_dict[role], name)(*args, **kwargs)
 

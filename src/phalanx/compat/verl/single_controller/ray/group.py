@@ -14,7 +14,14 @@ from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, Parcels
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
-from phalanx.compat.verl.single_controller.ray.start import Order, check_order, handle_of, own, start
+from phalanx.compat.verl.single_controller.ray.start import (
+    Order,
+    check_order,
+    check_use_gpu,
+    handle_of,
+    own,
+    start,
+)
 
 _log = logging.getLogger(__name__)
 _DEAD = 4  # ActorTableData.DEAD, as ActorHandle._get_local_state gives it
@@ -36,12 +43,14 @@ class RayWorkerGroup(WorkerGroup):
         ray_wait_register_center_timeout: seconds within which all constructors must have returned.
         **kwargs: ``master_addr``, ``master_port``, ``master_port_range``: where the ranks meet; ``device_name``
             ("cuda", "npu", "cpu"); ``worker_env``: variables for every rank; ``profile_steps`` and
-            ``worker_nsight_options``: profile the ranks with nsight; ``use_gpu``.
+            ``worker_nsight_options``: profile the ranks with nsight; ``use_gpu``: False gives the ranks none of the
+            pool's accelerators.
 
     Raises:
         PlacementError: the slots cannot be had.
         WorkerInitError: a constructor raised; also an instance of what it raised.
-        ValueError: no actor of a given name, or ``worker_env`` sets what the controller sets, such as RANK.
+        ValueError: no actor of a given name; ``worker_env`` sets what the controller sets, such as RANK; ``use_gpu``
+            on a pool without accelerators.
     """
 
     def __init__(
@@ -76,7 +85,8 @@ class RayWorkerGroup(WorkerGroup):
         else:
             check_order(resource_pool, ray_cls_with_init, self.customized_worker_env)
             self.resource_pool = resource_pool
-            self.use_gpu = resource_pool.use_gpu
+            self.use_gpu = kwargs.get("use_gpu", resource_pool.use_gpu)
+            check_use_gpu(resource_pool, self.use_gpu)
             self._start(detached, bin_pack, kwargs)
         if ray_cls_with_init is not None:
             self.method_names = self._bind_worker_method(self._user_class, func_generator)
@@ -98,6 +108,7 @@ class RayWorkerGroup(WorkerGroup):
                 prefix=self.name_prefix,
                 detached=detached,
                 device_name=self.device_name,
+                use_gpu=self.use_gpu,
                 worker_env=self.customized_worker_env,
                 nsight=self.worker_nsight_options if self.profile_steps else None,
                 strategy="STRICT_PACK" if bin_pack else "PACK",

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from phalanx.compat.verl.errors import CheckFailed, NotEnoughGpus
+from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.runtime.pools.pool import Holding
 from phalanx.runtime.pools.pool import ResourcePool as NativePool
@@ -25,6 +25,13 @@ from phalanx.topology.slots import Slot, SlotView
 from phalanx.transport.base import ReserveRequest
 from phalanx.transport.ray.placement import RayReservation
 
+#: Options in which merged pools must agree.
+_SAME_IN_BOTH = {
+    "use_gpu": "Both RayResourcePool must either use_gpu or not",
+    "max_colocate_count": "Both RayResourcePool must has the same max_colocate_count",
+    "n_gpus_per_node": "Both RayResourcePool must has the same n_gpus_per_node",
+    "detached": "Detached ResourcePool cannot be merged with non-detached ResourcePool",
+}
 _RESOURCES = {"cuda": "GPU", "npu": "NPU", "xpu": "GPU", "cpu": "GPU"}
 
 
@@ -134,8 +141,8 @@ def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
     return sizes
 
 
-def native_pool(pool: RayResourcePool, device_name: str) -> NativePool:
-    """The library's own view of a pool's slots, in rank order; it owns nothing."""
+def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> NativePool:
+    """The library's own view of a pool's slots, in rank order, with or without their accelerators; it owns nothing."""
     groups = pool.get_placement_groups(device_name=device_name)
     places = pool._places()
     if not places:
@@ -143,7 +150,7 @@ def native_pool(pool: RayResourcePool, device_name: str) -> NativePool:
             f"the pool {pool.name_prefix!r} has no slots; give it process_on_nodes, such as [8]"
         )
     bundle = {key: float(value) for key, value in groups[0].bundle_specs[0].items()}
-    resource = _RESOURCES.get(device_name, "GPU") if pool.use_gpu else None
+    resource = _RESOURCES.get(device_name, "GPU") if use_gpu else None
     name = pool.name_prefix
     holding = Holding(
         pool=name,
@@ -184,11 +191,11 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     Raises:
         CheckFailed: the pools differ in use_gpu, max_colocate_count, detached or accelerator_type.
     """
-    for option in ("use_gpu", "max_colocate_count", "n_gpus_per_node", "detached"):
+    for option, rule in _SAME_IN_BOTH.items():
         if getattr(rp1, option) != getattr(rp2, option):
             raise CheckFailed(
-                f"merge_resource_pool: {option} is {getattr(rp1, option)} in one pool and {getattr(rp2, option)} in "
-                "the other; both must be made with the same"
+                f"{rule}: {option} is {getattr(rp1, option)} in one pool and {getattr(rp2, option)} in the other; make "
+                "both with the same"
             )
     merged = RayResourcePool(
         rp1.store + rp2.store,
@@ -214,14 +221,16 @@ def split_resource_pool(
     if isinstance(split_size, int):
         if split_size < 1 or world_size % split_size:
             raise CheckFailed(
-                f"split_size={split_size} does not divide the pool's world size {world_size}; give a divisor, or a "
-                "list of sizes"
+                f"split_size must be a divisor of world_size, or a list of sizes, but is {split_size} for a pool of "
+                f"{world_size}"
             )
         sizes = [split_size] * (world_size // split_size)
     else:
         sizes = [int(size) for size in split_size]
         if sum(sizes) != world_size or min(sizes, default=0) < 1:
-            raise CheckFailed(f"split_size={sizes}: the sizes must be positive and add up to {world_size}")
+            raise CheckFailed(
+                f"split_size must sum up to world_size, {world_size}, of positive sizes, but is {sizes}"
+            )
     start = int(getattr(resource_pool, "start_bundle_index", 0))
     starts = [start + sum(sizes[:index]) for index in range(len(sizes))]
     groups = resource_pool.get_placement_groups()
@@ -257,16 +266,17 @@ def extract_pg_from_exist(
     ]
     offered.sort(key=lambda pg: pg.bundle_count, reverse=True)
     wanted = sorted(enumerate(resource_pool.store), key=lambda entry: entry[1], reverse=True)
+    advice = (
+        f"a pool of {resource_pool.store} cannot be taken from placement groups of "
+        f"{[pg.bundle_count for pg in offered]} bundles, because each node needs one, large enough"
+    )
     taken: list[tuple[int, PlacementGroup]] = []
-    for (index, size), pg in zip(wanted, offered, strict=False):
-        if size > pg.bundle_count:
-            break
-        taken.append((index, pg))
-    if len(taken) < len(wanted):
-        raise CheckFailed(
-            f"a pool of {resource_pool.store} cannot be taken from placement groups of "
-            f"{[pg.bundle_count for pg in offered]} bundles: one group, large enough, is needed for each node"
-        )
+    for place, (index, size) in enumerate(wanted):
+        if place == len(offered):
+            raise CheckFailed(f"no enough nodes for request: searching {place} th node; {advice}")
+        if size > offered[place].bundle_count:
+            raise CheckFailed(f"requesting {size} processes, bundle count cannot satisfy; {advice}")
+        taken.append((index, offered[place]))
     return [pg for _, pg in sorted(taken, key=lambda entry: entry[0])]
 
 
@@ -316,14 +326,16 @@ class ResourcePoolManager:
 
 def _free_port(port_range: list[int] | None) -> int:
     first, last = (0, 1) if port_range is None else (int(port_range[0]), int(port_range[1]))
-    for port in range(first, max(last, first + 1)):
+    for port in range(first, last):
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
             except OSError:
                 continue
             return probe.getsockname()[1]
-    raise CheckFailed(f"no free port in master_port_range={port_range}; give a larger range [first, last)")
+    raise NoFreePort(
+        f"Could not find a free port in range {port_range}: give a larger range, [first, last), the last excluded"
+    )
 
 
 @ray.remote(num_cpus=0)

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.compat.verl.errors import CheckFailed, SystemVariables
+from phalanx.compat.verl.errors import CheckFailed, NoAccelerators, SystemVariables
 from phalanx.compat.verl.remote import make_host
 from phalanx.compat.verl.single_controller.ray.classes import (
     RayClassWithInitArgs,
@@ -62,6 +62,7 @@ class Order:
     prefix: str
     detached: bool
     device_name: str
+    use_gpu: bool
     worker_env: Mapping[str, str]
     nsight: Any
     strategy: str
@@ -88,7 +89,7 @@ def start(order: Order) -> Started:
         WorkerInitError: a constructor raised; also an instance of what it raised.
     """
     order.pool.get_placement_groups(strategy=order.strategy, device_name=order.device_name)
-    pool = native_pool(order.pool, order.device_name)
+    pool = native_pool(order.pool, order.device_name, order.use_gpu)
     user_class = _unwrap_ray_remote(order.cls.cls)
     names = tuple(f"{order.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots)
     processes = Processes(
@@ -245,6 +246,15 @@ def own(group: Any, release: Callable[[], None]) -> None:
 def handle_of(name: str) -> Any:
     """The actor of that name in this driver's namespace. Raises ValueError where there is none."""
     return ray.get_actor(name)
+
+
+def check_use_gpu(pool: RayResourcePool, use_gpu: bool) -> None:
+    """Refuse ranks with accelerators on slots without. Raises NoAccelerators."""
+    if use_gpu and not pool.use_gpu:
+        raise NoAccelerators(
+            f"use_gpu is True but resource_pool.use_gpu is False: make the pool {pool.name_prefix!r} with "
+            "use_gpu=True, or the group without"
+        )
 
 
 def check_order(pool: Any, cls: Any, worker_env: Mapping[str, str]) -> None:
