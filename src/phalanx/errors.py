@@ -48,8 +48,9 @@ __all__ = [
     "WorkerInitError",
 ]
 
-FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped"]
-"""What ended a rank's part of a call; "stopped" means that phalanx stopped it because of a peer."""
+FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped", "stale"]
+"""What ended a rank's part of a call; "stopped" means that phalanx stopped it because of a peer, "stale" that the
+rank belongs to another epoch than the call and refused it."""
 
 RankState = Literal["finished", "running", "queued", "unreachable"]
 """Where a rank was when a deadline passed."""

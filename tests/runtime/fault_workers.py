@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import phalanx as px
+from phalanx.execution.closers import unlink_at_close
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 DAEMON = """
 import os, time
@@ -92,6 +96,12 @@ class Trouble(px.Worker):
             raise NotPicklable("holds a lock")
         if kind == "arguments":
             raise ManyArguments(1, 2, 3, d=4)
+        if kind == "surrogate":
+            raise ValueError("unexpected file \udce9")
+        if kind == "interrupt":
+            raise KeyboardInterrupt("by hand")
+        if kind == "group":
+            raise BaseExceptionGroup("several", [KeyboardInterrupt("by hand"), ValueError("x")])
         return threading.Lock()
 
     @px.register
@@ -120,6 +130,14 @@ class Trouble(px.Worker):
         session = subprocess.Popen(["sleep", "972"], start_new_session=True)
         daemon = subprocess.Popen([sys.executable, "-S", "-c", DAEMON], stdout=subprocess.PIPE, text=True)
         return [plain.pid, session.pid, int(daemon.stdout.readline())]
+
+    @px.register
+    def make_named(self, folder: str) -> str:
+        """A file that must not outlive this rank, however that ends."""
+        path = os.path.join(folder, f"segment-{self.rank}")
+        unlink_at_close(path)
+        Path(path).write_text("")
+        return path
 
     @px.register
     def note_close(self, path: str) -> None:

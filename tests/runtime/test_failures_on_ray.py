@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -277,6 +278,56 @@ def test_any_exception_arrives_with_type_text_traceback_and_rank(
     assert raised.value.cause_ranks == (0, 1, 2, 3)
     assert "in throw" in raised.value.failures[0].traceback
     assert (raised.value.failures[0].type_name or "").endswith(("NotPicklable", "ManyArguments"))
+
+
+def test_text_that_cannot_be_encoded_does_not_end_the_process(group: px.WorkerGroup) -> None:
+    with pytest.raises(ValueError, match=r"unexpected file \\udce9") as raised:
+        group.throw("surrogate")
+
+    assert raised.value.cause_ranks == (0, 1, 2, 3)
+    assert group.ping() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("interrupt", "KeyboardInterrupt"), ("group", "BaseExceptionGroup")]
+)
+def test_what_is_no_exception_is_told_as_what_it_is_and_where(
+    group: px.WorkerGroup, kind: str, name: str
+) -> None:
+    with pytest.raises(px.RemoteCallError, match=f"raised {name}") as raised:
+        group.throw(kind)
+
+    report = raised.value.failures[0]
+    assert "in throw" in report.traceback
+    assert report.pid == group.pid()[report.rank]
+    assert "by hand" in report.traceback
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_no_name_outlives_its_rank_however_that_ends(tmp_path: Path, orderly: bool) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        with px.WorkerGroup(pool, Trouble) as group:
+            left = group.make_named(str(tmp_path))
+            assert all(map(os.path.exists, left))
+            if not orderly:
+                faults.kill(group, 1)
+                assert within(5.0, lambda: not os.path.exists(left[1]))  # while the group is broken, and open
+                assert os.path.exists(left[0])
+
+        assert not any(map(os.path.exists, left))
+
+
+def test_a_call_that_is_cancelled_before_it_begins_says_nothing(
+    group: px.WorkerGroup, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = group.nap.submit(0.5), group.nap.submit(0.5)
+    second.cancel()
+    first.result()
+    del second
+
+    group.ping()
+
+    assert "Unhandled error" not in capfd.readouterr().err
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error_with_rank(group: px.WorkerGroup) -> None:

@@ -350,3 +350,19 @@ def test_an_exception_of_a_script_comes_back(tmp_path: Path) -> None:
 
     assert isinstance(back, ValueError)
     assert back.args == ("text",)
+
+
+@given(st.text(st.characters(), max_size=20))
+def test_all_text_of_a_failure_can_be_encoded(text: str) -> None:
+    error = ValueError(text)
+    error.__notes__ = [text]  # type: ignore[attr-defined]
+    failure = capture(error, role=text, method=text)
+    report = failure.report
+    for told in (str(failure), report.message, report.traceback, *report.notes, report.role, report.method):
+        (told or "").encode()
+
+
+def test_a_lone_surrogate_of_an_exception_is_shown_and_the_exception_keeps_it() -> None:
+    failure = capture(ValueError("unexpected file \udce9"))
+    assert failure.report.message == r"unexpected file \udce9"
+    assert str(rebuild(failure)) == "unexpected file \udce9"

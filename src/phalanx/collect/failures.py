@@ -19,9 +19,11 @@ from phalanx.errors import (
     InternalError,
     RankReport,
     RemoteCallError,
+    StaleEpoch,
     WorkerDiedError,
     WorkerInitError,
 )
+from phalanx.wire.failure import RankFailure, rebuild
 
 __all__ = ["combine", "looks_like_victim", "with_victims"]
 
@@ -56,10 +58,11 @@ def combine(
     *,
     timeout: float | None = None,
     init: bool = False,
-) -> CallError:
+) -> CallError | StaleEpoch:
     """The error that a failed call raises.
 
-    A rank that died by itself makes it a `WorkerDiedError`; one that raised a `RemoteCallError` (with `init`
+    A rank that refused it, since it is of another epoch, makes it a `StaleEpoch`, whatever befell the others. A rank
+    that died by itself makes it a `WorkerDiedError`; one that raised a `RemoteCallError` (with `init`
     a `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in
     seconds, a `CallTimeout`; else a `CallCancelled`. `reports` are those of all ranks of which something is
     known, in any order; `at` in them tells which failed first.
@@ -72,6 +75,9 @@ def combine(
     failures = with_victims(reports)
     causes = [report for report in failures if report.failed and not report.victim]
     kinds = {report.kind for report in causes}
+    for report in causes:
+        if report.kind == "stale" and isinstance(stale := rebuild(RankFailure(report)), StaleEpoch):
+            return stale
     message = render(group, method, failures, timeout=timeout, init=init)
     if "died" in kinds:
         return WorkerDiedError(message, group=group, method=method, failures=failures)

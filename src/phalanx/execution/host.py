@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from phalanx.declare.worker import WorkerContext, make
-from phalanx.errors import DispatchError
+from phalanx.errors import DispatchError, FailureKind, StaleEpoch
 from phalanx.execution import rendezvous
 from phalanx.execution.arguments import Arguments
 from phalanx.execution.bootstrap import apply
+from phalanx.execution.closers import Closers, report
 from phalanx.execution.control import Control, Interrupted, control
 from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.imports import importing
 from phalanx.execution.journals import Journals, size_of
-from phalanx.execution.loops import Loop
+from phalanx.execution.loops import Loop, at_once
 from phalanx.execution.results import PLAIN, described, encoded
-from phalanx.topology.slots import SlotFacts
+from phalanx.execution.services import Services
 from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
 from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import ANY_EPOCH, HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
 from phalanx.wire.names import full_name
 
 _REMEMBERED = 256
-#: What ends a call and not the process; a method's own task may have been cancelled.
-_RAISED = (Exception, Interrupted, asyncio.CancelledError)
 _NOWHERE: AbstractContextManager[None] = nullcontext()
 
 
-class Services(Protocol):
-    """What a transport offers to the host in its process."""
+class _Way(NamedTuple):
+    """How calls run here: the time of one, by number and name; how what it awaits comes to its end; and what it may
+    raise that is no answer to it, since it ends the process, or comes from whoever ends it."""
 
-    @property
-    def in_driver(self) -> bool:
-        """Whether the ranks share the driver's process (and so its environment and its event loop)."""
-        ...
-
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
-        """Where this process runs, its log files and the backend's name of it."""
-        ...
-
-    def folder(self) -> str:
-        """Where this process may keep files of its own, on its node; made when it is first written to."""
-        ...
-
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
-        """The values behind the transport's references."""
-        ...
+    during: Callable[[int, str], AbstractContextManager[None]]
+    end: Callable[[Awaitable[Any]], Awaitable[Any]]
+    passes: tuple[type[BaseException], ...]
 
 
 class Host:
@@ -78,23 +64,31 @@ class Host:
         #: What a detached group leaves for drivers to come.
         self.record: bytes | None = None
         self._journals = Journals(own_process=not services.in_driver)
+        self._epoch = ANY_EPOCH
+        self.closers = Closers(own_process=not services.in_driver)
+        # Ctrl-C reaches the ranks that live in the driver's process; in another one it is what a method raised.
+        ends = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
+        self._here = _Way(self._during, self._loop.to_end_at_once, ends)
+        self._on_loop = _Way(self._during_task, _awaited, (SystemExit, GeneratorExit))
+        if services.in_driver:
+            self.run_bare = self._run_bare_in_driver
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
         slot, log_paths, worker_id = self._services.facts()
-        port, side = 0, None
+        port, side, folder = 0, None, self._services.folder()
         if not self._services.in_driver:
             self._control = control()
-            side = self._control.describe() if self._control else None
+            side = self._control.describe(folder) if self._control else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
-        folder = self._services.folder()
         return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id, side, folder)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> None:
         """Become a rank: environment first, then the classes (which may import torch), then the instances."""
         setup, body = RankSetup.unpack(data)
         self._setup = setup
+        self._epoch = setup.epoch
         try:
             self._log = apply(setup, self._services.in_driver)
             self._rendezvous(setup)
@@ -102,7 +96,7 @@ class Host:
             self._journals.files = setup.files
             with (
                 self._journals.of(setup.trace, SETUP_CALL) as note,
-                self._during(SETUP_CALL, "", "__init__"),
+                self._here.during(SETUP_CALL, "__init__"),
             ):
                 quietly = _NOWHERE if self._services.in_driver else importing()
                 with quietly, decoding(restore=arguments.restore):
@@ -110,7 +104,9 @@ class Host:
                 if note is not None:
                     note.started(0)
                 self._make(setup, roles)
-        except _RAISED as error:
+        except self._here.passes:
+            raise
+        except BaseException as error:
             raise self._failure(error, "", "__init__") from None
 
     def _rendezvous(self, setup: RankSetup) -> None:
@@ -149,15 +145,26 @@ class Host:
         Raises:
             RankFailure: whatever the call raised, always picklable.
         """
-        call = RankCall.unpack(data)
+        return at_once(self._run(RankCall.unpack(data), refs, self._here))
+
+    async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+        """As :meth:`run`, on the running loop: awaits of several calls interleave."""
+        return await self._run(RankCall.unpack(data), refs, self._on_loop)
+
+    async def _run(self, call: RankCall, refs: Sequence[Any], way: _Way) -> Any:
+        if call.epoch not in (ANY_EPOCH, self._epoch) and call.method != HOST:
+            raise self._refusal(call.role, call.method, call.epoch)
         try:
-            with self._noted(call, refs) as note, self._during(call.call, call.role, call.method):
+            noted = self._journals.of(call.trace, call.call, waits=bool(refs))
+            with noted as note, way.during(call.call, full_name(call.role, call.method)):
                 guard = Guard() if call.debug else None
                 result = self._invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):
-                    result = self._loop.to_end(result)
+                    result = await way.end(result)
                 return self._outgoing(call, result, guard, note)
-        except _RAISED as error:
+        except way.passes:
+            raise
+        except BaseException as error:
             raise self._failure(error, call.role, call.method) from None
 
     def run_bare(self, role: str, method: str) -> Any:
@@ -177,34 +184,47 @@ class Host:
             if type(result) in PLAIN:  # as `encoded` would; asked first, since it is the quickest question
                 return result
             return encoded(self._loop.to_end(result) if isinstance(result, Awaitable) else result)
-        except _RAISED as error:
+        except self._here.passes:
+            raise
+        except BaseException as error:
             raise self._failure(error, role, method) from None
         finally:
             if board is not None:
                 board.end(slot)
 
-    def _noted(self, call: RankCall, refs: Sequence[Any]) -> AbstractContextManager[Noted | None]:
-        return self._journals.of(call.trace, call.call, waits=bool(refs))
+    def _run_bare_in_driver(self, role: str, method: str) -> Any:
+        with self.closers.current():
+            return Host.run_bare(self, role, method)
 
-    def _during(self, call: int, role: str, method: str) -> AbstractContextManager[None]:
-        if self._control is None:
-            return _NOWHERE
-        return self._control.call(call, full_name(role, method))
+    def _during(self, call: int, method: str) -> AbstractContextManager[None]:
+        return self.closers.current() if self._control is None else self._control.call(call, method)
 
-    async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
-        """As :meth:`run`, on the running loop: awaits of several calls interleave."""
-        call = RankCall.unpack(data)
-        try:
-            name = full_name(call.role, call.method)
-            during = self._control.task(call.call, name) if self._control else _NOWHERE
-            with self._noted(call, refs) as note, during:
-                guard = Guard() if call.debug else None
-                result = self._invoke(call, refs, guard, note)
-                if isinstance(result, Awaitable):
-                    result = await result
-                return self._outgoing(call, result, guard, note)
-        except _RAISED as error:
-            raise self._failure(error, call.role, call.method) from None
+    def _during_task(self, call: int, method: str) -> AbstractContextManager[None]:
+        return _NOWHERE if self._control is None else self._control.task(call, method)
+
+    def enter_epoch(self, number: int) -> None:
+        """Belong to another epoch from now on, in the process that this rank has.
+
+        A call without a message says nothing of its epoch, so none is taken any more: whoever knows of this epoch
+        sends a message.
+        """
+        self._epoch = number
+        self.run_bare = self._refuse_bare
+
+    def _refuse_bare(self, role: str, method: str) -> Any:
+        raise self._refusal(role, method, ANY_EPOCH)
+
+    def _refusal(self, role: str, method: str, epoch: int) -> RankFailure:
+        """Why a call of all ranks of another epoch does not run: they could not make it together."""
+        group, of = self._context.group, "an earlier epoch" if epoch == ANY_EPOCH else f"epoch {epoch}"
+        error = StaleEpoch(
+            f"group {group!r} has other ranks by now: this call of {full_name(role, method)} belongs to {of}, the "
+            f"group is in epoch {self._epoch}; make the call again",
+            group=group,
+            epoch=epoch,
+            current=self._epoch,
+        )
+        return self._failure(error, role, method, kind="stale")
 
     def run_plain(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a method with plain arguments, for handles that are used without a group.
@@ -212,33 +232,28 @@ class Host:
         Raises:
             What the method raises, as it is: the backend's own errors are what such a caller expects.
         """
-        slot = self._begin(role, method)
-        try:
+        with self._noted(role, method):
             result = self._plainly(role, method, args, kwargs)
             return self._loop.to_end(result) if isinstance(result, Awaitable) else result
-        finally:
-            self._end(slot)
 
     async def run_plain_async(
         self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """As :meth:`run_plain`, on the running loop."""
-        slot = self._begin(role, method)
-        try:
+        with self._noted(role, method):
             result = self._plainly(role, method, args, kwargs)
             return await result if isinstance(result, Awaitable) else result
+
+    @contextmanager
+    def _noted(self, role: str, method: str) -> Generator[None]:
+        """The time of a call without a number, which nobody can cancel."""
+        board = None if self._control is None else self._control.board
+        slot = 0 if board is None else board.begin(BARE_CALL, full_name(role, method))
+        try:
+            yield
         finally:
-            self._end(slot)
-
-    def _begin(self, role: str, method: str) -> int:
-        """Note that a call without a number has begun; what to give to :meth:`_end`."""
-        if self._control is None:
-            return 0
-        return self._control.board.begin(BARE_CALL, full_name(role, method))
-
-    def _end(self, slot: int) -> None:
-        if self._control is not None:
-            self._control.board.end(slot)
+            if board is not None:
+                board.end(slot)
 
     def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if role not in self._instances:
@@ -326,8 +341,12 @@ class Host:
         return sent_back
 
     def close(self) -> None:
-        """The user's own ``close()`` of each role, last made first; errors are reported after all had their turn."""
-        errors: list[Exception] = []
+        """The user's own ``close()`` of each role, last made first, then the closers; all have their turn.
+
+        Raises:
+            What the first of them raised.
+        """
+        errors: list[BaseException] = []
         for instance in reversed(list(self._instances.values())):
             close = getattr(instance, "close", None)
             if callable(close):
@@ -335,19 +354,23 @@ class Host:
                     result = close()
                     if isinstance(result, Awaitable):
                         self._loop.to_end(result)
-                except Exception as error:
+                except BaseException as error:
+                    report(f"close() of {type(instance).__qualname__}", error)
                     errors.append(error)
         self._instances.clear()
+        errors += self.closers.run()
         if errors:
             raise errors[0]
 
-    def _failure(self, error: BaseException, role: str, method: str) -> RankFailure:
+    def _failure(
+        self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
+    ) -> RankFailure:
         if isinstance(error, RankFailure):  # an upstream future failed: its own report names the source
             error = DispatchError(f"an argument of this call is the result of a call that failed: {error}")
         setup = self._setup
         return capture(
             error,
-            kind="cancelled" if isinstance(error, Interrupted) else "raised",
+            kind="cancelled" if isinstance(error, Interrupted) else kind,
             rank=setup.rank if setup else -1,
             role=role or None,
             method=method,
@@ -357,6 +380,10 @@ class Host:
             node_id=setup.node_id if setup else None,
             log_path=self._log,
         )
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def device_of(context: WorkerContext) -> Any:

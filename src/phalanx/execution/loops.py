@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from phalanx.errors import InternalError
+
+
+def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The value of a coroutine that has nothing to wait for: whatever it awaits comes to its end when it is awaited."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise InternalError("a call on this thread waits for something that does not run here")
 
 
 class Loop:
@@ -24,6 +35,10 @@ class Loop:
         if _running() is None:
             return loop.run_until_complete(wait())
         return _on_other_thread(lambda: loop.run_until_complete(wait()))  # inline, inside a notebook's loop
+
+    async def to_end_at_once(self, awaitable: Awaitable[Any]) -> Any:
+        """The same for a coroutine that runs by :func:`at_once`."""
+        return self.to_end(awaitable)
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

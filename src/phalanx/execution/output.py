@@ -27,7 +27,7 @@ def to_own_file(setup: RankSetup) -> str | None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os.write(file, _header(setup).encode())
+    os.write(file, _header(setup).encode(errors="backslashreplace"))
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     os.close(file)

@@ -250,6 +250,10 @@ class Transport(Protocol):
         """How an ended call ended."""
         ...
 
+    def disregard(self, refs: Sequence[Ref]) -> None:
+        """Note that nobody will ask how these calls end, or that whoever had to know does; does not wait."""
+        ...
+
     def find(self, name: str) -> Any | None:
         """The handle of a process that was started with that name and outlives its driver; None if there is none."""
         ...

@@ -260,6 +260,9 @@ class InlineTransport:
         except Exception as error:
             return Outcome(failure=undecodable(error))
 
+    def disregard(self, refs: Sequence[Ref]) -> None:
+        """Nothing to do: nobody else hears of failures."""
+
     def find(self, name: str) -> Any | None:
         return None  # nothing outlives this process
 

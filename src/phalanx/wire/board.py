@@ -72,7 +72,9 @@ class Board:
             return 0
         index = len(self._names)
         at = _NAMES_AT + index * _NAME_BYTES
-        self._page[at : at + _NAME_BYTES] = method.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+        self._page[at : at + _NAME_BYTES] = method.encode(errors="backslashreplace")[:_NAME_BYTES].ljust(
+            _NAME_BYTES, b"\0"
+        )
         self._names[method] = index
         return index
 

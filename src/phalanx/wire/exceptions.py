@@ -91,6 +91,11 @@ def text_of(exc: BaseException) -> str:
         return f"<str() of this {type(exc).__name__} raised {type(error).__name__}>"
 
 
+def encodable(text: str) -> str:
+    """The text with what UTF-8 cannot hold, a lone surrogate as of a file name, written as an escape."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
 def pack(exc: BaseException) -> bytes | None:
     """The exception as bytes, or None where it is too large or too strange to travel."""
     try:

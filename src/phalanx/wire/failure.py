@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from phalanx.errors import FailureKind, RankReport
-from phalanx.wire.exceptions import pack, text_of, type_name_of, unpack
+from phalanx.wire.exceptions import encodable, pack, text_of, type_name_of, unpack
 from phalanx.wire.names import full_name
 
 __all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of", "undecodable"]
@@ -26,6 +26,7 @@ _UNPICKLED = (
     "the rank returned, and this process could not read what it gave back: import here what its class needs, or return "
     "plain values, tensors and arrays"
 )
+_WIRE_CODE = f"{_PACKAGE / 'wire'}{os.sep}"
 # Frames of these lie between the start of a process and the user's code. Not resolved: code objects are not.
 _HOST_CODE = (
     f"{_PACKAGE / 'execution'}{os.sep}",
@@ -81,17 +82,20 @@ def capture(
     log_tail: Sequence[str] = (),
     log_path: str | None = None,
 ) -> RankFailure:
-    """The failure to raise in place of `exc`. Never raises, whatever the exception's own methods do."""
+    """The failure to raise in place of `exc`. Never raises, whatever the exception's own methods do.
+
+    All text in it can be encoded: a backend writes it where a lone surrogate would end the process.
+    """
     report = RankReport(
         rank=rank,
         kind=kind,
-        role=role,
-        method=method,
+        role=None if role is None else encodable(role),
+        method=None if method is None else encodable(method),
         host=host,
         pid=pid,
         accelerator=accelerator,
         node_id=node_id,
-        type_name=type_name_of(type(exc)),
+        type_name=encodable(type_name_of(type(exc))),
         message=_shortened(text_of(exc), _MESSAGE_LIMIT),
         traceback=_shortened(traceback_of(exc), _TRACEBACK_LIMIT),
         notes=tuple(_notes(exc)),
@@ -105,6 +109,8 @@ def capture(
 
 def undecodable(exc: BaseException) -> RankFailure:
     """The failure of a rank that returned, but whose output cannot be unpickled in this process: ``exc`` says why."""
+    exc = exc.with_traceback(_beyond_wire(exc.__traceback__))
+    exc.__context__ = None  # the backend's own error of a fetch before, which was this one
     failure = capture(exc, hint=_UNPICKLED)
     message = f"{failure.report.message} (while its output was unpickled)".lstrip()
     return RankFailure(dataclasses.replace(failure.report, message=message))
@@ -140,6 +146,16 @@ def _user_code(frames: TracebackType | None) -> TracebackType | None:
     return frame or frames
 
 
+def _beyond_wire(frames: TracebackType | None) -> TracebackType | None:
+    """What was run by unpickling, without the way there; all frames where that is nothing."""
+    frame, last = frames, None
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename.startswith(_WIRE_CODE):
+            last = frame.tb_next
+        frame = frame.tb_next
+    return last or frames
+
+
 def _notes(exc: BaseException) -> Iterator[str]:
     notes: Any = BaseException.__getattribute__(exc, "__dict__").get("__notes__", ())
     if isinstance(notes, list | tuple):
@@ -150,6 +166,7 @@ def _notes(exc: BaseException) -> Iterator[str]:
 
 def _shortened(text: str, limit: int) -> str:
     """Long text without its middle: the start says what, the end of a traceback says where."""
+    text = encodable(text)
     if len(text) <= limit:
         return text
     head, tail = text[: limit // 4], text[-(limit - limit // 4) :]

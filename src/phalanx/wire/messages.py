@@ -33,7 +33,9 @@ class RankCall(NamedTuple):
     ``body`` holds the encoded (args, kwargs). None: the last reference does. A number: the value of that index does
     in the bundle behind the last reference.
 
-    ``returns`` is one of ``OUTPUT``, ``DESCRIBED`` and ``HALVED``, the number of objects that the rank gives back.
+    ``epoch`` is the one whose ranks make the call together, and only they take it; ``ANY_EPOCH`` for a call that each
+    rank makes by itself. ``returns`` is one of ``OUTPUT``, ``DESCRIBED`` and ``HALVED``, the number of objects that the
+    rank gives back.
     ``trace`` is the id of the trace for which the rank notes what it does; empty: for none.
     """
 
@@ -57,6 +59,9 @@ class RankCall(NamedTuple):
         return RankCall(*pickle.loads(memoryview(data)[len(MAGIC) :]))
 
 
+#: Epoch of a call of which its sender does not say that all ranks of one epoch make it together.
+ANY_EPOCH = -1
+
 #: What a rank gives back: its output; a :class:`PartInfo` before it, for a result that may be handed on by reference;
 #: or such a result in two halves, each stored by itself, where they may be needed on different nodes.
 OUTPUT, DESCRIBED, HALVED = 1, 2, 3
@@ -68,7 +73,9 @@ BARE = b""
 
 def packed_bare(role: str, method: str) -> bytes:
     """What ``BARE`` stands for, where a process cannot be called without a message."""
-    return MAGIC + pickle.dumps((BARE_CALL, 0, role, method, True, OUTPUT, False, False, NO_ARGUMENTS), 5)
+    return MAGIC + pickle.dumps(
+        (BARE_CALL, ANY_EPOCH, role, method, True, OUTPUT, False, False, NO_ARGUMENTS), 5
+    )
 
 
 #: The body of a message without arguments.
@@ -154,7 +161,8 @@ class SideChannel(NamedTuple):
     """Where a worker process can be asked while it is busy: its own file descriptors, opened through /proc.
 
     ``started`` is when the process was started, in clock ticks since boot; with the pid it names the process
-    for good. ``mark`` is in the environment of everything that it starts.
+    for good. ``mark`` is in the environment of everything that it starts. ``names`` is the file in which it writes
+    down, one JSON string a line, what is to be unlinked once it is gone.
     """
 
     started: int
@@ -162,6 +170,7 @@ class SideChannel(NamedTuple):
     stacks: int
     control: int
     mark: str
+    names: str = ""
 
 
 class Facts(NamedTuple):

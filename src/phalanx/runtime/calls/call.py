@@ -402,6 +402,8 @@ class Call:
             if self.over:
                 return False
             self.status = status
+        if isinstance(status, Raised):
+            self.arrivals.disregard()
         self.tell_end(status.error if isinstance(status, Raised) else None)
         return True
 

@@ -56,6 +56,10 @@ class Arrivals(Protocol):
         """What stands for a rank's output, there or not, when it is handed on."""
         ...
 
+    def disregard(self) -> None:
+        """Note that the call is over, and that nobody will ask for what its ranks give back; does not wait."""
+        ...
+
 
 class Door(Protocol):
     """Takes a call, not a rank: how its messages get to the ranks is its own affair."""
@@ -102,6 +106,9 @@ class DirectArrivals:
 
     def reference(self, position: int) -> Ticket:
         return self._tickets[position]
+
+    def disregard(self) -> None:
+        self._transport.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
 
 
 class DirectDoor:

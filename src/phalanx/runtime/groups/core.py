@@ -37,7 +37,7 @@ from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Ticket, Transport
 from phalanx.wire.board import BARE_CALL, SETUP_CALL
-from phalanx.wire.messages import BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
+from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
 
 _log = logging.getLogger("phalanx")
 _BARE = Message(BARE)
@@ -235,7 +235,10 @@ class GroupCore:
     def _header(self, call: Call, spec: MethodSpec, returns: int) -> RankCall:
         return RankCall(
             call=call.number,
-            epoch=call.epoch.number,
+            # A view of another process does not know in which epoch its owner has the group.
+            epoch=call.epoch.number
+            if self.life.owner and len(call.plan.ranks) == call.epoch.size
+            else ANY_EPOCH,
             role=call.role,
             method=spec.name,
             keep=True,

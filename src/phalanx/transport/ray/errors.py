@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import socket
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ray import exceptions as rayx
 from phalanx.show.sizes import size
 from phalanx.transport.base import Lost, Outcome
 from phalanx.transport.ray.remains import Remains
+from phalanx.wire import codec
 from phalanx.wire.failure import RankFailure, capture, undecodable
 
 _INTENDED = (
@@ -36,8 +38,29 @@ _OOM_BY_RAY = (
     "node, or see RAY_memory_usage_threshold"
 )
 _SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
+_UNEXPECTED = "its process ended unexpectedly"
 _NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
 _RAYLET_WITHIN_S = 0.5
+
+
+class _Reported(logging.Filter):
+    """Lets nothing pass that is also raised: what fails where our own values are decoded becomes the call's error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame = record.exc_info[2] if record.exc_info else None
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == codec.__file__:
+                return False
+            frame = frame.tb_next
+        return True
+
+
+_reported = _Reported()
+
+
+def log_once() -> None:
+    """Keep Ray from logging the tracebacks of values that cannot be decoded, once for each attempt to fetch one."""
+    logging.getLogger("ray._private.serialization").addFilter(_reported)  # the same one is not added twice
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -90,7 +113,7 @@ def _reason(text: str) -> str:
     """Ray's own sentence on how the worker ended, where it has one that says more than "unexpectedly"."""
     detail = _DETAIL.search(text)
     said = detail.group(1).split(". ")[0].strip(" .") if detail else _first_line(text)
-    return "its process ended unexpectedly" if said.startswith(_SAYS_NOTHING) else said
+    return _UNEXPECTED if said.startswith(_SAYS_NOTHING) else said
 
 
 def _first_line(text: str) -> str:
@@ -108,6 +131,7 @@ def with_remains(lost: Lost, remains: Remains | None, log_path: str | None) -> L
         exit = _NO_EXIT
     return replace(
         lost,
+        reason="" if exit and lost.reason == _UNEXPECTED else lost.reason,  # the exit says more
         exit=exit,
         hint=lost.hint or _memory_hint(remains),
         log_tail=remains.log_tail,

@@ -55,7 +55,7 @@ class NodeAgent:
     def __init__(self) -> None:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._watched: dict[int, tuple[int, int, str]] = {}
+        self._watched: dict[int, tuple[int, int, str, str]] = {}
         self._oom_kills = oom_kills()
 
     def prepare(self) -> None:
@@ -80,7 +80,8 @@ class NodeAgent:
     def _note(self, targets: Sequence[Target]) -> None:
         for target in targets:
             if target.side is not None:
-                self._watched[target.pid] = (target.pid, target.side.started, target.side.mark)
+                side = target.side
+                self._watched[target.pid] = (target.pid, side.started, side.mark, side.names)
 
     def look(self, targets: Sequence[Target]) -> None:
         """Note all descendants of the watched ranks, before these are ended."""

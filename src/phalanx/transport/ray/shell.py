@@ -18,6 +18,7 @@ from ray.exceptions import RayTaskError
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
 from phalanx.transport.facade import bare_name
+from phalanx.transport.ray.errors import log_once
 from phalanx.transport.ray.plain import portable
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import is_message
@@ -37,6 +38,7 @@ class RayServices:
     in_driver = False
 
     def __init__(self) -> None:
+        log_once()
         self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = _no_references
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:

@@ -31,7 +31,7 @@ from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.agents import Agents
 from phalanx.transport.ray.cluster import job_id
-from phalanx.transport.ray.errors import lost_of, node_is_gone, of_node, outcome_of, with_remains
+from phalanx.transport.ray.errors import log_once, lost_of, node_is_gone, of_node, outcome_of, with_remains
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, OUTPUT, packed_bare
@@ -51,6 +51,7 @@ class RayTransport:
 
     def __init__(self) -> None:
         self._agents = Agents()
+        log_once()
 
     def nodes(self) -> list[NodeCapacity]:
         return placement.nodes()
@@ -195,6 +196,10 @@ class RayTransport:
             return Outcome(ray.get(ref))
         except rayx.RayError as error:
             return outcome_of(error)
+
+    def disregard(self, refs: Sequence[Ref]) -> None:
+        for ref in refs:
+            ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
 
     def find(self, name: str) -> Any | None:
         try:

@@ -1,0 +1,108 @@
+"""What a rank does at its end: closers that the library registers while it makes things that must not stay.
+
+They run after the users' own ``close()``, also where that raised; where the process exits without one, but in good
+order, they run then. A process that is killed runs nothing: what has a name on the node and must not outlive its rank
+is therefore written down before it is made, and the node's agent unlinks it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Any
+
+from phalanx.errors import InternalError
+from phalanx.execution.control import control
+
+
+class Closers:
+    """The closers of one rank: each runs once, the one that was registered last first."""
+
+    def __init__(self, *, own_process: bool) -> None:
+        self._own_process = own_process
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        if own_process:
+            _of_process[:] = [self]
+
+    def add(self, callback: Callable[..., object], *args: Any) -> None:
+        """Have ``callback(*args)`` run at the end of the rank."""
+        with self._lock:
+            if self._own_process and not self._waiting:
+                atexit.unregister(self.run)
+                atexit.register(self.run)
+            self._waiting.append((callback, args))
+
+    def run(self) -> list[BaseException]:
+        """Run what is waiting; what some of them raised, which is printed as well."""
+        errors: list[BaseException] = []
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return errors
+                callback, args = self._waiting.pop()
+            try:
+                callback(*args)
+            except BaseException as error:
+                report(f"closer {getattr(callback, '__qualname__', callback)}", error)
+                errors.append(error)
+
+    @contextlib.contextmanager
+    def current(self) -> Generator[None]:
+        """The time in which :func:`at_close` of this thread means this rank, where several share a process."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+_of_process: list[Closers] = []
+_current: ContextVar[Closers | None] = ContextVar("phalanx_closers", default=None)
+
+
+def at_close(callback: Callable[..., object], *args: Any) -> None:
+    """Have ``callback(*args)`` run at the end of the rank whose code this is, once, before what was registered earlier.
+
+    Raises:
+        InternalError: this is no rank.
+    """
+    closers = _current.get() or next(iter(_of_process), None)
+    if closers is None:
+        raise InternalError(
+            "at_close() was called where there is no rank; call it from a method of a worker, or from a function "
+            "that runs on the ranks"
+        )
+    closers.add(callback, *args)
+
+
+def unlink_at_close(path: str) -> None:
+    """Have the file, segment or socket of that name unlinked at the end of the rank, however that ends.
+
+    To be called before it is made.
+
+    Raises:
+        InternalError: this is no rank.
+        OSError: it cannot be written down for the node's agent; nothing should be made then.
+    """
+    channel = control() if _current.get() is None and _of_process else None
+    if channel is not None:
+        channel.note_name(path)
+    at_close(_unlink, path)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def report(what: str, error: BaseException) -> None:
+    """Print what went wrong at the end of a rank, into its log."""
+    sys.stderr.write(f"phalanx: {what} raised {type(error).__name__}:\n")
+    traceback.print_exception(error)

@@ -1,0 +1,29 @@
+"""What the host of a worker process needs of the backend that made the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from phalanx.topology.slots import SlotFacts
+
+
+class Services(Protocol):
+    """What a transport offers to the host in its process."""
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether the ranks share the driver's process (and so its environment and its event loop)."""
+        ...
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
+        """Where this process runs, its log files and the backend's name of it."""
+        ...
+
+    def folder(self) -> str:
+        """Where this process may keep files of its own, on its node; made when it is first written to."""
+        ...
+
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        """The values behind the transport's references."""
+        ...
