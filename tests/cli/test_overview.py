@@ -13,7 +13,7 @@ from phalanx.cli.overview import GroupNow, Overview, RankNow, doing, duration, r
 from phalanx.cli.stack import alike
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry
 from phalanx.transport.base import Sight
-from phalanx.transport.ray.vitals import Gpu, Vitals, read_gpus
+from phalanx.transport.ray.usage import Gpu, Usage, read_gpus
 
 GIB = 2**30
 RUN = RunEntry("abc123", "01", 7, "head", 1000.0, "train.py", "0.1.0")
@@ -39,7 +39,7 @@ def shown(group: GroupEntry, nows: list[RankNow], rows: int | None = None) -> st
 
 def test_what_a_rank_does_is_shown_with_how_long() -> None:
     sight = Sight(True, {9: 12.0}, methods={9: "actor.update"})
-    now = rank_now(rank(0), sight, Vitals(GIB, 10.0, 50.0), Vitals(2 * GIB, 11.0, 52.0), None)
+    now = rank_now(rank(0), sight, Usage(GIB, 10.0, 50.0), Usage(2 * GIB, 11.0, 52.0), None)
 
     text = shown(group(), [now, RankNow(rank(1), memory=GIB // 2)])
 

@@ -42,9 +42,9 @@ def test_ranks_are_seen_with_their_stacks(eyes: Eyes, ranks: tuple[RankEntry, ..
 
 
 def test_their_memory_and_processor_time_are_known(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
-    vitals = eyes.vitals(ranks)
+    usage = eyes.usage(ranks)
 
-    assert all(one is not None and one.memory > 10_000_000 and one.cpu_s > 0 for one in vitals)
+    assert all(one is not None and one.memory > 10_000_000 and one.cpu_s > 0 for one in usage)
 
 
 def test_their_logs_are_read(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
@@ -62,7 +62,7 @@ def test_a_process_that_is_another_by_now_is_gone(eyes: Eyes, ranks: tuple[RankE
     assert ranks[0].side is not None
     other = RankEntry(0, ranks[0].node_id, ranks[0].host, os.getpid(), side=ranks[0].side)
 
-    assert eyes.vitals([other]) == [None]
+    assert eyes.usage([other]) == [None]
     assert not eyes.sights([other])[0].reachable
 
 

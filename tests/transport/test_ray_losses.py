@@ -8,8 +8,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from phalanx.transport.base import Lost
-from phalanx.transport.ray.errors import lost_of, with_remains
-from phalanx.transport.ray.remains import Remains, last_lines, readable_stack
+from phalanx.transport.ray.errors import lost_of, with_post_mortem
+from phalanx.transport.ray.post_mortem import PostMortem, last_lines, readable_stack
 
 DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
 WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
@@ -44,7 +44,7 @@ def test_a_kill_by_the_owner_is_intended() -> None:
 
 
 def test_an_end_without_a_known_signal_says_what_it_may_have_been() -> None:
-    lost = with_remains(Lost("gone"), Remains(), "/log")
+    lost = with_post_mortem(Lost("gone"), PostMortem(), "/log")
 
     assert lost.exit is not None
     assert "SIGKILL" in lost.exit
@@ -52,11 +52,11 @@ def test_an_end_without_a_known_signal_says_what_it_may_have_been() -> None:
 
 
 def test_a_crash_is_told_by_what_the_interpreter_wrote() -> None:
-    remains = Remains(
+    left = PostMortem(
         log_tail=("step 3",), fatal_signal="SIGSEGV", stack="Fatal Python error: Segmentation fault"
     )
 
-    lost = with_remains(Lost("gone"), remains, "/log")
+    lost = with_post_mortem(Lost("gone"), left, "/log")
 
     assert lost.exit == "signal SIGSEGV"
     assert lost.log_tail == ("step 3",)
@@ -64,18 +64,18 @@ def test_a_crash_is_told_by_what_the_interpreter_wrote() -> None:
 
 
 @pytest.mark.parametrize(
-    ("remains", "hint"),
+    ("left", "hint"),
     [
-        (Remains(oom_kills=1), "want of memory"),
-        (Remains(memory=6 * 2**30, node_memory=8 * 2**30), "6.0 GiB.*OOM killer"),
+        (PostMortem(oom_kills=1), "want of memory"),
+        (PostMortem(memory=6 * 2**30, node_memory=8 * 2**30), "6.0 GiB.*OOM killer"),
     ],
 )
-def test_a_want_of_memory_is_hinted_at(remains: Remains, hint: str) -> None:
-    assert re.search(hint, with_remains(Lost("gone"), remains, None).hint or "")
+def test_a_want_of_memory_is_hinted_at(left: PostMortem, hint: str) -> None:
+    assert re.search(hint, with_post_mortem(Lost("gone"), left, None).hint or "")
 
 
 def test_a_rank_that_held_little_gets_no_memory_hint() -> None:
-    assert with_remains(Lost("gone"), Remains(memory=2**30, node_memory=8 * 2**30), None).hint is None
+    assert with_post_mortem(Lost("gone"), PostMortem(memory=2**30, node_memory=8 * 2**30), None).hint is None
 
 
 def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames() -> None:

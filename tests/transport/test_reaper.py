@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from phalanx.transport.ray.helper import NodeAgent, Target
+from phalanx.transport.ray.node_agent import NodeAgent, Target
 from phalanx.transport.ray.reaper import Reaper, look_at
-from phalanx.wire.board import available
 from phalanx.wire.messages import SideChannel
+from phalanx.wire.side_channel import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs /proc")
 

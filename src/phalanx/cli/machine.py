@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from phalanx.show.sizes import size
-from phalanx.transport.ray.vitals import gpus
+from phalanx.transport.ray.usage import gpus
 
 if TYPE_CHECKING:
     from phalanx.transport.ray.published import Onlooker  # loads Ray

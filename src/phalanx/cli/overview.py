@@ -15,7 +15,7 @@ from rich.text import Text
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry
 from phalanx.show.sizes import size
 from phalanx.transport.base import Sight
-from phalanx.transport.ray.vitals import Gpu, Vitals
+from phalanx.transport.ray.usage import Gpu, Usage
 
 _NAMES = {
     "__phalanx_run__": "run(...)",
@@ -77,8 +77,8 @@ class Overview:
 def rank_now(
     entry: RankEntry,
     sight: Sight,
-    before: Vitals | None,
-    now: Vitals | None,
+    before: Usage | None,
+    now: Usage | None,
     gpus: Sequence[Gpu] | None,
 ) -> RankNow:
     """What is known of a rank, from two looks at its process."""

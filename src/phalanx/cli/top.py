@@ -17,7 +17,7 @@ from rich.live import Live
 from phalanx.cli.common import Address, AsJson, complete_group, onlooker
 from phalanx.cli.overview import GroupNow, Overview, rank_now, render
 from phalanx.show.published import RankEntry
-from phalanx.transport.ray.vitals import Vitals
+from phalanx.transport.ray.usage import Usage
 
 if TYPE_CHECKING:
     from phalanx.transport.ray.eyes import Eyes  # loads Ray
@@ -73,7 +73,7 @@ class Looker:
         self._cluster = cluster
         self._eyes = eyes
         self._group = group
-        self._before: dict[tuple[int, str], Vitals | None] = {}
+        self._before: dict[tuple[int, str], Usage | None] = {}
 
     def look(self) -> Overview:
         """What there is now.
@@ -85,13 +85,13 @@ class Looker:
         groups = published.groups if self._group is None else (published.find(self._group),)
         ranks = [rank for group in groups for rank in group.ranks]
         sights = self._eyes.sights(ranks)
-        vitals = self._eyes.vitals(ranks)
+        usage = self._eyes.usage(ranks)
         gpus = self._eyes.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
         now = {
-            _key(rank): rank_now(rank, sight, self._before.get(_key(rank)), vital, gpu)
-            for rank, sight, vital, gpu in zip(ranks, sights, vitals, gpus, strict=True)
+            _key(rank): rank_now(rank, sight, self._before.get(_key(rank)), used, gpu)
+            for rank, sight, used, gpu in zip(ranks, sights, usage, gpus, strict=True)
         }
-        self._before = {_key(rank): vital for rank, vital in zip(ranks, vitals, strict=True)}
+        self._before = {_key(rank): used for rank, used in zip(ranks, usage, strict=True)}
         runs = {group.run for group in groups}
         return Overview(
             address=self._cluster.address,

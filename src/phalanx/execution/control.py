@@ -1,9 +1,9 @@
 """What reaches a rank beside its calls: requests for its stacks, and the end of a call that was cancelled.
 
 A busy process answers nothing, so everything here works while its main thread is elsewhere: stacks are written by
-``faulthandler`` from a signal handler in C, which needs no GIL; the board is plain shared memory; and a daemon
+``faulthandler`` from a signal handler in C, which needs no GIL; the page is plain shared memory; and a daemon
 thread waits on a pipe for what is to be interrupted. All three are file descriptors without a name, which the
-node's helper opens through ``/proc/<pid>/fd``: nothing is left behind by a process that is killed.
+node's agent opens through ``/proc/<pid>/fd``: nothing is left behind by a process that is killed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
-from phalanx.wire.board import Board, available
 from phalanx.wire.messages import SideChannel
+from phalanx.wire.side_channel import CallPage, available
 
 #: Variable by which all processes that a rank starts can be told, whatever their parent and session are now.
 MARK_VARIABLE = "PHALANX_PROCESS"
@@ -40,7 +40,7 @@ class Control:
 
     def __init__(self) -> None:
         #: Where calls without a number, which nobody can cancel, are noted directly.
-        self.board = Board()
+        self.page = CallPage()
         self._stacks = os.memfd_create("phalanx-stacks")
         fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)  # so that the reader may truncate it
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
@@ -60,7 +60,7 @@ class Control:
         """What the node's agent needs to find all this; ``folder`` is where this process may keep files."""
         if folder:
             self._names = os.path.join(folder, f"{self._mark}.unlink")
-        return SideChannel(_started(), self.board.fd, self._stacks, self._wake, self._mark, names=self._names)
+        return SideChannel(_started(), self.page.fd, self._stacks, self._wake, self._mark, names=self._names)
 
     def note_name(self, path: str) -> None:
         """Write down what the node's agent is to unlink once this process is gone.
@@ -82,34 +82,34 @@ class Control:
         Raises:
             Interrupted: the call was cancelled, before it began or while it ran.
         """
-        slot = self.board.begin(number, method)
+        slot = self.page.begin(number, method)
         try:
-            if self.board.cancelled(number):
+            if self.page.cancelled(number):
                 raise Interrupted("cancelled before it began")
             self._current = number
             yield
         finally:
             self._current = 0
-            self.board.end(slot)
+            self.page.end(slot)
 
     @contextlib.contextmanager
     def task(self, number: int, method: str = "") -> Generator[None]:
         """The time of one call as a task of the running loop; it is cancelled as any task is."""
-        slot = self.board.begin(number, method)
+        slot = self.page.begin(number, method)
         try:
-            if self.board.cancelled(number):
+            if self.page.cancelled(number):
                 raise Interrupted("cancelled before it began")
             task = asyncio.current_task()
             if task is not None:
                 self._tasks[number] = (asyncio.get_running_loop(), task)
             yield
         except asyncio.CancelledError:
-            if self.board.cancelled(number):
+            if self.page.cancelled(number):
                 raise Interrupted("interrupted while it ran") from None
             raise
         finally:
             self._tasks.pop(number, None)
-            self.board.end(slot)
+            self.page.end(slot)
 
     def note_sockets(self) -> None:
         """Remember which sockets are open before the first process group: those are not the collectives'."""
@@ -118,7 +118,7 @@ class Control:
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         number = self._current
-        if number and self.board.cancelled(number):
+        if number and self.page.cancelled(number):
             self._current = 0  # once per call: clean-up code runs undisturbed
             raise Interrupted("interrupted while it ran")
 
@@ -132,7 +132,7 @@ class Control:
 
     def _interrupt(self) -> None:
         for number, (loop, task) in list(self._tasks.items()):
-            if self.board.cancelled(number):
+            if self.page.cancelled(number):
                 loop.call_soon_threadsafe(task.cancel)
         main = threading.main_thread().ident
         if self._main and main is not None:

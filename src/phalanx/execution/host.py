@@ -27,11 +27,11 @@ from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.services import Services
 from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
-from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import ANY_EPOCH, HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
 from phalanx.wire.names import full_name
+from phalanx.wire.side_channel import BARE_CALL, SETUP_CALL
 
 _REMEMBERED = 256
 _NOWHERE: AbstractContextManager[None] = nullcontext()
@@ -173,8 +173,8 @@ class Host:
         Raises:
             RankFailure: whatever the call raised.
         """
-        board = None if self._control is None else self._control.board
-        slot = board.begin(BARE_CALL, full_name(role, method)) if board is not None else 0
+        page = None if self._control is None else self._control.page
+        slot = page.begin(BARE_CALL, full_name(role, method)) if page is not None else 0
         if self._journals.on:
             self._journals.off()
         try:
@@ -189,8 +189,8 @@ class Host:
         except BaseException as error:
             raise self._failure(error, role, method) from None
         finally:
-            if board is not None:
-                board.end(slot)
+            if page is not None:
+                page.end(slot)
 
     def _run_bare_in_driver(self, role: str, method: str) -> Any:
         with self.closers.current():
@@ -247,13 +247,13 @@ class Host:
     @contextmanager
     def _noted(self, role: str, method: str) -> Generator[None]:
         """The time of a call without a number, which nobody can cancel."""
-        board = None if self._control is None else self._control.board
-        slot = 0 if board is None else board.begin(BARE_CALL, full_name(role, method))
+        page = None if self._control is None else self._control.page
+        slot = 0 if page is None else page.begin(BARE_CALL, full_name(role, method))
         try:
             yield
         finally:
-            if board is not None:
-                board.end(slot)
+            if page is not None:
+                page.end(slot)
 
     def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if role not in self._instances:

@@ -104,7 +104,7 @@ def encode(
     except (PhalanxError, MemoryError):
         raise
     except Exception as error:
-        from phalanx.wire.blame import explain_unpicklable
+        from phalanx.wire.unpicklable import explain_unpicklable
 
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers

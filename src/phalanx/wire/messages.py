@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
-from phalanx.wire.board import BARE_CALL
+from phalanx.wire.side_channel import BARE_CALL
 
 #: First bytes of every message, so that an actor method can tell it from a plain argument.
 MAGIC = b"\x93phalanx\x01"
@@ -166,7 +166,7 @@ class SideChannel(NamedTuple):
     """
 
     started: int
-    board: int
+    page: int
     stacks: int
     control: int
     mark: str

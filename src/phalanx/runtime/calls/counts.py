@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from phalanx.runtime.calls.listeners import CallListener, HeardCall
 from phalanx.show.meters import meters
 from phalanx.wire.arrival import Meter
-from phalanx.wire.board import SETUP_CALL
+from phalanx.wire.side_channel import SETUP_CALL
 
 
 @dataclass

@@ -36,8 +36,8 @@ from phalanx.runtime.session.watchman import sentinel
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Ticket, Transport
-from phalanx.wire.board import BARE_CALL, SETUP_CALL
 from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
+from phalanx.wire.side_channel import BARE_CALL, SETUP_CALL
 
 _log = logging.getLogger("phalanx")
 _BARE = Message(BARE)

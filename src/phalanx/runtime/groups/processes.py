@@ -22,8 +22,8 @@ from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.output import display
 from phalanx.runtime.session.watchman import sentinel
 from phalanx.transport.base import NotReady, Reservation
-from phalanx.wire.board import CLOSE_CALL
 from phalanx.wire.messages import Message
+from phalanx.wire.side_channel import CLOSE_CALL
 
 _log = logging.getLogger("phalanx")
 _CLOSE_PATIENCE_S = 5.0

@@ -30,8 +30,8 @@ from phalanx.tracing.recorder import Draft, Place, TraceRecorder, tracing
 from phalanx.tracing.report import Report, report
 from phalanx.tracing.spans import process
 from phalanx.transport.base import Endpoint, Transport
-from phalanx.wire.board import SETUP_CALL
 from phalanx.wire.messages import RUN, Message
+from phalanx.wire.side_channel import SETUP_CALL
 
 _CHUNK = 8 << 20
 _log = logging.getLogger("phalanx")

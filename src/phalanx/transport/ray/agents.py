@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.transport.base import Endpoint
-from phalanx.transport.ray.helper import NodeAgent, Target
+from phalanx.transport.ray.node_agent import NodeAgent, Target
 
 
 def target_of(endpoint: Endpoint) -> Target:

@@ -14,7 +14,7 @@ from ray import exceptions as rayx
 
 from phalanx.show.sizes import size
 from phalanx.transport.base import Lost, Outcome
-from phalanx.transport.ray.remains import Remains
+from phalanx.transport.ray.post_mortem import PostMortem
 from phalanx.wire import codec
 from phalanx.wire.failure import RankFailure, capture, undecodable
 
@@ -120,32 +120,32 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
-def with_remains(lost: Lost, remains: Remains | None, log_path: str | None) -> Lost:
+def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) -> Lost:
     """``lost`` with what its process left: a crash's signal, last lines, hints of the memory books."""
-    if remains is None:
+    if left is None:
         return replace(lost, log_path=log_path)
     exit = lost.exit
-    if remains.fatal_signal:
-        exit = f"signal {remains.fatal_signal}"
+    if left.fatal_signal:
+        exit = f"signal {left.fatal_signal}"
     elif exit is None and not lost.intended:
         exit = _NO_EXIT
     return replace(
         lost,
         reason="" if exit and lost.reason == _UNEXPECTED else lost.reason,  # the exit says more
         exit=exit,
-        hint=lost.hint or _memory_hint(remains),
-        log_tail=remains.log_tail,
+        hint=lost.hint or _memory_hint(left),
+        log_tail=left.log_tail,
         log_path=log_path,
-        stack=remains.stack,
+        stack=left.stack,
     )
 
 
-def _memory_hint(remains: Remains) -> str | None:
-    held = f"it held {size(remains.memory)} when last looked at" if remains.memory else ""
-    if remains.oom_kills > 0:
+def _memory_hint(left: PostMortem) -> str | None:
+    held = f"it held {size(left.memory)} when last looked at" if left.memory else ""
+    if left.oom_kills > 0:
         return "the kernel ended a process for want of memory on that node" + (f"; {held}" if held else "")
-    if remains.memory > 0.5 * remains.node_memory > 0:
-        share = f"{held}, of {size(remains.node_memory)} on the node"
+    if left.memory > 0.5 * left.node_memory > 0:
+        share = f"{held}, of {size(left.node_memory)} on the node"
         return f"{share}: the kernel's OOM killer is likely (see `dmesg` there)"
     return None
 

@@ -19,8 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.show.published import RankEntry
 from phalanx.transport.base import Sight
-from phalanx.transport.ray.helper import NodeAgent, Target
-from phalanx.transport.ray.vitals import Gpu, Vitals
+from phalanx.transport.ray.node_agent import NodeAgent, Target
+from phalanx.transport.ray.usage import Gpu, Usage
 
 _ANSWERS_WITHIN_S = 10.0
 
@@ -40,9 +40,9 @@ class Eyes:
         gone = Sight(reachable=False, note="nothing on its node answers")
         return [gone if sight is None else sight for sight in self._ask(ranks, "sights", stacks)]
 
-    def vitals(self, ranks: Sequence[RankEntry]) -> list[Vitals | None]:
+    def usage(self, ranks: Sequence[RankEntry]) -> list[Usage | None]:
         """Memory and processor time of each rank's process; None where it is gone."""
-        return self._ask(ranks, "vitals")
+        return self._ask(ranks, "usage")
 
     def gpus(self, ranks: Sequence[RankEntry]) -> list[list[Gpu] | None]:
         """The accelerators of each rank's node."""

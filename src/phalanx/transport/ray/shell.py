@@ -19,7 +19,7 @@ from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
 from phalanx.transport.facade import bare_name
 from phalanx.transport.ray.errors import log_once
-from phalanx.transport.ray.plain import portable
+from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import is_message
 

@@ -31,7 +31,14 @@ from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.agents import Agents
 from phalanx.transport.ray.cluster import job_id
-from phalanx.transport.ray.errors import log_once, lost_of, node_is_gone, of_node, outcome_of, with_remains
+from phalanx.transport.ray.errors import (
+    log_once,
+    lost_of,
+    node_is_gone,
+    of_node,
+    outcome_of,
+    with_post_mortem,
+)
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, OUTPUT, packed_bare
@@ -279,8 +286,8 @@ class RayTransport:
             return of_node(found, facts.slot.node_id, facts.slot.host)
         if found.intended:
             return found
-        remains = self._agents.ask([endpoint], "remains", timeout=_SIGHT_WITHIN_S, each=True)[0]
-        return with_remains(found, remains, facts.log)
+        left = self._agents.ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S, each=True)[0]
+        return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
         """Why an actor is dead: any call on it says so."""

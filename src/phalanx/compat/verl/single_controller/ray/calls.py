@@ -9,7 +9,7 @@ import ray
 
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
 from phalanx.config import settings
-from phalanx.transport.ray.plain import portable
+from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.codec import Encoded
 
 

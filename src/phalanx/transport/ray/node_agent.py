@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from phalanx.transport.base import Sight
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import reaper
-from phalanx.transport.ray.remains import Remains, node_memory, oom_kills, read_logs, readable_stack
-from phalanx.transport.ray.vitals import Gpu, Vitals, gpus, vitals_of
-from phalanx.wire import board
+from phalanx.transport.ray.post_mortem import PostMortem, node_memory, oom_kills, read_logs, readable_stack
+from phalanx.transport.ray.usage import Gpu, Usage, gpus, usage_of
+from phalanx.wire import side_channel
 from phalanx.wire.messages import SideChannel
 
 _STACKS_SIGNAL = signal.SIGUSR2
@@ -127,9 +127,9 @@ class NodeAgent:
         process = target.same()
         if process is None:
             return Sight(reachable=False, note="its process is gone")
-        seen = board.Reading({}, frozenset(), {})
+        seen = side_channel.Reading({}, frozenset(), {})
         with contextlib.suppress(OSError):
-            seen = board.read(_page(target))
+            seen = side_channel.read(_page(target))
         now = time.monotonic()
         stopped = process.state in "Tt"
         return Sight(
@@ -170,10 +170,10 @@ class NodeAgent:
             began = True
             if target.side is not None and target.same() is not None:
                 with contextlib.suppress(OSError):
-                    fd = target.open(target.side.board, os.O_RDWR)
+                    fd = target.open(target.side.page, os.O_RDWR)
                     try:
-                        board.cancel(fd, call)
-                        began = call in board.read(os.pread(fd, board.SIZE, 0)).running
+                        side_channel.cancel(fd, call)
+                        began = call in side_channel.read(os.pread(fd, side_channel.SIZE, 0)).running
                     finally:
                         os.close(fd)
             drops.append(not began)
@@ -194,9 +194,9 @@ class NodeAgent:
                     finally:
                         os.close(fd)
 
-    def vitals(self, targets: Sequence[Target]) -> list[Vitals | None]:
+    def usage(self, targets: Sequence[Target]) -> list[Usage | None]:
         """Memory and processor time of each process; None where it is gone."""
-        return [vitals_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
+        return [usage_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
 
     def gpus(self, targets: Sequence[Target]) -> list[Gpu]:
         """The accelerators of this node."""
@@ -211,7 +211,7 @@ class NodeAgent:
         except OSError as error:
             return str(error)
 
-    def remains(self, target: Target) -> Remains:
+    def post_mortem(self, target: Target) -> PostMortem:
         """What is left to be read of a rank whose process is gone."""
         kills = oom_kills()
         with self._lock:
@@ -267,9 +267,9 @@ def _start_reaper() -> subprocess.Popen[bytes]:
 def _page(target: Target) -> bytes:
     if target.side is None:
         return b""
-    fd = target.open(target.side.board, os.O_RDONLY)
+    fd = target.open(target.side.page, os.O_RDONLY)
     try:
-        return os.pread(fd, board.SIZE, 0)
+        return os.pread(fd, side_channel.SIZE, 0)
     finally:
         os.close(fd)
 

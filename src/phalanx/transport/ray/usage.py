@@ -16,7 +16,7 @@ _GPUS_WITHIN_S = 3.0
 _MIB = 2**20
 
 
-class Vitals(NamedTuple):
+class Usage(NamedTuple):
     """A process as the kernel counts it: bytes it holds, seconds on a processor, and when that was (monotonic)."""
 
     memory: int
@@ -34,13 +34,13 @@ class Gpu(NamedTuple):
     total: int
 
 
-def vitals_of(pid: int, started: int) -> Vitals | None:
+def usage_of(pid: int, started: int) -> Usage | None:
     """The process of that pid, if it is still the one that was started then (clock ticks since boot)."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()  # proc(5): from field 3 on
         if int(fields[19]) == started:
             cpu_s = (int(fields[11]) + int(fields[12])) / _TICK
-            return Vitals(reaper.resident_bytes(pid), cpu_s, time.monotonic())
+            return Usage(reaper.resident_bytes(pid), cpu_s, time.monotonic())
     return None
 
 

@@ -21,7 +21,7 @@ _FATAL_SIGNALS = {
 }
 
 
-class Remains(NamedTuple):
+class PostMortem(NamedTuple):
     """What a rank's process left to be read: last lines, the stack of a crash, and the kernel's memory books."""
 
     log_tail: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Remains(NamedTuple):
     node_memory: int = 0
 
 
-def read_logs(paths: Sequence[str]) -> Remains:
+def read_logs(paths: Sequence[str]) -> PostMortem:
     """The last lines of a process's own files, and how it crashed if the interpreter wrote that down.
 
     A rank has a file for all that it prints; Ray has two, with what came before that.
@@ -42,12 +42,12 @@ def read_logs(paths: Sequence[str]) -> Remains:
     err = own or [line for path in paths if path.endswith(".err") for line in last_lines(path)]
     fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
-        return Remains((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
+        return PostMortem((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
     # It stands behind what was printed last, if that had no line's end.
     before, _, signal = err[fatal].partition(_FATAL)
     rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
     said = [*err[:fatal], before] if before else err[:fatal]
-    return Remains(
+    return PostMortem(
         log_tail=(*out[-_OUT_LINES:], *said[-_ERR_LINES:]),
         fatal_signal=_FATAL_SIGNALS.get(signal.strip()),
         stack="\n".join([_FATAL + signal, *rest][:_STACK_LINES]),

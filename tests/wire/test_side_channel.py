@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.wire import board
+from phalanx.wire import side_channel
 
-pytestmark = pytest.mark.skipif(not board.available(), reason="boards are Linux only")
+pytestmark = pytest.mark.skipif(not side_channel.available(), reason="pages are Linux only")
 NUMBERS = st.integers(1, 2**63)
 
 
-def read(page: board.Board) -> board.Reading:
-    return board.read(os.pread(page.fd, board.SIZE, 0))
+def read(page: side_channel.CallPage) -> side_channel.Reading:
+    return side_channel.read(os.pread(page.fd, side_channel.SIZE, 0))
 
 
 def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
-    page = board.Board()
+    page = side_channel.CallPage()
     slot = page.begin(7)
 
     assert 0 <= time.monotonic() - read(page).running[7] < 5
@@ -30,7 +30,7 @@ def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
 
 
 def test_the_method_of_a_running_call_is_on_the_board() -> None:
-    page = board.Board()
+    page = side_channel.CallPage()
     for call, method in [(1, "actor.update"), (2, ""), (3, "actor.update"), (4, "größe")]:
         page.begin(call, method)
 
@@ -38,47 +38,47 @@ def test_the_method_of_a_running_call_is_on_the_board() -> None:
 
 
 def test_more_methods_than_there_is_room_for_have_no_name() -> None:
-    page = board.Board()
-    for number in range(1, board.NAMES):
+    page = side_channel.CallPage()
+    for number in range(1, side_channel.NAMES):
         page.end(page.begin(number, f"method_{number}"))
-    page.begin(1, f"method_{board.NAMES - 1}")
+    page.begin(1, f"method_{side_channel.NAMES - 1}")
     page.begin(2, "one too many")
 
-    assert read(page).methods == {1: f"method_{board.NAMES - 1}", 2: ""}
+    assert read(page).methods == {1: f"method_{side_channel.NAMES - 1}", 2: ""}
 
 
 def test_a_name_that_is_too_long_is_cut() -> None:
-    page = board.Board()
+    page = side_channel.CallPage()
     page.begin(1, "x" * 100)
     page.begin(2, "y")
 
     assert read(page).methods == {1: "x" * 64, 2: "y"}
 
 
-@given(st.lists(NUMBERS, unique=True, max_size=2 * board.SLOTS))
+@given(st.lists(NUMBERS, unique=True, max_size=2 * side_channel.SLOTS))
 def test_calls_that_run_at_once_each_have_a_slot_as_long_as_there_are_any(numbers: list[int]) -> None:
-    page = board.Board()
+    page = side_channel.CallPage()
     slots = [page.begin(number) for number in numbers]
 
-    assert set(read(page).running) == set(numbers[: board.SLOTS])
+    assert set(read(page).running) == set(numbers[: side_channel.SLOTS])
     for slot in slots:
         page.end(slot)
     assert read(page).running == {}
 
 
-@given(st.lists(NUMBERS, unique=True, min_size=1, max_size=2 * board.CANCELLED))
+@given(st.lists(NUMBERS, unique=True, min_size=1, max_size=2 * side_channel.CANCELLED))
 def test_the_latest_cancelled_calls_are_known_to_the_rank(numbers: list[int]) -> None:
-    page = board.Board()
+    page = side_channel.CallPage()
     for number in numbers:
-        board.cancel(page.fd, number)
+        side_channel.cancel(page.fd, number)
 
-    assert all(page.cancelled(number) for number in numbers[-board.CANCELLED :])
+    assert all(page.cancelled(number) for number in numbers[-side_channel.CANCELLED :])
     assert not page.cancelled(0)
 
 
 def test_a_call_that_nobody_cancelled_is_not_cancelled() -> None:
-    page = board.Board()
+    page = side_channel.CallPage()
     assert not page.cancelled(5)
 
-    board.cancel(page.fd, 6)
+    side_channel.cancel(page.fd, 6)
     assert not page.cancelled(5)

@@ -3,7 +3,7 @@
 A worker process writes number and method of each call when it begins it, and when it ends it; a process beside it on
 the node opens the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the
 GIL or was stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere
-there is no board, and nothing is known of a busy rank.
+there is no such page, and nothing is known of a busy rank.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ NAMES = (SIZE - _NAMES_AT) // _NAME_BYTES  # the first one stands for methods wi
 
 
 def available() -> bool:
-    """Whether this platform has boards."""
+    """Whether this platform has such pages."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
-class Board:
+class CallPage:
     """The rank's own side. One slot per call that runs at once; a synchronous rank uses the first one only."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("phalanx-board")
+        self.fd = os.memfd_create("phalanx-calls")
         os.ftruncate(self.fd, SIZE)
         self._page = mmap.mmap(self.fd, SIZE)
         self._free = list(range(SLOTS - 1, -1, -1))
@@ -93,7 +93,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a board said: begin and method of each running call by its number, and the calls that were cancelled."""
+    """What a page said: begin and method of each running call by its number, and the calls that were cancelled."""
 
     running: dict[int, float]
     cancelled: frozenset[int]
@@ -101,7 +101,7 @@ class Reading:
 
 
 def read(page: bytes) -> Reading:
-    """The content of a board."""
+    """The content of a page."""
     slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0] != 0]
     numbers = page[_CANCELLED_AT : _CANCELLED_AT + CANCELLED * _NUMBER.size]
     return Reading(
@@ -117,7 +117,7 @@ def _name(page: bytes, index: int) -> str:
 
 
 def cancel(fd: int, call: int) -> None:
-    """Write the number of a cancelled call on the board behind ``fd``, in place of the oldest of many.
+    """Write the number of a cancelled call on the page behind ``fd``, in place of the oldest of many.
 
     The number stands before the count that announces it. There is one writer per node.
     """
