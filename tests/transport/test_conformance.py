@@ -8,12 +8,26 @@ import pytest
 
 import phalanx as px
 from phalanx.testing.conformance import TransportConformance
+from tests.runtime.groups.relayed_door import RelayedDoor
 
 
 class TestInline(TransportConformance):
     @pytest.fixture(scope="class")
     def pool(self) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
+            yield pool
+
+
+class TestInlineThroughRelays(TransportConformance):
+    """Calls take another door: nothing above it knows."""
+
+    @pytest.fixture(scope="class")
+    def pool(self) -> Iterator[px.ResourcePool]:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
+        ):
+            patch.setattr("phalanx.runtime.groups.core.DirectDoor", RelayedDoor)
             yield pool
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, Seen, decide
 from phalanx.runtime.calls.listeners import Heard, Listeners
+from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned, Status, raisable
 from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.transport.base import FetchFailed, NotReady
@@ -23,36 +23,6 @@ from phalanx.wire.codec import Policy, decoding
 T = TypeVar("T")
 
 _CANCELLED_WITHIN_S = 10.0
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """Nobody has seen its end."""
-
-
-@dataclass(frozen=True)
-class Cancelling:
-    """Somebody is ending it; ``over`` is set when it stands how that went."""
-
-    over: threading.Event
-
-
-@dataclass(frozen=True)
-class Returned:
-    """All its ranks returned; this is what became of their outputs."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Raised:
-    """This is its one error."""
-
-    error: BaseException
-
-
-Status = UnderWay | Cancelling | Returned | Raised
-_UNDER_WAY = UnderWay()
 
 
 @dataclass(frozen=True)
@@ -143,7 +113,7 @@ class Call:
         self.trace = ""
         self.told = False
         self.was_sent = False
-        self.status: Status = _UNDER_WAY
+        self.status: Status = UNDER_WAY
         self._lock = threading.Lock()  # of the status
         self._waiting = threading.Lock()  # of whoever fetches the value
 
@@ -341,7 +311,7 @@ class Call:
     def cancel(self) -> bool:
         """End it; see ``CallFuture.cancel``. False if it was over before."""
         mine = Cancelling(threading.Event())
-        if not self._move(mine, _UNDER_WAY):
+        if not self._move(mine, UNDER_WAY):
             status = self.status
             if isinstance(status, Cancelling):  # somebody else does
                 status.over.wait(_CANCELLED_WITHIN_S)
@@ -349,7 +319,7 @@ class Call:
         try:
             return self._cancel()
         finally:
-            self._move(_UNDER_WAY, mine)  # where it is not over
+            self._move(UNDER_WAY, mine)  # where it is not over
             mine.over.set()
 
     def _cancel(self) -> bool:
@@ -425,14 +395,3 @@ class _WaitOver(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
-
-
-def raisable(error: BaseException) -> BaseException:
-    """A copy to raise of an error that is kept: the frames that it then passes through are not kept with it."""
-    try:
-        fresh = copy.copy(error)
-    except Exception:  # not every exception of users can be copied
-        return error
-    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
-    fresh.__suppress_context__ = error.__suppress_context__
-    return fresh if type(fresh) is type(error) else error

@@ -80,5 +80,5 @@ def _cancelled(seen: Seen) -> Ending:
     failures = with_victims(seen.reports)
     message = render(seen.group, seen.method, failures)
     error = CallCancelled(message, group=seen.group, method=seen.method, failures=failures)
-    breaks = seen.severed or any(report.kind == "died" for report in failures)
+    breaks = seen.severed or bool(seen.pending) or any(report.kind == "died" for report in failures)
     return Ending(error, stop=seen.pending, breaks=breaks)

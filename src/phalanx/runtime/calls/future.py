@@ -8,7 +8,8 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, Generic, TypeVar
 
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
-from phalanx.runtime.calls.call import Call, Raised, Returned, raisable
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.status import Raised, Returned, raisable
 from phalanx.runtime.session.waiters import waiters
 from phalanx.transport.base import Ticket, Transport
 

@@ -35,9 +35,9 @@ from phalanx.runtime.life.lifecycle import Lifecycle, State
 from phalanx.runtime.session.watchman import sentinel
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
-from phalanx.transport.base import Endpoint, Ticket, Transport
+from phalanx.transport.base import Endpoint, Transport
 from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
-from phalanx.wire.side_channel import BARE_CALL, SETUP_CALL
+from phalanx.wire.side_channel import BARE_CALL
 
 _log = logging.getLogger("phalanx")
 _BARE = Message(BARE)
@@ -336,47 +336,6 @@ class GroupCore:
     def least_busy(self, ranks: Sequence[int]) -> int:
         """The rank with the fewest calls under way; the lowest of equal ones."""
         return self.under_way.least_busy(self.life.epoch, ranks)
-
-    def starting(self, timeout: float) -> Call:
-        """The constructors of the epoch that begins, as a call; whoever makes it ends the processes if it fails."""
-        ranks = range(self.world_size)
-        plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
-        rules = CallRules(self.rules.grace_s, consequences=False, init=True)
-        call = Call(
-            self.life, self.life.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout
-        )
-        self.listeners.tell(call.heard.planned, call)
-        return call
-
-    def started_with(
-        self, call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()
-    ) -> None:
-        """Note that the processes of an epoch are there, and have been told who they are."""
-        call.epoch = epoch
-        call.arrivals = DirectArrivals(self.transport, tickets)
-        for message in messages:
-            self.listeners.tell(call.heard.composed, call, message)
-            self.listeners.tell(call.heard.posted, call)
-        call.was_sent = True
-        self.listeners.tell(call.heard.sent, call, 0)
-
-    def repeat(self, timeout: float, trace: str = "") -> None:
-        """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
-
-        Raises:
-            RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
-        """
-        epoch = self.life.epoch
-        for entry in self.repeats.to_make():
-            number = self.new_number()
-            plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
-            rules = CallRules(self.rules.grace_s, consequences=False)
-            call = Call(
-                self.life, epoch, plan, entry.role, entry.method, number, rules, Listeners(), limit=timeout
-            )
-            again = entry.messages(number, epoch.number, trace)
-            call.arrivals = self.door.submit(epoch, Outgoing(entry.role, entry.method, entry.ranks, again))
-            call.result(None)
 
     def look(self) -> None:
         """What the watchman does for a group: end calls whose deadline is over, report stalls, find lost ranks."""

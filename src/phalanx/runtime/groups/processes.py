@@ -14,6 +14,7 @@ from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import launch
 from phalanx.runtime.groups.startbar import Starting
+from phalanx.runtime.groups.starts import constructors, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
@@ -56,12 +57,12 @@ class GroupProcesses:
     def start(self) -> None:
         """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
         core, options = self._core, self._options
-        call = core.starting(options.start_timeout)
+        call = constructors(core, options.start_timeout)
         try:
             with Starting(core.transport, core.name, self._pool.world_size) as shown:
                 self._launch(call, shown)
                 call.result(None)
-                core.repeat(options.start_timeout, call.trace)
+                make_again(core, options.start_timeout, call.trace)
         except BaseException as error:
             call.tell_end(error)
             raise
@@ -86,7 +87,7 @@ class GroupProcesses:
         epoch = core.life.enter(launched.endpoints)
         if not self._options.detached:  # those are to outlive this process
             core.transport.attend(launched.endpoints)
-        core.started_with(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
+        sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
 
     def end(self, epoch: Epoch, patience: float) -> None:

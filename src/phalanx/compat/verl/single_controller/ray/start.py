@@ -28,6 +28,7 @@ from phalanx.compat.verl.single_controller.ray.pools import (
 from phalanx.declare.bind import ClassWithInitArgs as NativeClass
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, Processes, launch
+from phalanx.runtime.groups.starts import constructors, sent_to
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import group_entry, publisher
 from phalanx.runtime.life.options import GroupOptions
@@ -131,10 +132,10 @@ def _core(class_name: str, pool: NativePool) -> GroupCore:
 
 
 def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
-    constructors = core.starting(timeout)
-    core.started_with(constructors, core.life.enter(launched.endpoints), launched.tickets)
+    call = constructors(core, timeout)
+    sent_to(call, core.life.enter(launched.endpoints), launched.tickets)
     try:
-        constructors.result(None)
+        call.result(None)
     except BaseException:
         core.transport.kill(launched.endpoints)
         _releaser(core.transport, launched.extras)()

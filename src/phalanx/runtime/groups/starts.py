@@ -1,0 +1,55 @@
+"""The calls of a start: constructors, and the calls that a restart makes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.door import DirectArrivals, Outgoing
+from phalanx.runtime.calls.listeners import Listeners, everywhere
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.life.epoch import Epoch
+from phalanx.transport.base import Ticket
+from phalanx.wire.messages import Message
+from phalanx.wire.side_channel import SETUP_CALL
+
+
+def constructors(core: GroupCore, timeout: float) -> Call:
+    """The constructors of the epoch that begins, as a call; whoever makes it ends the processes if it fails."""
+    ranks = range(core.world_size)
+    plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
+    rules = CallRules(core.rules.grace_s, consequences=False, init=True)
+    call = Call(core.life, core.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout)
+    everywhere.tell(call.heard.planned, call)
+    return call
+
+
+def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
+    """Note that the processes of an epoch are there, and have been told who they are."""
+    call.epoch = epoch
+    call.arrivals = DirectArrivals(call.life.transport, tickets)
+    for message in messages:
+        everywhere.tell(call.heard.composed, call, message)
+        everywhere.tell(call.heard.posted, call)
+    call.was_sent = True
+    everywhere.tell(call.heard.sent, call, 0)
+
+
+def make_again(core: GroupCore, timeout: float, trace: str = "") -> None:
+    """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
+
+    Raises:
+        RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
+    """
+    epoch = core.epoch
+    for entry in core.repeats.to_make():
+        number = core.new_number()
+        plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
+        rules = CallRules(core.rules.grace_s, consequences=False)
+        call = Call(
+            core.life, epoch, plan, entry.role, entry.method, number, rules, Listeners(), limit=timeout
+        )
+        again = entry.messages(number, epoch.number, trace)
+        call.arrivals = core.door.submit(epoch, Outgoing(entry.role, entry.method, entry.ranks, again))
+        call.result(None)

@@ -1,0 +1,128 @@
+"""Ranks that are values: what a call waits for, without processes and without time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.listeners import Listeners
+from phalanx.runtime.life.epoch import GroupCard, GroupLife
+from phalanx.topology.slots import Slot, SlotFacts
+from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Ticket
+from phalanx.wire.failure import capture
+from phalanx.wire.messages import Facts
+
+_PLACE = SlotFacts("node", "host", "127.0.0.1")
+LATE = object()  # the outcome of a rank that has not ended
+
+
+@dataclass
+class FakeTransport:
+    """Notes what it is told to do to processes; its clock moves when somebody waits in vain."""
+
+    immediate: bool = False
+    name: str = "fake"
+    time: float = 0.0
+    dead: set[int] = field(default_factory=set[int])
+    killed: list[int] = field(default_factory=list[int])
+    severed: list[int] = field(default_factory=list[int])
+    drops: set[int] = field(default_factory=set[int])
+
+    def now(self) -> float:
+        return self.time
+
+    def alive(self, endpoint: Endpoint) -> bool:
+        return endpoint.handle not in self.dead
+
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
+        self.killed += [endpoint.handle for endpoint in endpoints]
+        return ()
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        self.severed += [endpoint.handle for endpoint in endpoints]
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        return [endpoint.handle in self.drops for endpoint in endpoints]
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
+        return [Sight(reachable=True, running={7: 1.0}, stack=f"stack of {e.handle}") for e in endpoints]
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        return lost or Lost("it is gone", "signal SIGKILL")
+
+
+@dataclass
+class FakeArrivals:
+    """Outcomes by position; ``LATE`` ones never come."""
+
+    transport: FakeTransport
+    outcomes: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        if any(isinstance(one, Exception | Lost) for one in self.outcomes):
+            raise FetchFailed
+        self._wait_for_all(timeout)
+        return list(self.outcomes)
+
+    def _wait_for_all(self, timeout: float | None) -> None:
+        if LATE in self.outcomes:
+            self.transport.time += timeout or 0.0
+            raise NotReady
+
+    def output(self, position: int) -> Any:
+        if isinstance(self.outcomes[position], Exception | Lost):
+            raise FetchFailed
+        return self.outcomes[position]
+
+    def wait(
+        self, positions: Sequence[int], count: int, timeout: float | None
+    ) -> tuple[list[int], list[int]]:
+        ended = [position for position in positions if self.outcomes[position] is not LATE]
+        if len(ended) < min(count, len(positions)):
+            self.transport.time += timeout or 0.0
+        return ended, [position for position in positions if position not in ended]
+
+    def outcome(self, position: int) -> Outcome:
+        one = self.outcomes[position]
+        if isinstance(one, Lost):
+            return Outcome(lost=one)
+        if isinstance(one, Exception):
+            return Outcome(failure=capture(one, rank=position))
+        return Outcome(one)
+
+    def reference(self, position: int) -> Ticket:
+        return Ticket(position)
+
+
+def endpoints(count: int, first: int = 0) -> list[Endpoint]:
+    """Processes that are numbers, in the order of their ranks."""
+    return [
+        Endpoint(Slot(0, rank, ""), first + rank, Facts(_PLACE, first + rank, 0.0, 0))
+        for rank in range(count)
+    ]
+
+
+def life_of(count: int, transport: FakeTransport | None = None, *, owner: bool = True) -> GroupLife:
+    """A group that is ready."""
+    card = GroupCard("actor", 1, {"": {}}, {"": frozenset()}, {"": "Actor"})
+    life = GroupLife(card, transport or FakeTransport(), count, owner=owner)  # pyright: ignore[reportArgumentType]
+    life.enter(endpoints(count))
+    life.started()
+    return life
+
+
+def call_on(life: GroupLife, *outcomes: Any, listeners: Listeners | None = None, **options: Any) -> Call:
+    """A call of all ranks that was sent, and ends as ``outcomes`` say."""
+    ranks = range(len(outcomes))
+    rules = options.pop("rules", CallRules(grace_s=2.0))
+    plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
+    call = Call(life, life.epoch, plan, "", "update", 7, rules, listeners or Listeners(), **options)
+    call.arrivals = FakeArrivals(life.transport, list(outcomes))  # pyright: ignore[reportArgumentType]
+    call.was_sent = True
+    return call

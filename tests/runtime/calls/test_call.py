@@ -1,0 +1,287 @@
+"""A call from its sending to its end, on ranks that are values."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.future import CallFuture
+from phalanx.runtime.calls.listeners import CallListener, HeardCall, Listeners
+from phalanx.runtime.life.lifecycle import State
+from phalanx.transport.base import Lost
+from tests.runtime.calls.fake_ranks import LATE, FakeTransport, call_on, endpoints, life_of
+
+
+def test_outputs_become_the_value() -> None:
+    assert call_on(life_of(3), 1, 2, 3).result(None) == [1, 2, 3]
+
+
+def test_a_value_stays() -> None:
+    call = call_on(life_of(1), [1])
+
+    assert call.result(None) is call.result(None)
+
+
+def test_a_failed_rank_makes_one_error_and_leaves_the_group_ready() -> None:
+    life = life_of(2)
+
+    with pytest.raises(px.RemoteCallError, match="rank 1") as caught:
+        call_on(life, 1, ValueError("odd")).result(None)
+
+    assert isinstance(caught.value, ValueError)
+    assert life.lifecycle.state is State.READY
+
+
+def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group_is_broken() -> None:
+    transport = FakeTransport()
+    life = life_of(3, transport)
+
+    with pytest.raises(ValueError):
+        call_on(life, ValueError("odd"), LATE, 1).result(None)
+
+    assert transport.killed == [1]
+    assert life.lifecycle.state is State.BROKEN
+
+
+def test_a_lost_rank_breaks_the_group() -> None:
+    life = life_of(2)
+
+    with pytest.raises(px.WorkerDiedError, match="rank 0"):
+        call_on(life, Lost("gone", "signal SIGKILL"), 1).result(None)
+
+    assert life.lifecycle.state is State.BROKEN
+
+
+def test_patience_that_is_over_leaves_the_call_going_on() -> None:
+    life = life_of(2)
+    call = call_on(life, 1, LATE)
+
+    with pytest.raises(px.CallTimeout):
+        call.result(3.0)
+    call.arrivals.outcomes[1] = 2
+
+    assert call.result(3.0) == [1, 2]
+    assert life.lifecycle.state is State.READY
+
+
+def test_a_deadline_that_is_over_ends_the_call_and_stops_who_is_late() -> None:
+    transport = FakeTransport()
+    life = life_of(2, transport)
+    call = call_on(life, 1, LATE, limit=5.0)
+
+    for _ in range(2):
+        with pytest.raises(px.CallTimeout) as caught:
+            call.result(None)
+
+    assert caught.value.timeout == 5.0
+    assert transport.killed == [1]
+    assert life.lifecycle.state is State.BROKEN
+
+
+def test_a_call_of_ranks_that_were_replaced_is_stale() -> None:
+    life = life_of(2)
+    call = call_on(life, 1, 2)
+
+    life.begin_restart()
+
+    with pytest.raises(px.StaleEpoch, match="epoch 0"):
+        call.result(None)
+
+
+def test_a_call_of_ranks_that_stayed_goes_on_in_the_next_epoch() -> None:
+    life = life_of(2)
+    call = call_on(life, 1, 2)
+
+    kept = life.epoch.endpoints
+    life.begin_restart()
+    life.enter([*kept, *endpoints(1, first=2)])
+
+    assert call.result(None) == [1, 2]
+
+
+def test_a_call_on_a_group_that_was_closed_meanwhile_says_so() -> None:
+    life = life_of(1)
+    call = call_on(life, Lost("gone", intended=True))
+
+    life.begin_close()
+
+    with pytest.raises(px.GroupClosed, match="before update ended"):
+        call.result(None)
+
+
+def test_a_view_learns_from_its_call_that_the_owner_closed_the_group() -> None:
+    life = life_of(1, owner=False)
+
+    with pytest.raises(px.GroupClosed, match="by its owner"):
+        call_on(life, Lost("gone", intended=True)).result(None)
+
+    assert life.closed
+
+
+def test_a_second_call_that_goes_down_with_the_first_names_the_cause_of_the_first() -> None:
+    life = life_of(2)
+    second = call_on(life, Lost("stopped", intended=True), LATE)
+    with pytest.raises(ValueError):
+        call_on(life, ValueError("the cause"), LATE).result(None)
+
+    with pytest.raises(px.GroupBroken, match="the cause"):
+        second.result(None)
+
+
+def test_a_cancelled_call_names_what_became_of_each_rank() -> None:
+    life = life_of(3, FakeTransport(drops={2}))
+    call = call_on(life, 1, ValueError("interrupted"), LATE)
+
+    assert call.cancel()
+
+    with pytest.raises(px.CallCancelled, match="had not begun it"):
+        call.result(None)
+    assert life.lifecycle.state is State.READY
+
+
+def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped() -> None:
+    transport = FakeTransport()
+    life = life_of(2, transport)
+
+    assert call_on(life, 1, LATE).cancel()
+
+    assert (transport.severed, transport.killed) == ([1], [1])
+    assert life.lifecycle.state is State.BROKEN
+
+
+def test_a_call_that_is_over_cannot_be_cancelled() -> None:
+    call = call_on(life_of(1), 1)
+
+    assert not call.cancel()
+    assert call.result(None) == [1]
+
+
+def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None:
+    cancelling, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeTransport):
+        def cancel(self, endpoints: Any, call: int) -> list[bool]:
+            cancelling.set()
+            go_on.wait(10)
+            return [True] * len(endpoints)
+
+    call = call_on(life_of(2, Slow()), 1, LATE)
+    canceller = threading.Thread(target=call.cancel)
+    canceller.start()
+    cancelling.wait(10)
+    call.arrivals.outcomes[1] = ValueError("interrupted")
+    seen: list[type] = []
+
+    def ask() -> None:
+        seen.append(type(CallFuture(call).exception()))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    go_on.set()
+    for thread in (canceller, asker):
+        thread.join(10)
+
+    assert seen == [px.CallCancelled]
+
+
+def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
+    stream = call_on(life_of(3), 1, ValueError("odd"), 3).stream(None)
+    given = []
+
+    with pytest.raises(px.RemoteCallError):
+        given.extend(stream)
+
+    assert given == [(0, 1)]
+
+
+def test_an_end_that_has_no_consequences_leaves_the_group_and_its_ranks_alone() -> None:
+    transport = FakeTransport()
+    life = life_of(2, transport)
+
+    with pytest.raises(px.WorkerInitError):
+        call_on(life, ValueError("odd"), LATE, rules=CallRules(2.0, consequences=False, init=True)).result(
+            None
+        )
+
+    assert transport.killed == []
+    assert life.lifecycle.state is State.READY
+
+
+def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> None:
+    class Argument:
+        pass
+
+    def fail(argument: Argument) -> CallFuture[Any]:
+        future: CallFuture[Any] = CallFuture(call_on(life_of(1), ValueError("odd")))
+        try:
+            future.result()
+        except ValueError:
+            return future
+        raise LookupError
+
+    gc.disable()
+    try:
+        argument = Argument()
+        seen = weakref.ref(argument)
+        future = fail(argument)
+        del argument
+        assert seen() is None
+        assert isinstance(future.exception(), ValueError)
+    finally:
+        gc.enable()
+
+
+class Steps(CallListener):
+    """Notes all steps."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def asked(self, call: HeardCall) -> None:
+        self.seen.append("asked")
+
+    def arrived(self, call: HeardCall, rank: int | None) -> None:
+        self.seen.append("arrived" if rank is None else f"arrived {rank}")
+
+    def joined(self, call: HeardCall) -> None:
+        self.seen.append("joined")
+
+    def ended(self, call: HeardCall, error: BaseException | None) -> None:
+        self.seen.append(f"ended {type(error).__name__}")
+
+
+def heard(*outcomes: Any) -> tuple[Steps, Call]:
+    steps, listeners = Steps(), Listeners()
+    listeners.add(steps)
+    return steps, call_on(life_of(len(outcomes)), *outcomes, listeners=listeners)
+
+
+def test_listeners_hear_the_steps_in_their_order() -> None:
+    steps, call = heard(1, 2)
+
+    call.result(None)
+
+    assert steps.seen == ["asked", "arrived", "joined", "ended NoneType"]
+
+
+def test_an_end_is_told_once_however_often_it_is_asked_for() -> None:
+    steps, call = heard(ValueError("odd"))
+
+    for _ in range(3):
+        CallFuture(call).exception()
+
+    assert [step for step in steps.seen if step.startswith("ended")] == [f"ended {steps.seen[-1].split()[1]}"]
+
+
+def test_a_stream_tells_of_each_rank() -> None:
+    steps, call = heard(1, 2)
+
+    list(call.stream(None))
+
+    assert steps.seen == ["asked", "arrived 0", "arrived 1", "ended NoneType"]
