@@ -60,6 +60,7 @@ class FakeArrivals:
 
     transport: FakeTransport
     outcomes: list[Any]
+    disregarded: bool = False
 
     def __len__(self) -> int:
         return len(self.outcomes)
@@ -95,6 +96,9 @@ class FakeArrivals:
         if isinstance(one, Exception):
             return Outcome(failure=capture(one, rank=position))
         return Outcome(one)
+
+    def disregard(self) -> None:
+        self.disregarded = True
 
     def reference(self, position: int) -> Ticket:
         return Ticket(position)
