@@ -51,6 +51,10 @@ class RelayedArrivals:
         part, at = self._of(position)
         return part.outcome(at)
 
+    def disregard(self) -> None:
+        for part in self.parts:
+            part.disregard()
+
     def reference(self, position: int) -> Ticket:
         part, at = self._of(position)
         return part.reference(at)
