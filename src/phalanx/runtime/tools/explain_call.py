@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from phalanx.declare.modes import CustomMode, DispatchMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
+from phalanx.dispatch.shardable import Replicate
+from phalanx.dispatch.split import even_sizes, padded_size
 from phalanx.errors import DispatchError
-from phalanx.runtime.calls.compose import Outlet, messages
-from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
-from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.runtime.groups.selection import Selection
-from phalanx.runtime.tools.incoming import Incoming, described, futures_in
-from phalanx.runtime.tools.pieces import Pieces
+from phalanx.runtime.tools.dry_run import DryRun, Fetched, leaves_of
 from phalanx.show.explanation import ArgumentFacts, CallExplanation, Hop, RankFacts
-from phalanx.show.sizes import size as size_text
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
-from phalanx.transport.base import Ref, StoreSpace, Transport
-from phalanx.wire.bundle import Bundle
-from phalanx.wire.codec import Encoded, large_leaves, nbytes_of
-from phalanx.wire.messages import DESCRIBED, OUTPUT, RankCall
+from phalanx.wire.codec import large_leaves, nbytes_of
 
-_A_NUMBER = 1 << 55  # as long as those of calls, so that messages are as long as theirs
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 _MESH_MODES = frozenset(
     {"MESH", "MEGATRON_COMPUTE", "MEGATRON_COMPUTE_PROTO", "MEGATRON_PP_AS_DP", "MEGATRON_PP_AS_DP_PROTO"}
 )
-
-
-@dataclass(frozen=True)
-class _Unstored:
-    """Stands for what would be stored: a value, or the values of a bundle."""
-
-    sizes: tuple[int, ...]
-
-    def read(self, part: bytes | int | None) -> int:
-        """Bytes that a rank reads of it: all, or those of one part."""
-        return self.sizes[part] if isinstance(part, int) else sum(self.sizes)
-
-
-class _LookedAt(Room):
-    """Refuses what a call refuses, and waits for nothing."""
-
-    def __init__(self, transport: Transport) -> None:
-        super().__init__(transport)
-        self.note: str | None = None
-
-    def _wait_for(self, nbytes: int, space: StoreSpace, what: str) -> None:
-        if space.free < nbytes:
-            self.note = (
-                f"The object store of this node has {size_text(max(0, space.free))} free of "
-                f"{size_text(space.capacity)}: the call would wait until others have ended"
-            )
-
-
-@dataclass(frozen=True)
-class _DryOutlet(Outlet):
-    """Stores nothing."""
-
-    put_aside: list[int] = field(default_factory=list[int])
-    awaited: list[CallFuture[Any]] = field(default_factory=list[CallFuture[Any]])
-
-    def put(self, encoded: Encoded | Bundle) -> Ref:
-        values = encoded.values if isinstance(encoded, Bundle) else (encoded,)
-        found = _Unstored(tuple(value.nbytes for value in values))
-        self.put_aside.extend(found.sizes)
-        return found
-
-    def value_of(self, future: CallFuture[Any]) -> Any:
-        if future.done():
-            return future.result()
-        self.awaited.append(future)
-        return None
 
 
 def finished_result(future: CallFuture[Any]) -> Any:
@@ -107,118 +55,84 @@ def explain_call(
     Raises:
         DispatchError: an argument cannot be pickled, or what is to be stored is larger than the object store.
     """
-    dry = _Dry(selection, spec, plan, bare)
+    run = DryRun(selection, spec, plan, bare=bare)
     mesh = _mesh_of(selection, spec, plan)
-    pieces = Pieces.of_plan(plan, dry.incoming, spec)
-    ranks = tuple(
-        _rank_facts(dry, plan, pieces, position, selection.core.endpoints[rank].facts.slot.host, mesh)
-        for position, rank in enumerate(plan.ranks)
-    )
+    ranks = _ranks(run, selection, spec, plan, mesh)
     mode = spec.mode
     return CallExplanation(
         call=f"{selection.name}.{spec.name}",
         mode=repr(mode) if isinstance(mode, DispatchMode) else f"custom mode {mode.name}",
         waits=spec.blocking,
-        arguments=tuple(_arguments(dry, plan, args, kwargs)),
+        arguments=tuple(_arguments(run, spec, plan, args, kwargs, bare)),
         ranks=ranks,
-        hops=_hops(dry, plan, ranks),
+        hops=tuple(_hops(run, ranks, bare)),
         collected=_collected(plan, spec, mesh),
-        notes=tuple(dry.notes()),
+        notes=(*run.notes(), *([_REPLICATED] if spec.replicated else [])),
     )
 
 
-class _Dry:
-    """The messages of a call, of which only sizes are kept."""
+_REPLICATED = "The method is declared replicated: debug mode compares the outputs of all ranks"
 
-    def __init__(self, selection: Selection, spec: MethodSpec, plan: CallPlan, bare: bool) -> None:
-        core = selection.core
-        self.spec = spec
-        self.bare = bare
-        self.room = _LookedAt(core.transport)
-        self.outlet = _DryOutlet(core.transport, core.outlet.inline_bytes, Book(), self.room)
-        self.incoming = Incoming(core.transport)
-        self.in_messages: list[int] = []
-        self.from_store: list[int] = []
-        self.stored_bodies = 0
-        returns = DESCRIBED if not spec.blocking and plan.gather.how == "rows" else OUTPUT
-        header = RankCall(
-            _A_NUMBER,
-            core.epoch.number,
-            selection.role,
-            spec.name,
-            True,
-            returns,
-            spec.readonly,
-            spec.to_device,
-            None,
+
+def _ranks(
+    run: DryRun, selection: Selection, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None
+) -> tuple[RankFacts, ...]:
+    endpoints = selection.core.endpoints
+    facts = [
+        RankFacts(
+            rank=rank,
+            host=endpoints[rank].facts.slot.host,
+            place=None if mesh is None else dict(mesh.coordinates(rank)),
+            start=None,
+            stop=None,
+            rows=None,
+            given_rows=None,
+            order=None,
+            message_bytes=message.nbytes,
+            store_bytes=message.store_bytes,
+            peer_bytes=message.fetched.nbytes,
+            sources=message.fetched.sources,
+            returns="kept" if plan.keeps(position) else "dropped",
         )
-        if bare:
-            self.in_messages = self.from_store = [0] * len(plan.ranks)
-            return
-        known = _stored_before(plan)
-        for data, refs in messages(self.outlet, plan, header, core.epoch.node_of):
-            self.in_messages.append(len(data))
-            body = RankCall.unpack(data).body
-            self.stored_bodies += not isinstance(body, bytes)
-            different = {id(ref): ref for ref in refs}
-            unstored = [ref for ref in different.values() if isinstance(ref, _Unstored)]
-            self.from_store.append(
-                sum(ref.read(body if ref is refs[-1] else None) for ref in unstored)
-                + sum(known.get(key, 0) for key in different)
-            )
-
-    @property
-    def splits(self) -> bool:
-        """Whether ranks get different bodies."""
-        return 0 < self.stored_bodies < len(self.in_messages)
-
-    def notes(self) -> Iterator[str]:
-        if self.room.note:
-            yield self.room.note
-        for future in self.outlet.awaited:
-            yield f"{future!r} comes through the driver, which would wait for it; its bytes are not counted"
-        if self.spec.replicated:
-            yield "The method is declared replicated: debug mode compares the outputs of all ranks"
+        for position, (rank, message) in enumerate(zip(plan.ranks, run.messages, strict=True))
+    ]
+    return tuple(_with_rows(facts, run, spec, plan))
 
 
-def _stored_before(plan: CallPlan) -> dict[int, int]:
-    """Sizes of what px.put stored, by the id of its reference."""
-    found: dict[int, int] = {}
-    for argument in (*plan.args, *plan.kwargs.values()):
-        for value in (argument.value,) if isinstance(argument, Same) else argument.values:
-            for leaf in futures_in(value, StoredValue):
-                found[id(leaf.ref)] = leaf.nbytes
-    return found
+def _with_rows(
+    ranks: Sequence[RankFacts], run: DryRun, spec: MethodSpec, plan: CallPlan
+) -> Iterator[RankFacts]:
+    """The same with the rows of the caller that each rank gets, where rows are split and their number is known."""
+    pieces = plan.pieces
+    sizes = None if pieces is None else _piece_sizes(run, spec, plan)
+    if pieces is None or sizes is None:
+        yield from ranks
+        return
+    starts = [0, *accumulate(rows for rows, _ in sizes)]
+    for position, (facts, piece) in enumerate(zip(ranks, pieces, strict=True)):
+        rows, padded = sizes[piece]
+        if _left_out(plan, spec, position):
+            yield facts
+        elif plan.gather.order is None:
+            start = starts[piece]
+            yield replace(facts, start=start, stop=start + rows, rows=rows, given_rows=padded)
+        else:
+            order = tuple(plan.gather.order[starts[piece] : starts[piece] + rows])
+            yield replace(facts, rows=rows, given_rows=padded, order=order)
 
 
-def _rank_facts(
-    dry: _Dry, plan: CallPlan, pieces: Pieces, position: int, host: str, mesh: Mesh | None
-) -> RankFacts:
-    rank = plan.ranks[position]
-    args, kwargs = plan.arguments_of(position)
-    peer_bytes, sources = dry.incoming.of((*args, *kwargs.values()))
-    facts = RankFacts(
-        rank=rank,
-        host=host,
-        place=None if mesh is None else dict(mesh.coordinates(rank)),
-        start=None,
-        stop=None,
-        rows=None,
-        given_rows=None,
-        order=None,
-        message_bytes=dry.in_messages[position],
-        store_bytes=dry.from_store[position],
-        peer_bytes=peer_bytes,
-        sources=sources,
-        returns="kept" if plan.keeps(position) else "dropped",
-    )
-    if pieces.of is None or _left_out(plan, dry.spec, position):
-        return facts
-    piece = pieces.of[position]
-    start, rows, given = pieces.starts[piece], pieces.sizes[piece], pieces.given[piece]
-    if pieces.order is None:
-        return replace(facts, start=start, stop=start + rows, rows=rows, given_rows=given)
-    return replace(facts, rows=rows, given_rows=given, order=tuple(pieces.order[start : start + rows]))
+def _piece_sizes(run: DryRun, spec: MethodSpec, plan: CallPlan) -> list[tuple[int, int]] | None:
+    """Real rows of each piece, and with the padding; None where only futures have rows, and do not tell yet."""
+    pieces = plan.pieces or ()
+    if plan.rows is None:
+        total = next((one.future_rows for one in run.messages if one.future_rows is not None), None)
+        multiple = spec.pad_to_multiple
+        sizes = () if total is None else even_sizes(total, len(set(pieces)))
+        return [(rows, padded_size(rows, multiple)) for rows in sizes] or None
+    real = dict(zip(pieces, plan.rows, strict=True))
+    taken = zip(plan.gather.take, plan.gather.trim or (), strict=False)
+    padded = real | {pieces[position]: given for position, (given, _) in taken}
+    return [(real[piece], padded[piece]) for piece in range(len(real))]
 
 
 def _left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
@@ -230,21 +144,42 @@ def _left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
 
 
 def _arguments(
-    dry: _Dry, plan: CallPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    run: DryRun,
+    spec: MethodSpec,
+    plan: CallPlan,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    bare: bool,
 ) -> Iterator[ArgumentFacts]:
-    names = dry.spec.positional_names
-    custom = isinstance(dry.spec.mode, CustomMode)
+    names = spec.positional_names
+    custom = isinstance(spec.mode, CustomMode)
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
     for key, argument in {**dict(enumerate(plan.args)), **plan.kwargs}.items():
         name = names[key] if isinstance(key, int) and key < len(names) else str(key)
-        shown = described(given[key]) if key in given and not custom else _made(dry.spec, key)
+        shown = described(given[key]) if key in given and not custom else _made(spec, key)
         yield ArgumentFacts(
             name if isinstance(key, str) or key < len(names) else f"argument {key + 1}",
             shown,
-            _given(dry.spec, plan, argument, key),
-            _travel(dry, plan, argument),
-            _nbytes(dry, argument),
+            _given(spec, plan, argument, key),
+            _travel(run, plan, argument, bare),
+            _nbytes(run, argument),
         )
+
+
+def described(value: Any) -> str:
+    """What a value is, in a few words: "tensor float32 [8, 4]", "dict of 2"."""
+    if isinstance(value, Replicate | Readonly):
+        return described(value.value)
+    if isinstance(value, CallFuture):
+        return f"future of {value.group}.{value.call.method}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    name = type(value).__name__
+    if shape is not None and dtype is not None:
+        return f"{name} {str(dtype).removeprefix('torch.')} {list(shape)}"
+    if isinstance(value, bool | int | float | str | bytes | None):
+        text = repr(value)
+        return text if len(text) <= 30 else f"{name} of length {len(value)}"  # type: ignore[arg-type]
+    return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
 
 
 def _made(spec: MethodSpec, key: int | str) -> str:
@@ -264,86 +199,67 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Same | Each, key: int | s
     return f"{kind} into {len(set(plan.pieces))} pieces"
 
 
-def _travel(dry: _Dry, plan: CallPlan, argument: Same | Each) -> str:
-    values = [argument.value] if isinstance(argument, Same) else argument.values
-    first = values[0] if len(values) else None
-    found = next(iter(futures_in(first, (CallFuture, FuturePiece))), None)
-    if found is not None:
-        future = found.future if isinstance(found, FuturePiece) else found
-        rows = isinstance(found, FuturePiece)
-        parts = future.row_parts(dry.outlet.transport) if rows else future.parts(dry.outlet.transport)
-        return "through the driver" if parts is None else "by reference, rank to rank"
+def _travel(run: DryRun, plan: CallPlan, argument: Same | Each, bare: bool) -> str:
+    first = argument.value if isinstance(argument, Same) else next(iter(argument.values), None)
+    future = next(_futures(first), None)
+    if future is not None:
+        return (
+            "through the driver"
+            if any(future is one for one in run.outlet.made_here)
+            else "by reference, rank to rank"
+        )
     if isinstance(first, StoredValue):
         return "stored before (px.put)"
     if isinstance(first, Readonly):
         return "stored once, read without a copy"
-    if isinstance(first, dry.outlet.transport.ref_types()):
+    if isinstance(first, run.outlet.transport.ref_types()):
         return "as a reference"
-    if dry.bare or not dry.stored_bodies:
+    stored = {message.stored_body for message in run.messages}
+    body = "in the message or stored, by size of the piece" if len(stored) > 1 else "stored, once per piece"
+    if stored == {False}:
         body = "in the message"
-    else:
-        body = "in the message or stored, by size of the piece" if dry.splits else "stored, once per piece"
     if isinstance(argument, Each):
         return body
-    everything_same = not any(isinstance(a, Each) for a in (*plan.args, *plan.kwargs.values()))
-    if everything_same:
-        return "stored once" if dry.stored_bodies else body
-    return "stored once" if large_leaves(argument.value, dry.outlet.inline_bytes) else body
+    if not any(isinstance(a, Each) for a in (*plan.args, *plan.kwargs.values())):
+        return "stored once" if stored == {True} else body
+    return "stored once" if large_leaves(argument.value, run.outlet.inline_bytes) else body
 
 
-def _nbytes(dry: _Dry, argument: Same | Each) -> int | None:
+def _futures(value: Any) -> Iterator[CallFuture[Any]]:
+    """The futures in a value, those of which there is a piece too."""
+    for leaf in leaves_of(value, (CallFuture, FuturePiece)):
+        yield leaf.future if isinstance(leaf, FuturePiece) else leaf
+
+
+def _nbytes(run: DryRun, argument: Same | Each) -> int | None:
     values = [argument.value] if isinstance(argument, Same) else list(argument.values)
     different = list({id(value): value for value in values}.values())
-    by_reference, _ = dry.incoming.of(different, once=True)
+    futures = {id(future): future for value in different for future in _futures(value)}
+    by_reference = sum(map(run.outputs.whole, futures.values()), Fetched()).nbytes
     if by_reference is None:
         return None
-    stored = {id(s): s.nbytes for value in different for s in futures_in(value, StoredValue)}
+    stored = {id(s): s.nbytes for value in different for s in leaves_of(value, StoredValue)}
     return by_reference + sum(stored.values()) + sum(nbytes_of(value, _BY_REFERENCE) for value in different)
 
 
-def _hops(dry: _Dry, plan: CallPlan, ranks: Sequence[RankFacts]) -> tuple[Hop, ...]:
-    count = len(dry.outlet.put_aside)
-    hosts = len({rank.host for rank in ranks})
-    messages_, reads = dry.in_messages, dry.from_store
-    hops = [
-        Hop(
-            "driver -> store",
-            sum(dry.outlet.put_aside),
-            0,
-            f"{count} value{'' if count == 1 else 's'}, each once",
-        ),
-        Hop("driver -> ranks", sum(messages_), max(messages_, default=0), _of_messages(dry)),
-        Hop(
-            "store -> ranks",
-            sum(reads),
-            max(reads, default=0),
-            f"by shared memory on {hosts} host{'s'[: hosts > 1]}",
-        ),
-    ]
-    if any(rank.sources for rank in ranks):
-        fetched = [rank.peer_bytes for rank in ranks]
-        known = [nbytes for nbytes in fetched if nbytes is not None]
-        complete = len(known) == len(fetched)
-        text = "results of other calls, none of it through the driver"
-        hops.append(
-            Hop("rank -> rank", sum(known) if complete else None, max(known) if complete else None, text)
-        )
-    kept = sum(rank.returns == "kept" for rank in ranks)
-    hops.append(
-        Hop(
-            "ranks -> driver",
-            None,
-            None,
-            f"outputs of {kept} of {len(ranks)} ranks; not known before the call",
-        )
+def _hops(run: DryRun, ranks: Sequence[RankFacts], bare: bool) -> Iterator[Hop]:
+    count, hosts = len(run.outlet.sizes), len({rank.host for rank in ranks})
+    yield Hop(
+        "driver -> store", sum(run.outlet.sizes), 0, f"{count} value{'' if count == 1 else 's'}, each once"
     )
-    return tuple(hops)
-
-
-def _of_messages(dry: _Dry) -> str:
-    if dry.bare:
-        return "a call without arguments goes without a message"
-    return "a message for each rank" + ("" if dry.stored_bodies else ", with the arguments in it")
+    sent, read = [rank.message_bytes for rank in ranks], [rank.store_bytes for rank in ranks]
+    in_them = "" if any(message.stored_body for message in run.messages) else ", with the arguments in it"
+    text = "a call without arguments goes without a message" if bare else f"a message for each rank{in_them}"
+    yield Hop("driver -> ranks", sum(sent), max(sent, default=0), text)
+    text = f"by shared memory on {hosts} host{'s'[: hosts > 1]}"
+    yield Hop("store -> ranks", sum(read), max(read, default=0), text)
+    if any(rank.sources for rank in ranks):
+        total = sum((message.fetched for message in run.messages), Fetched()).nbytes
+        most = None if total is None else max(message.fetched.nbytes or 0 for message in run.messages)
+        yield Hop("rank -> rank", total, most, "results of other calls, none of it through the driver")
+    kept = sum(rank.returns == "kept" for rank in ranks)
+    text = f"outputs of {kept} of {len(ranks)} ranks; not known before the call"
+    yield Hop("ranks -> driver", None, None, text)
 
 
 def _mesh_of(selection: Selection, spec: MethodSpec, plan: CallPlan) -> Mesh | None:
