@@ -110,6 +110,26 @@ def collect_all_to_all(group: Any, outputs: list[Any]) -> list[Any]:
     return outputs
 
 
+def places_of(
+    order: Sequence[int] | None, rows: Sequence[int] | None, counts: Sequence[int]
+) -> list[int] | None:
+    """For each row of a result, its row among the joined ones; None where they are in order already.
+
+    ``order`` and ``rows`` are those of the ``GatherPlan``, ``counts`` the rows of each output without padding.
+    """
+    if not order or rows is None:
+        return None
+    times, rest = divmod(sum(counts), len(order))
+    if rest or not times or list(counts) != [times * each for each in rows]:
+        return None
+    where = [0] * len(order)
+    for row, place in enumerate(order):
+        where[place] = row
+    if times == 1:
+        return where
+    return list(chain.from_iterable(range(row * times, (row + 1) * times) for row in where))
+
+
 @dataclass(frozen=True)
 class _Join:
     """Joins values piece by piece; ``names`` are the pieces as messages call them."""
@@ -164,22 +184,8 @@ class _Join:
                 "rows of one shape and dtype from every rank, or declare a mode that returns a list, such as "
                 "Dispatch.DP_COMPUTE_METRIC"
             ) from error
-        places = self._places(counts)
+        places = places_of(self.order, self.rows, counts)
         return joined if places is None else ops.take(joined, places)
-
-    def _places(self, counts: list[int]) -> list[int] | None:
-        """For each row of the result, its row among the joined ones; None where they are in order already."""
-        if self.order is None or self.rows is None or not self.order:
-            return None
-        times, rest = divmod(sum(counts), len(self.order))
-        if rest or not times or counts != [times * rows for rows in self.rows]:
-            return None
-        where = [0] * len(self.order)
-        for row, place in enumerate(self.order):
-            where[place] = row
-        if times == 1:
-            return where
-        return list(chain.from_iterable(range(row * times, (row + 1) * times) for row in where))
 
     def _differ(self, values: list[Any], path: str) -> DispatchError:
         return DispatchError(

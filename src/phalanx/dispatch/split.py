@@ -177,6 +177,46 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
     )
 
 
+def piece_of(
+    value: Any, index: int, count: int, pad_to_multiple: int | None = None, expected_rows: int | None = None
+) -> Any:
+    """Piece ``index`` of ``count`` even pieces of a result that is here; without rows, the result itself.
+
+    Raises:
+        DispatchError: it has other than ``expected_rows`` rows, or cannot be split.
+    """
+    where = "a future was passed where rows are split"
+    leaves, _ = flatten(value, "its result")
+    refuse_unclear_rows(leaves, where)
+    rows = rows_of(leaves, where)
+    if rows is None:
+        return value
+    check_rows(rows, expected_rows)
+    piece = slice_rows(value, *piece_bounds(rows, count, index))
+    return pad_rows(piece, pad_to_multiple) if pad_to_multiple else piece
+
+
+def check_rows(rows: int, expected: int | None) -> None:
+    """A future's result has as many rows as the other arguments, if those have any.
+
+    Raises:
+        DispatchError: it has not.
+    """
+    if expected not in (None, rows):
+        raise DispatchError(
+            f"the arguments of one call disagree in rows: a future brought {rows} rows, the other arguments have "
+            f"{expected}; pass the same number of rows in each, or px.replicate(x)"
+        )
+
+
+def take_rows(value: Any, indices: Sequence[int]) -> Any:
+    """The rows of ``value`` at ``indices``, in that order."""
+    leaves, build = flatten(value, "value")
+    return build(
+        ops.take(leaf.value, indices) if (ops := row_ops(leaf)) else unwrap(leaf.value) for leaf in leaves
+    )
+
+
 def split_leaves(
     leaves: Sequence[Leaf], build: Callable[..., Any], cut: Cut, expected_rows: int | None = None
 ) -> list[Any]:

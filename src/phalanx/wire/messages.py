@@ -119,7 +119,7 @@ class Piece:
     """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
 
     ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``rests``
-    are their second halves; there are none where all parts are whole.
+    are their second halves; there are none where all parts are whole. ``gather`` says how the parts are joined.
     """
 
     parts: tuple[int, ...]
@@ -129,18 +129,21 @@ class Piece:
     count: int
     pad_to_multiple: int | None
     expected_rows: int | None
+    gather: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
     """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined.
 
-    ``rests`` are the second halves of the parts, where these may lie in two; else there are none.
+    ``rests`` are the second halves of the parts, where these may lie in two; else there are none. ``rows`` asks for
+    index, count, padding and expected rows of one of its even pieces in place of all of it.
     """
 
     parts: tuple[int, ...]
     rests: tuple[int, ...]
     gather: Any
+    rows: tuple[int, int, int | None, int | None] | None = None
 
 
 class PartInfo(NamedTuple):

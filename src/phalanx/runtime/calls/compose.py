@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
-from phalanx.dispatch.split import pad_rows, piece_bounds, refuse_unclear_rows, rows_of, slice_rows
-from phalanx.dispatch.structure import flatten
+from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
+from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.runtime.calls.bundling import bundles
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.values import Readonly, StoredValue
-from phalanx.transport.base import Ref, Transport
+from phalanx.transport.base import Ref, Ticket, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import NO_ARGUMENTS, Message, Piece, RankCall, Reference, Stored, Whole
@@ -106,12 +105,19 @@ class References:
         rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
         return Whole(tuple(self._add(part.value) for part in parts), rests, future.call.plan.gather)
 
-    def _piece(self, piece: FuturePiece) -> Piece | Stored:
+    def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored:
         future: CallFuture = piece.future
         self._outlet.passes(future)
+        gather, parts = future.call.plan.gather, future.parts(self._transport)
+        if gather.how == "list" and parts is not None:
+            return self._elements(parts, gather, piece)
+        if gather.how == "value" and parts is not None:
+            return Whole(
+                (self._add(parts[gather.take[0]].value),), (), replace(gather, take=(0,)), _of(piece)
+            )
         parts = future.row_parts(self._transport)
         if parts is None:
-            return self._put(_rows_of(self._outlet.value_of(future), piece))
+            return self._put(piece_of(self._outlet.value_of(future), *_of(piece)))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
             rests=tuple(self._add(part.rest) for part in parts if part.rest is not None),
@@ -120,17 +126,24 @@ class References:
             count=piece.count,
             pad_to_multiple=piece.pad_to_multiple,
             expected_rows=piece.expected_rows,
+            gather=gather,
         )
 
+    def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> Whole:
+        """The piece's share of a list by rank, whose rows are the outputs."""
+        total = len(gather.take)
+        check_rows(total, piece.expected_rows)
+        start, stop = piece_bounds(total, piece.count, piece.index)
+        chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, piece.pad_to_multiple))]
+        taken = [parts[gather.take[place]] for place in chosen]
+        trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
+        rests = tuple(self._add(part.rest) for part in taken if part.rest is not None)
+        values = tuple(self._add(part.value) for part in taken)
+        return Whole(values, rests, GatherPlan("list", range(len(taken)), trim))
 
-def _rows_of(value: Any, piece: FuturePiece) -> Any:
-    """The piece's rows of a result that had to come through the driver (custom collect, undone padding)."""
-    leaves, _ = flatten(value, "the result of a future")
-    refuse_unclear_rows(leaves, "a future was passed where rows are split")
-    total = rows_of(leaves, "a future was passed where rows are split") or 0
-    start, stop = piece_bounds(total, piece.count, piece.index)
-    rows = slice_rows(value, start, stop)
-    return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+
+def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
+    return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
 
 
 def messages(

@@ -138,7 +138,7 @@ class CallFuture(Generic[T]):
         """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
         tickets = self.parts(transport)
         gather = self.call.plan.gather
-        if tickets is None or gather.how != "rows" or gather.trim is not None or gather.order is not None:
+        if tickets is None or gather.how != "rows":
             return None
         parts = [tickets[position] for position in gather.take]
         return parts if all(part.info is not None for part in parts) else None
