@@ -78,6 +78,7 @@ class CheckedChannel:
     )
     freed: set[int] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    closing: set[str] = field(default_factory=set)
     released: set[str] = field(default_factory=set)
     told_lost: int = 0
     """Rows that takers were told are lost."""
@@ -91,7 +92,11 @@ class CheckedChannel:
         place = self.places[producer]
         self.places[producer] += 1
         deadline = None if patience is None else self.clock.now() + patience
-        return self.send(Put(next(self.tickets), producer, (producer, place), nbytes, rows, deadline))
+        may_put = producer not in self.gone | self.closing and not self.is_finished and not self.is_closed
+        ticket = next(self.tickets)
+        done = self.send(Put(ticket, producer, (producer, place), nbytes, rows, deadline))
+        assert may_put or any(isinstance(each, Refused) and each.ticket == ticket for each in done)
+        return done
 
     def take(
         self, consumer: str, items: int | None, rows: int | None, patience: float | None
@@ -165,6 +170,8 @@ class CheckedChannel:
                 for number in payloads:
                     if number not in self.freed:
                         self.facts[number].holder = holder
+            case CloseProducer(producer):
+                self.closing.add(producer)
             case Finish():
                 self.is_finished = True
             case Close() if not self.is_closed:
@@ -252,6 +259,7 @@ class CheckedChannel:
         self.leased.clear()
         self.asked.clear()
         self.gone.clear()
+        self.closing.clear()
         self.check()
 
 
@@ -303,6 +311,7 @@ class Actors:
         name = self._name(f"{kind} {number // 2}")
         self._lives[name.partition(".")[0]] += 1
         self.channel.send(Gone(name, "signal SIGKILL"))
+        self.channel.put(name, 1, 1, None)  # one that was under way when it died
 
     def close_producer(self, number: int, handoff: bool) -> None:
         self.channel.send(CloseProducer(self.producer(number), handoff))

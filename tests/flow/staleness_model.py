@@ -49,6 +49,8 @@ class CheckedStaleness:
     began_at: dict[int, int] = field(default_factory=dict)
     ready: list[ReadyRow] = field(default_factory=list)
     accepted_of: Counter[int] = field(default_factory=Counter)
+    too_old: list[ReadyRow] = field(default_factory=list)
+    """Ready rows of which the machine must say that they are evicted, and of no others."""
     submitted: int = 0
     dropped: int = 0
     lags: Counter[int] = field(default_factory=Counter)
@@ -75,6 +77,7 @@ class CheckedStaleness:
         done = self.machine.handle(event, self.clock.now())
         for instruction in done:
             self._check(event, instruction)
+        assert not self.too_old
         self.check()
         return done
 
@@ -129,7 +132,10 @@ class CheckedStaleness:
         for place, row in enumerate(self.ready[:wanted]):
             at = min(self.machine.version + place // each, version - 1)
             self.lags[at - row.version] += 1
-        self.ready = self.ready[wanted:]
+        ready, self.ready = self.ready[wanted:], []
+        for row in ready:
+            fits = version + len(self.ready) // each - row.version <= self.machine.max_lag
+            (self.ready if fits else self.too_old).append(row)
 
     def _check(self, event: Event, instruction: Instruction) -> None:
         match instruction:
@@ -147,9 +153,9 @@ class CheckedStaleness:
             case Refused(_, places, "stale"):
                 self.dropped += len(places)
             case Evicted(lease, start, stop):
-                gone = [row for row in self.ready if row.lease == lease and start <= row.place < stop]
+                gone = [row for row in self.too_old if row.lease == lease and start <= row.place < stop]
                 assert len(gone) == stop - start
-                self.ready = [row for row in self.ready if row not in gone]
+                self.too_old = [row for row in self.too_old if row not in gone]
                 self.dropped += len(gone)
             case Expired(ticket, behind):
                 assert behind

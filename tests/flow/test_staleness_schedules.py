@@ -89,7 +89,9 @@ def a_step(loop: Loop, chance: random.Random) -> None:
     chance.choice(usual if chance.random() < 0.7 else rare)()
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize(
+    "block", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100))]
+)
 def test_every_row_is_accounted_for_and_none_too_old_in_seeded_schedules(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         chance = random.Random(seed)

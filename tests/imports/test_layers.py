@@ -58,6 +58,7 @@ WITHOUT_TORCH = {
     "phalanx.declare",
     "phalanx.tracing",
     "phalanx.show",
+    "phalanx.flow",
 }
 
 

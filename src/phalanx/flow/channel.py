@@ -240,8 +240,7 @@ class ChannelHome:
         return freed
 
     def _drop(self, event: Drop) -> list[Instruction]:
-        numbers = event.numbers
-        cuts = self._ledger.withdraw(lambda item: numbers is None or item.number in numbers)
+        cuts = self._ledger.withdraw(lambda item: event.numbers is None or item.number in event.numbers)
         rows = sum(self._ledger.part(cut).rows for cut in cuts)
         freed = self._let_go(cuts, event.reason)
         return [Dropped(event.ticket, len(cuts), rows), *freed]
@@ -288,11 +287,8 @@ class ChannelHome:
         return [HandOver(event.producer, held)] if event.handoff and held else []
 
     def _moved(self, event: Moved) -> list[Instruction]:
-        moved = {
-            number: self._ledger.move(number, event.holder, event.payloads[number])
-            for number in event.payloads
-        }
-        late = tuple(number for number, item in moved.items() if item is None)
+        payloads = event.payloads.items()
+        late = tuple(number for number, ref in payloads if not self._ledger.move(number, event.holder, ref))
         return [Unneeded(event.holder, late)] if late else []
 
     def _close(self, event: Close) -> list[Instruction]:
@@ -300,9 +296,9 @@ class ChannelHome:
             return []
         self._closed, self._ended = True, event.reason
         puts, takes = self._requests.remove_all()
-        refused = [Refused(put.ticket, "closed") for put in puts]
-        ended = [Ended(take.ticket, event.reason) for take in takes]
-        return [*refused, *ended, *self._let_go(self._ledger.withdraw(lambda _: True), event.reason)]
+        answers = [Refused(put.ticket, "closed") for put in puts]
+        answers += [Ended(take.ticket, event.reason) for take in takes]
+        return [*answers, *self._let_go(self._ledger.withdraw(lambda _: True), event.reason)]
 
     def _flow(self, now: float) -> list[Instruction]:
         """Puts come in and takers are served, until neither goes on."""
@@ -370,8 +366,7 @@ class ChannelHome:
         return not self._closed and any(lease.consumer not in waiting for lease in self._leases.values())
 
     def _give(self, take: Take, now: float, short: bool = False) -> Given:
-        by_rows = take.rows is not None
-        cuts = self._ledger.take_rows(take.rows or 0) if by_rows else self._ledger.take_items(take.items or 0)
+        cuts = self._ledger.take_rows(take.rows) if take.rows else self._ledger.take_items(take.items or 0)
         parts = tuple(self._ledger.part(cut) for cut in cuts)
         lease = Lease(self._next_lease, take.consumer, parts, now)
         self._leases[lease.number] = lease

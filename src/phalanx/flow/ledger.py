@@ -173,13 +173,12 @@ class Ledger:
                 over.append(entry.item)
         return over
 
-    def move(self, number: int, holder: str, payload: Any) -> Item | None:
-        """Another process has the bytes now; the item as it was, None if it is not under way any more."""
+    def move(self, number: int, holder: str, payload: Any) -> bool:
+        """Another process has the bytes now; False if the item is not under way any more."""
         entry = self._entries.get(number)
-        if entry is None:
-            return None
-        before, entry.item = entry.item, replace(entry.item, holder=holder, payload=payload)
-        return before
+        if entry is not None:
+            entry.item = replace(entry.item, holder=holder, payload=payload)
+        return entry is not None
 
     def items(self) -> Tally:
         """Counts of items. One that is partly taken and partly waits counts as waiting."""

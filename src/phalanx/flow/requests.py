@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 
 from phalanx.errors import InternalError
@@ -14,6 +15,7 @@ class Requests:
     def __init__(self) -> None:
         self._puts: dict[Hashable, tuple[Put, float]] = {}
         self._takes: dict[Hashable, tuple[Take, float]] = {}
+        self._nothing_due_before = math.inf
 
     @property
     def puts(self) -> list[Put]:
@@ -34,6 +36,8 @@ class Requests:
     @property
     def wake_at(self) -> float | None:
         """The earliest deadline."""
+        if self._nothing_due_before == math.inf:
+            return None
         deadlines = (request.deadline for request in (*self.puts, *self.takes))
         return min((each for each in deadlines if each is not None), default=None)
 
@@ -47,6 +51,8 @@ class Requests:
             raise InternalError(
                 f"ticket {request.ticket!r} at a channel is that of another request that waits"
             )
+        if request.deadline is not None:
+            self._nothing_due_before = min(self._nothing_due_before, request.deadline)
         if isinstance(request, Put):
             self._puts[request.ticket] = (request, now)
         else:
@@ -58,10 +64,14 @@ class Requests:
 
     def pop_due(self, now: float) -> Put | Take | None:
         """The first take, then the first put, whose deadline is not after `now`; it waits no longer."""
+        if now < self._nothing_due_before:
+            return None
         for request in (*self.takes, *self.puts):
             if request.deadline is not None and request.deadline <= now:
                 self.remove(request.ticket)
                 return request
+        earliest = self.wake_at
+        self._nothing_due_before = math.inf if earliest is None else earliest
         return None
 
     def remove_of(self, process: str) -> int:
