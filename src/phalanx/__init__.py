@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from phalanx.errors import WorkerInitError as WorkerInitError
     from phalanx.runtime.api.attach import attach as attach
     from phalanx.runtime.api.explain import explain as explain
+    from phalanx.runtime.api.explain import status as status
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
     from phalanx.runtime.calls.counts import statistics as statistics
     from phalanx.runtime.calls.future import CallFuture as CallFuture
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.session.connection import init as init
     from phalanx.runtime.session.connection import shutdown as shutdown
-    from phalanx.runtime.session.connection import status as status
     from phalanx.runtime.tools.profile import nsight as nsight
     from phalanx.runtime.tools.replay import replay as replay
     from phalanx.runtime.tools.trace import trace as trace
@@ -112,7 +112,7 @@ _HOME = {
     "split_resource_pool": "phalanx.runtime.pools.pool",
     "split_rows": "phalanx.dispatch.split",
     "statistics": "phalanx.runtime.calls.counts",
-    "status": "phalanx.runtime.session.connection",
+    "status": "phalanx.runtime.api.explain",
     "trace": "phalanx.runtime.tools.trace",
 }
 

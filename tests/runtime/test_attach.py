@@ -50,11 +50,13 @@ def drive(ray_cluster: None) -> Callable[[str], str]:
     return run
 
 
-def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], str]) -> None:
-    drive("""
+@pytest.mark.parametrize("leave", ["", "import ray; ray.shutdown()"])
+def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], str], leave: str) -> None:
+    drive(f"""
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
         group = px.WorkerGroup(pool, Counter, name="left-behind", detached=True)
         group.up(5)
+        {leave}
     """)
     try:
         out = drive("""

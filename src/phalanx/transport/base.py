@@ -17,6 +17,11 @@ from phalanx.wire.messages import OUTPUT, Facts
 if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
     from phalanx.topology.placement import Holder, NodeCapacity
 
+#: Why a group of a cluster that was left takes no calls.
+CLUSTER_LEFT = (
+    "The cluster that it ran on was left: ray.shutdown() or px.shutdown() was called, or the connection was lost. "
+    "Connect again with px.init() or ray.init(), then make pools and groups anew."
+)
 Ref = Any
 HostFactory = Callable[[Any], Any]
 
@@ -172,6 +177,17 @@ class Transport(Protocol):
     name: str
     #: Whether a submitted call has ended when ``submit`` returns.
     immediate: bool
+
+    def connected(self) -> bool:
+        """Whether the cluster that it was made for is still this process's; costs a fraction of a microsecond.
+
+        Once it is not, calls that need the cluster raise GroupClosed, and those that free something do nothing.
+        """
+        ...
+
+    def leave(self) -> None:
+        """End what this process keeps beside the cluster for its sake, after that was left. Idempotent."""
+        ...
 
     def nodes(self) -> list[NodeCapacity]:
         """The nodes of the cluster with their total and free resources."""

@@ -123,6 +123,12 @@ class InlineTransport:
         self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
         self._folder: str | None = None
 
+    def connected(self) -> bool:
+        return True
+
+    def leave(self) -> None:
+        pass
+
     def nodes(self) -> list[NodeCapacity]:
         free = dict(self._total)
         for held in self._held.values():

@@ -1,7 +1,8 @@
-"""``px.explain``: pools, groups, and what has not been started yet, as tables."""
+"""``px.explain`` and ``px.status``: pools, groups, what has not been started yet and the cluster, as tables."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,9 @@ from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.api.methods import BoundMethod
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.pools.pool import ResourcePool, open_pools
+from phalanx.runtime.session import connection as cluster
+from phalanx.show.sizes import size
 from phalanx.show.tables import Table
 from phalanx.topology.mesh import Mesh
 
@@ -141,3 +144,55 @@ def _options(spec: MethodSpec) -> list[str]:
 def _span(ranks: tuple[int, ...]) -> str:
     consecutive = ranks == tuple(range(ranks[0], ranks[-1] + 1))
     return f"{ranks[0]} to {ranks[-1]}" if consecutive and len(ranks) > 2 else ", ".join(map(str, ranks))
+
+
+def status(backend: str | None = None) -> Table:
+    """What the cluster has, what is free, and what pools and groups hold, node by node.
+
+    Prints as a table; ``.to_dict()`` gives it as data.
+    """
+    backend_transport = cluster.transport(backend)
+    rows: list[tuple[Any, ...]] = []
+    held_by_node: dict[str, list[str]] = {}
+    for holder in backend_transport.holders():
+        amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
+        held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
+    for node in backend_transport.nodes():
+        rows += [
+            (node.host, node.node_id[:8], name, _amount(name, free), _amount(name, total), held)
+            for name, total, free, held in _resource_rows(
+                node.total, node.available, held_by_node.get(node.node_id, [])
+            )
+        ]
+    notes = [_pool_line(pool) for pool in open_pools()] or ["no pools in this process"]
+    if backend_transport.name == "ray":
+        from phalanx.transport.ray import cluster as ray_cluster
+
+        notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
+    return Table(
+        f"cluster ({backend_transport.name} backend, run {cluster.RUN_ID}, driver pid {os.getpid()})",
+        ("host", "node", "resource", "free", "total", "held by"),
+        tuple(rows),
+        tuple(notes),
+    )
+
+
+def _resource_rows(
+    total: Mapping[str, float], free: Mapping[str, float], holders: list[str]
+) -> list[tuple[str, float, float, str]]:
+    shown = sorted(name for name in total if not name.startswith("accelerator_type:"))
+    return [
+        (name, total[name], free.get(name, 0.0), "; ".join(holders) if index == 0 else "")
+        for index, name in enumerate(shown)
+    ]
+
+
+def _amount(name: str, amount: float) -> str:
+    if "memory" in name:
+        return size(amount)
+    return f"{amount:g}"
+
+
+def _pool_line(pool: ResourcePool) -> str:
+    groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
+    return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

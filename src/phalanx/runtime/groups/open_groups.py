@@ -8,7 +8,8 @@ from typing import Protocol
 
 from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.runtime.life.epoch import GroupLife
-from phalanx.transport.base import Transport
+from phalanx.runtime.session import connection as cluster
+from phalanx.transport.base import CLUSTER_LEFT, Transport
 
 
 class OpenGroup(Protocol):
@@ -54,5 +55,24 @@ class OpenGroups:
                     return True
         return False
 
+    def _open(self, transport: Transport | None) -> list[GroupLife]:
+        lives = [group.life for group in self._now()]
+        return [life for life in lives if transport in (None, life.transport) and not life.closed]
+
+    def note_left(self, transport: Transport | None) -> None:
+        """Note why the groups of a backend, or all that this process owns, will be closed."""
+        for life in self._open(transport):
+            if transport is not None or life.owner:
+                life.lifecycle.closed_because = CLUSTER_LEFT
+
+    def close_left(self, transport: Transport | None) -> None:
+        """Close, here, the groups of a backend that nobody has closed: they belong to others, or outlive it."""
+        for life in self._open(transport) if transport is not None else ():
+            life.on_change = None  # whoever they belong to publishes what becomes of them
+            life.begin_close()
+            life.finish_close()
+
 
 open_groups = OpenGroups()
+cluster.at_letting_go(cluster.Step.NOTE, open_groups.note_left)
+cluster.at_letting_go(cluster.Step.FORGET, open_groups.close_left)

@@ -148,6 +148,8 @@ class Lifecycle:
         self._story: deque[Step] = deque(maxlen=_STORY_LENGTH)
         #: What else whoever calls a broken group should know, such as why it was not restarted.
         self.remark = ""
+        #: Why it is closed and what to do, where that was not somebody's close().
+        self.closed_because = ""
 
     @property
     def state(self) -> State:
@@ -197,7 +199,7 @@ class Lifecycle:
         if self._state in (State.CLOSING, State.CLOSED):
             raise GroupClosed(
                 f"group {self._group!r} is {self._state.value}: a call was made on it, but a closed group "
-                "takes none. Make the group anew, or call it before close().",
+                f"takes none. {self.closed_because or 'Make the group anew, or call it before close().'}",
                 group=self._group,
             )
         if self._state is State.BROKEN:

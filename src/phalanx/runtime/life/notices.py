@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.life.lifecycle import State
+from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.show.logs import label_of
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry, to_bytes
@@ -110,14 +111,15 @@ class Publisher:
         self._work.put(done.set)
         return done.wait(timeout)
 
-    def finish(self) -> None:
-        """Take back what was published, detached groups excepted."""
+    def finish(self, transport: Transport | None = None) -> None:
+        """Take back what was published, there or everywhere; detached groups excepted."""
         if not self.flush():
             return
         with self._lock:
-            keys, self._keys = self._keys, {}
-        for key, transport in keys.items():
-            self._write(transport, key, None)
+            ended = {key: one for key, one in self._keys.items() if transport in (None, one)}
+            self._keys = {key: one for key, one in self._keys.items() if key not in ended}
+        for key, one in ended.items():
+            self._write(one, key, None)
 
     def _run(self) -> None:
         while True:
@@ -156,3 +158,4 @@ class Publisher:
 
 
 publisher = Publisher()
+cluster.at_letting_go(cluster.Step.FORGET, publisher.finish)

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from phalanx.errors import DeclarationError
 from phalanx.topology.accelerators import resource_names
@@ -14,8 +14,20 @@ from phalanx.topology.placement import share
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.base import Reservation, Transport
 
-if TYPE_CHECKING:
-    from phalanx.runtime.api.group import WorkerGroup
+
+class Tenant(Protocol):
+    """A group, as far as the pool that it is on needs to know it."""
+
+    number: int
+    """Counts the groups in the order in which they were started."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -31,7 +43,7 @@ class Holding:
     accelerators_per_slot: int
     detached: bool
     reservation_name: str = ""
-    groups: dict[Slot, list[WorkerGroup]] = field(default_factory=dict[Slot, "list[WorkerGroup]"])
+    groups: dict[Slot, list[Tenant]] = field(default_factory=dict[Slot, list[Tenant]])
     facts: dict[Slot, SlotFacts] = field(default_factory=dict[Slot, SlotFacts])
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]])
     lock: threading.RLock = field(default_factory=threading.RLock)

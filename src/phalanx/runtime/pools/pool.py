@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.runtime.pools.booking import Holding, accelerator_text, check_options, resource_of
+from phalanx.runtime.pools.booking import Holding, Tenant, accelerator_text, check_options, resource_of
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
 from phalanx.transport.base import ReserveRequest, Transport
 
-if TYPE_CHECKING:
-    from phalanx.runtime.api.group import WorkerGroup
-
 _numbers = itertools.count(1)
 _booking = threading.Lock()  # groups may be started by several threads
+_open: weakref.WeakSet[ResourcePool] = weakref.WeakSet()  # those that reserved slots and were not closed
 
 
 class ResourcePool:
@@ -82,8 +81,10 @@ class ResourcePool:
             detached=detached,
             reservation_name=request.name,
         )
+        self.number = number
+        self._detached = detached
         self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
-        cluster.remember(self)
+        _open.add(self)
 
     def _become(
         self, name: str, view: SlotView, holdings: dict[str, Holding], *, owner: bool, whole: bool
@@ -140,9 +141,9 @@ class ResourcePool:
         return any(holding.resource is not None for holding in self._holdings.values())
 
     @property
-    def groups(self) -> tuple[WorkerGroup, ...]:
+    def groups(self) -> tuple[Tenant, ...]:
         """The groups on any of its slots, in the order in which they were started."""
-        found: dict[int, WorkerGroup] = {}
+        found: dict[int, Tenant] = {}
         for slot in self._view.slots:
             found.update((id(group), group) for group in self._holdings[slot.pool].groups.get(slot, ()))
         return tuple(sorted(found.values(), key=lambda group: group.number))
@@ -279,7 +280,17 @@ class ResourcePool:
             if holding.open:
                 holding.open = False
                 holding.transport.release(holding.reservation)
-        cluster.forget(self)
+        _open.discard(self)
+
+    def let_go(self, everything: bool = False) -> None:
+        """Close the pool before its cluster is left; what is detached stays there unless ``everything`` is to go."""
+        try:
+            if self.transport.connected() and (everything or not self._detached):
+                self.close()
+        finally:
+            for holding in self._holdings.values():
+                holding.open = False
+            _open.discard(self)
 
     def __enter__(self) -> ResourcePool:
         return self
@@ -306,7 +317,7 @@ class ResourcePool:
                 f"pool {self.name} is closed: its slots were given back; make a new px.ResourcePool"
             )
 
-    def claim(self, group: WorkerGroup) -> None:
+    def claim(self, group: Tenant) -> None:
         """Book one share of every slot for a group.
 
         Raises:
@@ -327,7 +338,7 @@ class ResourcePool:
             for slot in self._view.slots:
                 self._holdings[slot.pool].groups.setdefault(slot, []).append(group)
 
-    def unclaim(self, group: WorkerGroup) -> None:
+    def unclaim(self, group: Tenant) -> None:
         """Take a group out of the books. Idempotent."""
         for slot in self._view.slots:
             on_it = self._holdings[slot.pool].groups.get(slot, [])
@@ -350,3 +361,18 @@ def merge_resource_pool(a: ResourcePool, b: ResourcePool) -> ResourcePool:
 def split_resource_pool(pool: ResourcePool, split_size: int | Sequence[int]) -> tuple[ResourcePool, ...]:
     """The same as ``pool.split(split_size)``."""
     return pool.split(split_size)
+
+
+def open_pools() -> list[ResourcePool]:
+    """The pools of this process that hold slots, in the order in which they were made."""
+    return sorted((pool for pool in _open if not pool.closed), key=lambda pool: pool.number)
+
+
+def _let_go(transport: Transport | None) -> None:
+    """Close the pools of a backend that is let go of."""
+    for pool in open_pools():
+        if transport is None or pool.transport is transport:
+            pool.let_go(everything=transport is None)
+
+
+cluster.at_letting_go(cluster.Step.CLOSE, _let_go)

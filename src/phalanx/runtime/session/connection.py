@@ -1,26 +1,34 @@
-"""The cluster that this driver uses: started or joined when first needed."""
+"""The cluster that this driver uses: started or joined when first needed, and let go of when it is left."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import secrets
 import threading
-import weakref
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
 
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.errors import DeclarationError
-from phalanx.show.sizes import size
-from phalanx.show.tables import Table
 from phalanx.transport.base import Transport
-
-if TYPE_CHECKING:
-    from phalanx.runtime.pools.pool import ResourcePool
 
 #: Scopes the names of this run's placement groups and actors, so that two runs never meet.
 RUN_ID = secrets.token_hex(3)
+
+LetGo = Callable[[Transport | None], None]
+
+
+class Step(IntEnum):
+    """What letting go of a backend consists of, in order."""
+
+    NOTE = 0  # on what is open, why it will be closed
+    CLOSE = 1  # what this process owns
+    FORGET = 2  # what belongs to others
+
+
+_log = logging.getLogger("phalanx")
 
 
 class _State:
@@ -32,7 +40,9 @@ class _State:
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
         self.show_ranks: Shown | None = None
-        self.pools: weakref.WeakSet[ResourcePool] = weakref.WeakSet()
+        self.sees_ray_shutdown = False
+        self.letting_go: list[tuple[Step, LetGo]] = []
+        self.ending: list[Callable[[], None]] = []
 
 
 _state = _State()
@@ -122,7 +132,13 @@ def transport(backend: str | None = None) -> Transport:
 
             if not ray_cluster.is_running():
                 init(backend="ray")
-            return _state.transports.setdefault("ray", RayTransport())
+            known = _state.transports.get("ray")
+            if known is not None and not known.connected():
+                lost(known)
+            if not _state.sees_ray_shutdown:
+                ray_cluster.around_shutdown(_before_ray_shutdown, _after_ray_shutdown)
+                _state.sees_ray_shutdown = True
+            return _state.transports.get("ray") or _state.transports.setdefault("ray", RayTransport())
         from phalanx.transport.inline import InlineTransport
 
         if "inline" not in _state.transports:
@@ -152,92 +168,64 @@ def _own_accelerators() -> dict[str, float]:
     return {"GPU": float(count)} if count else {}
 
 
+def at_letting_go(step: Step, callback: LetGo) -> None:
+    """Have a function called when a backend is let go of: with that backend, or with None for all of them.
+
+    The cluster may be gone already (``connected()`` is False): there is nothing to be freed then, only to be noted.
+    """
+    _state.letting_go.append((step, callback))
+
+
+def at_shutdown(callback: Callable[[], None]) -> None:
+    """Have a function called by :func:`shutdown`, after all groups are closed and before Ray is left."""
+    _state.ending.append(callback)
+
+
+def _let_go(transport: Transport | None) -> None:
+    for _, callback in sorted(_state.letting_go, key=lambda entry: entry[0]):
+        try:
+            callback(transport)
+        except Exception:  # the others are to be freed all the same
+            _log.warning("not everything could be closed", exc_info=True)
+
+
 def shutdown() -> None:
     """Close every pool of this process; end the local Ray cluster if ``phalanx`` started it. Idempotent."""
-    from phalanx.runtime.life.notices import publisher
-    from phalanx.runtime.tools.trace import save_environment_trace
-
     with _state.lock:
-        for pool in list(_state.pools):
-            pool.close()
-        save_environment_trace()
-        publisher.finish()
-        _state.transports.clear()
+        _let_go(None)
+        for callback in _state.ending:
+            callback()
         _state.inline_resources = {}
         _state.show_ranks = None
         if _state.started_ray:
             from phalanx.transport.ray import cluster as ray_cluster
 
             ray_cluster.stop()
+        _state.transports.clear()
+
+
+def lost(transport: Transport) -> None:
+    """Note that a backend's cluster was left without a word to this library. Idempotent."""
+    with _state.lock:
+        if _state.transports.get(transport.name) is transport:
+            del _state.transports[transport.name]
             _state.started_ray = False
+    _let_go(transport)
+    transport.leave()
+
+
+def _before_ray_shutdown() -> None:
+    transport = _state.transports.get("ray")
+    if transport is not None:
+        _let_go(transport)
+
+
+def _after_ray_shutdown() -> None:
+    transport = _state.transports.get("ray")
+    if transport is not None:
+        lost(transport)
 
 
 def show_ranks() -> Shown:
     """The ranks whose output this driver shows, of groups that say nothing of it."""
     return _state.show_ranks if _state.show_ranks is not None else settings().show_ranks
-
-
-def remember(pool: ResourcePool) -> None:
-    """Keep a pool in view of :func:`status` and :func:`shutdown` as long as it lives."""
-    with _state.lock:
-        _state.pools.add(pool)
-
-
-def forget(pool: ResourcePool) -> None:
-    """Take a closed pool out of view."""
-    with _state.lock:
-        _state.pools.discard(pool)
-
-
-def status(backend: str | None = None) -> Table:
-    """What the cluster has, what is free, and what pools and groups hold, node by node.
-
-    Prints as a table; ``.to_dict()`` gives it as data.
-    """
-    backend_transport = transport(backend)
-    rows: list[tuple[Any, ...]] = []
-    held_by_node: dict[str, list[str]] = {}
-    for holder in backend_transport.holders():
-        amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
-        held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
-    for node in backend_transport.nodes():
-        rows += [
-            (node.host, node.node_id[:8], name, _amount(name, free), _amount(name, total), held)
-            for name, total, free, held in _resource_rows(
-                node.total, node.available, held_by_node.get(node.node_id, [])
-            )
-        ]
-    with _state.lock:
-        pools = list(_state.pools)
-    notes = [_pool_line(pool) for pool in pools if not pool.closed] or ["no pools in this process"]
-    if backend_transport.name == "ray":
-        from phalanx.transport.ray import cluster as ray_cluster
-
-        notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
-    return Table(
-        f"cluster ({backend_transport.name} backend, run {RUN_ID}, driver pid {os.getpid()})",
-        ("host", "node", "resource", "free", "total", "held by"),
-        tuple(rows),
-        tuple(notes),
-    )
-
-
-def _resource_rows(
-    total: Mapping[str, float], free: Mapping[str, float], holders: list[str]
-) -> list[tuple[str, float, float, str]]:
-    shown = sorted(name for name in total if not name.startswith("accelerator_type:"))
-    return [
-        (name, total[name], free.get(name, 0.0), "; ".join(holders) if index == 0 else "")
-        for index, name in enumerate(shown)
-    ]
-
-
-def _amount(name: str, amount: float) -> str:
-    if "memory" in name:
-        return size(amount)
-    return f"{amount:g}"
-
-
-def _pool_line(pool: ResourcePool) -> str:
-    groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
-    return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

@@ -7,6 +7,9 @@ import threading
 import weakref
 from typing import Protocol
 
+from phalanx.runtime.session import connection as cluster
+from phalanx.transport.base import Transport
+
 LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
 
@@ -18,6 +21,8 @@ class Watched(Protocol):
     def name(self) -> str: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def transport(self) -> Transport: ...
 
     def look(self) -> None:
         """One look; cheap where nothing has happened."""
@@ -61,7 +66,10 @@ class Sentinel:
                 self._cores.discard(core)
             return
         try:
-            core.look()
+            if core.transport.connected():
+                core.look()
+            else:
+                cluster.lost(core.transport)
         except Exception:  # of the backend, while it shuts down: the next look, or the next call, tells more
             _log.debug("looking after group %r failed", core.name, exc_info=True)
 

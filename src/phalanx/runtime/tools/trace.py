@@ -22,6 +22,7 @@ from phalanx.errors import DeclarationError
 from phalanx.execution.control import MARK_VARIABLE
 from phalanx.runtime.calls.listeners import CallListener, HeardCall, everywhere
 from phalanx.runtime.life.epoch import GroupLife
+from phalanx.runtime.session.connection import at_shutdown
 from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.journal import path_of, read
@@ -397,5 +398,7 @@ def save_environment_trace(pid: int | None = None) -> None:
     except Exception as error:
         _log.warning("the trace was not written to %s: %s", tracer._path, error)
 
+
+at_shutdown(save_environment_trace)
 
 __all__ = ["Tracer", "trace"]

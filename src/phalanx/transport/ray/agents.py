@@ -92,6 +92,12 @@ class Agents:
                 with contextlib.suppress(RayError, ValueError):
                     ray.kill(actor)
 
+    def leave(self) -> None:
+        """Let go of everything, without asking the cluster, which was left: what is still watched here is ended."""
+        self._local.leave()
+        self._remote.clear()
+        self._ranks.clear()
+
     def _by_node(self, endpoints: Sequence[Endpoint]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for index, endpoint in enumerate(endpoints):

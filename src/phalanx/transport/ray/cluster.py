@@ -1,11 +1,22 @@
-"""Starting, joining and leaving a Ray cluster."""
+"""Starting, joining and leaving a Ray cluster; nothing of ours starts one by a call that comes too late."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import ray
+from ray._private import auto_init_hook
+from ray._private.worker import global_worker
+
+from phalanx.errors import GroupClosed
+from phalanx.transport.base import CLUSTER_LEFT
+
+_log = logging.getLogger("phalanx")
 
 
 def is_running() -> bool:
@@ -38,8 +49,78 @@ def job_id() -> str:
     return ray.get_runtime_context().get_job_id()
 
 
-def in_worker() -> bool:
-    """Whether this process is a Ray worker (a task or an actor of somebody), not a driver script."""
-    if not ray.is_initialized():
-        return False
-    return ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+class Connection:
+    """This process's connection to a cluster, from ``ray.init()`` to ``ray.shutdown()``; a later one is another."""
+
+    def __init__(self) -> None:
+        self._node = global_worker.node  # Ray makes a new object for each connection
+        _start_no_cluster()
+
+    @property
+    def open(self) -> bool:
+        """Whether it is the connection of now; costs 0.1 us."""
+        return global_worker.node is self._node and bool(global_worker.connected)
+
+    def check(self) -> None:
+        """See to it that it is the connection of now.
+
+        Raises:
+            GroupClosed: the cluster was left.
+        """
+        if not self.open:
+            raise GroupClosed(f"a call came too late. {CLUSTER_LEFT}")
+
+
+class _AutoConnect:
+    """Stands for the flag by which Ray starts a cluster at any call that finds none.
+
+    Such a call made by this library comes from a group of a cluster that was left, and is refused, in whichever
+    thread it is made; one made by the user's code starts a cluster as it always did.
+    """
+
+    def __init__(self, flag: object) -> None:
+        self._flag = flag
+
+    def __bool__(self) -> bool:
+        if global_worker.connected or ray.is_initialized():
+            return False
+        if _is_ours(sys._getframe(1)):
+            raise GroupClosed(f"a call came too late. {CLUSTER_LEFT}")
+        return bool(self._flag)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether the innermost frame that is not Ray's belongs to this library."""
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package != "ray":
+            return package == "phalanx"
+        frame = frame.f_back
+    return False
+
+
+def _start_no_cluster() -> None:
+    if not isinstance(auto_init_hook.enable_auto_connect, _AutoConnect):
+        auto_init_hook.enable_auto_connect = _AutoConnect(auto_init_hook.enable_auto_connect)
+
+
+def around_shutdown(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Have two functions called before and after each ``ray.shutdown()`` of this process, whoever calls it.
+
+    Ray has no hook for it, so the public function is replaced, once for all. Whoever imported the former one leaves
+    the cluster without these calls: what they do is then done late, by whoever notices it.
+    """
+    shutdown = ray.shutdown
+
+    @functools.wraps(shutdown)
+    def in_order(*args: Any, **kwargs: Any) -> Any:
+        try:
+            before()
+        except Exception:
+            _log.warning("ray.shutdown(): not all groups could be closed before", exc_info=True)
+        try:
+            return shutdown(*args, **kwargs)
+        finally:
+            after()
+
+    ray.shutdown = in_order

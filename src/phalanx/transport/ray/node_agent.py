@@ -70,6 +70,12 @@ class NodeAgent:
             if not self._watched:
                 self._dismiss()
 
+    def leave(self) -> None:
+        """Let the reaper go, which ends what it still watches."""
+        with self._lock:
+            self._watched.clear()
+            self._dismiss()
+
     def watch(self, targets: Sequence[Target]) -> None:
         """See to it that these ranks end with whoever made this agent, at the latest."""
         targets = [target for target in targets if target.same() is not None]

@@ -30,7 +30,7 @@ from phalanx.transport.base import (
 from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.agents import Agents
-from phalanx.transport.ray.cluster import job_id
+from phalanx.transport.ray.cluster import Connection, job_id
 from phalanx.transport.ray.errors import (
     log_once,
     lost_of,
@@ -59,6 +59,13 @@ class RayTransport:
     def __init__(self) -> None:
         self._agents = Agents()
         log_once()
+        self._connection = Connection()
+
+    def connected(self) -> bool:
+        return self._connection.open
+
+    def leave(self) -> None:
+        self._agents.leave()
 
     def nodes(self) -> list[NodeCapacity]:
         return placement.nodes()
@@ -70,7 +77,8 @@ class RayTransport:
         return placement.reserve(request)
 
     def release(self, reservation: Reservation) -> None:
-        placement.release(reservation)  # pyright: ignore[reportArgumentType]
+        if self.connected():
+            placement.release(reservation)  # pyright: ignore[reportArgumentType]
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
         return placement.nodes_of(slots, reservations)
@@ -186,6 +194,7 @@ class RayTransport:
         return (ray.ObjectRef,)
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        self._connection.check()
         try:
             return ray.get(list(refs), timeout=timeout)
         except rayx.GetTimeoutError as error:
@@ -194,11 +203,13 @@ class RayTransport:
             raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        self._connection.check()
         positions = {ref: index for index, ref in enumerate(refs)}
         done, rest = ray.wait(list(refs), num_returns=count, timeout=timeout, fetch_local=False)
         return sorted(positions[ref] for ref in done), sorted(positions[ref] for ref in rest)
 
     def outcome(self, ref: Ref) -> Outcome:
+        self._connection.check()
         try:
             return Outcome(ray.get(ref))
         except rayx.RayError as error:
@@ -218,13 +229,14 @@ class RayTransport:
         return placement.keys_of(reservation)
 
     def release_keys(self, keys: Sequence[str]) -> None:
-        placement.release_keys(keys)
+        if self.connected():
+            placement.release_keys(keys)
 
     def alive(self, endpoint: Endpoint) -> bool:
-        return endpoint.handle._get_local_state() != _DEAD
+        return self.connected() and endpoint.handle._get_local_state() != _DEAD
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
-        if not ray.is_initialized() or not endpoints:
+        if not self.connected() or not endpoints:
             return ()
         answering = [endpoint for endpoint in endpoints if self.alive(endpoint)]
         self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
@@ -277,7 +289,8 @@ class RayTransport:
         return job_id()
 
     def publish(self, key: str, value: bytes | None) -> None:
-        publish(key, value)
+        if self.connected():
+            publish(key, value)
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
