@@ -15,7 +15,7 @@ from phalanx.compat.verl.single_controller.base.decorator import Dispatch, regis
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from phalanx.runtime.life.notices import publisher
 from phalanx.show.published import NoSuchGroup
-from phalanx.transport.ray.eyes import Eyes
+from phalanx.transport.ray.node_agents import RankObserver
 from phalanx.transport.ray.published import Onlooker
 from tests.runtime.fault_workers import within
 
@@ -36,20 +36,20 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     group = RayWorkerGroup(pool, RayClassWithInitArgs(Held), name_prefix="observed")
     refs = group.hold(str(tmp_path / "go"))
     onlooker = Onlooker(ray.get_runtime_context().gcs_address)
-    eyes = Eyes(onlooker.address)
+    observer = RankObserver(onlooker.address)
     publisher.flush(10.0)
     (name,) = [one.name for one in onlooker.published().groups if one.name.startswith("observed")]
     ranks = onlooker.published().find(name).ranks
     busy = [{"hold"}, {"hold"}]
-    seen = within(10.0, lambda: [set(sight.methods.values()) for sight in eyes.sights(ranks)] == busy)
+    seen = within(10.0, lambda: [set(sight.methods.values()) for sight in observer.sights(ranks)] == busy)
     (tmp_path / "go").touch()
     ray.get(refs)
-    log = eyes.read(ranks[1], 0, 10_000).decode()
+    log = observer.read(ranks[1], 0, 10_000).decode()
     del group
     gc.collect()  # its methods know it
     publisher.flush(10.0)
 
-    assert within(10.0, lambda: not any(sight.reachable for sight in eyes.sights(ranks)))
+    assert within(10.0, lambda: not any(sight.reachable for sight in observer.sights(ranks)))
     assert seen
     assert log.splitlines()[-1] == "held"
     with pytest.raises(NoSuchGroup):

@@ -18,7 +18,7 @@ from phalanx.show.logs import Lines, prefix_of
 from phalanx.show.published import GroupEntry, RankEntry
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.eyes import Eyes  # loads Ray
+    from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
 _CHUNK = 1 << 20
 _LOOK_EVERY_S = 0.2
@@ -77,14 +77,14 @@ def logs(
 
     Exit codes: 0 done; 2 no cluster, no such group or rank, or a file cannot be read.
     """
-    from phalanx.transport.ray.eyes import Eyes  # loads Ray
+    from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
     cluster = onlooker(address)
     found = cluster.published().find(group)
     ranks = chosen_ranks(found, rank)
-    eyes = Eyes(cluster.address)
+    observer = RankObserver(cluster.address)
     try:
-        files = [RankFile(eyes, found, entry) for entry in ranks]
+        files = [RankFile(observer, found, entry) for entry in ranks]
         lines = [[*file.lines(), *([] if follow else file.rest())] for file in files]
         _print(merged(lines, order, tail), as_json)
         if follow:
@@ -93,14 +93,14 @@ def logs(
     except OSError as error:
         raise DispatchError(f"group {found.name!r}: {error}") from None
     finally:
-        eyes.close()
+        observer.close()
 
 
 class RankFile:
     """The file of one rank, read on and on."""
 
-    def __init__(self, eyes: Eyes, group: GroupEntry, entry: RankEntry) -> None:
-        self._eyes = eyes
+    def __init__(self, observer: RankObserver, group: GroupEntry, entry: RankEntry) -> None:
+        self._observer = observer
         self._entry = entry
         self._prefix = prefix_of(group.label, entry.rank, entry.host)
         self._lines = Lines()
@@ -115,7 +115,7 @@ class RankFile:
         """
         found: list[str] = []
         while True:
-            data = self._eyes.read(self._entry, self._offset, _CHUNK)
+            data = self._observer.read(self._entry, self._offset, _CHUNK)
             self._offset += len(data)
             found += self._lines.feed(data)
             if len(data) < _CHUNK:

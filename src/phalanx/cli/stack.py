@@ -35,16 +35,16 @@ def stack(
 
     Exit codes: 0 done; 2 no cluster, no such group or no such rank.
     """
-    from phalanx.transport.ray.eyes import Eyes  # loads Ray
+    from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
     cluster = onlooker(address)
     found = cluster.published().find(group)
     ranks = chosen_ranks(found, rank)
-    eyes = Eyes(cluster.address)
+    observer = RankObserver(cluster.address)
     try:
-        sights = eyes.sights(ranks, stacks=True)
+        sights = observer.sights(ranks, stacks=True)
     finally:
-        eyes.close()
+        observer.close()
     if as_json:
         typer.echo(
             json.dumps([_data(entry, sight) for entry, sight in zip(ranks, sights, strict=True)], indent=1)

@@ -20,7 +20,7 @@ from phalanx.show.published import RankEntry
 from phalanx.transport.ray.usage import Usage
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.eyes import Eyes  # loads Ray
+    from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
     from phalanx.transport.ray.published import Onlooker  # loads Ray
 
 _BETWEEN_LOOKS_S = 0.3
@@ -52,26 +52,26 @@ def top(
 
     Exit codes: 0 done; 2 no cluster, or no such group.
     """
-    from phalanx.transport.ray.eyes import Eyes  # loads Ray
+    from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
     cluster = onlooker(address)
-    eyes = Eyes(cluster.address)
-    looker = Looker(cluster, eyes, group)
+    observer = RankObserver(cluster.address)
+    looker = Looker(cluster, observer, group)
     try:
         if once or as_json or not sys.stdout.isatty():
             _once(looker, as_json)
         else:
             _live(looker, every)
     finally:
-        eyes.close()
+        observer.close()
 
 
 class Looker:
     """Takes one look after another; what changes between two of them tells the use of processors."""
 
-    def __init__(self, cluster: Onlooker, eyes: Eyes, group: str | None) -> None:
+    def __init__(self, cluster: Onlooker, observer: RankObserver, group: str | None) -> None:
         self._cluster = cluster
-        self._eyes = eyes
+        self._observer = observer
         self._group = group
         self._before: dict[tuple[int, str], Usage | None] = {}
 
@@ -84,9 +84,9 @@ class Looker:
         published = self._cluster.published()
         groups = published.groups if self._group is None else (published.find(self._group),)
         ranks = [rank for group in groups for rank in group.ranks]
-        sights = self._eyes.sights(ranks)
-        usage = self._eyes.usage(ranks)
-        gpus = self._eyes.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
+        sights = self._observer.sights(ranks)
+        usage = self._observer.usage(ranks)
+        gpus = self._observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
         now = {
             _key(rank): rank_now(rank, sight, self._before.get(_key(rank)), used, gpu)
             for rank, sight, used, gpu in zip(ranks, sights, usage, gpus, strict=True)

@@ -204,9 +204,9 @@ class NodeAgent:
         """Memory and processor time of each process; None where it is gone."""
         return [usage_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
 
-    def gpus(self, targets: Sequence[Target]) -> list[Gpu]:
-        """The accelerators of this node."""
-        return gpus()
+    def gpus(self, targets: Sequence[Target]) -> list[list[Gpu]]:
+        """The accelerators of this node, for each of these ranks."""
+        return [gpus()] * len(targets)
 
     def read(self, target: Target, path: str, offset: int, limit: int) -> bytes | str:
         """Bytes of a file of this node; why there are none."""

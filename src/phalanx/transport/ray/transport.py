@@ -29,7 +29,6 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import metrics, placement
-from phalanx.transport.ray.agents import Agents
 from phalanx.transport.ray.cluster import Connection, job_id
 from phalanx.transport.ray.errors import (
     log_once,
@@ -39,6 +38,7 @@ from phalanx.transport.ray.errors import (
     outcome_of,
     with_post_mortem,
 )
+from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, OUTPUT, packed_bare
@@ -57,7 +57,7 @@ class RayTransport:
     immediate = False
 
     def __init__(self) -> None:
-        self._agents = Agents()
+        self._agents = OwnRanks()
         log_once()
         self._connection = Connection()
 
@@ -259,8 +259,7 @@ class RayTransport:
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
         answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
-        gone = Sight(reachable=False, note="nothing on its node answers")
-        return [gone if answer is None else answer for answer in answers]
+        return [NOTHING_ANSWERS if answer is None else answer for answer in answers]
 
     def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
         return [

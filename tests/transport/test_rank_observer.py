@@ -14,7 +14,7 @@ import ray
 import phalanx as px
 from phalanx.runtime.life.notices import group_entry
 from phalanx.show.published import RankEntry
-from phalanx.transport.ray.eyes import Eyes
+from phalanx.transport.ray.node_agents import RankObserver
 
 
 @pytest.fixture(scope="module")
@@ -27,43 +27,51 @@ def ranks(ray_cluster: None) -> Iterator[tuple[RankEntry, ...]]:
 
 
 @pytest.fixture(params=["here", "elsewhere"])
-def eyes(ranks: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Eyes]:
-    made = Eyes(ray.get_runtime_context().gcs_address)
+def observer(
+    ranks: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RankObserver]:
+    made = RankObserver(ray.get_runtime_context().gcs_address)
     if request.param == "elsewhere":
         monkeypatch.setattr(made, "_host", "another-host")
     yield made
     made.close()
 
 
-def test_ranks_are_seen_with_their_stacks(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
-    assert [(sight.reachable, bool(sight.stack)) for sight in eyes.sights(ranks, stacks=True)] == [
+def test_ranks_are_seen_with_their_stacks(observer: RankObserver, ranks: tuple[RankEntry, ...]) -> None:
+    assert [(sight.reachable, bool(sight.stack)) for sight in observer.sights(ranks, stacks=True)] == [
         (True, True)
     ] * 2
 
 
-def test_their_memory_and_processor_time_are_known(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
-    usage = eyes.usage(ranks)
+def test_their_memory_and_processor_time_are_known(
+    observer: RankObserver, ranks: tuple[RankEntry, ...]
+) -> None:
+    usage = observer.usage(ranks)
 
     assert all(one is not None and one.memory > 10_000_000 and one.cpu_s > 0 for one in usage)
 
 
-def test_their_logs_are_read(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
-    assert eyes.read(ranks[1], 0, 100).startswith(b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'")
+def test_their_logs_are_read(observer: RankObserver, ranks: tuple[RankEntry, ...]) -> None:
+    assert observer.read(ranks[1], 0, 100).startswith(
+        b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'"
+    )
 
 
-def test_a_log_that_is_not_there_is_said_so(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
+def test_a_log_that_is_not_there_is_said_so(observer: RankObserver, ranks: tuple[RankEntry, ...]) -> None:
     lost = RankEntry(0, ranks[0].node_id, ranks[0].host, 1, log="/nowhere/rank-0.log")
 
     with pytest.raises(OSError, match="no such file"):
-        eyes.read(lost, 0, 1)
+        observer.read(lost, 0, 1)
 
 
-def test_a_process_that_is_another_by_now_is_gone(eyes: Eyes, ranks: tuple[RankEntry, ...]) -> None:
+def test_a_process_that_is_another_by_now_is_gone(
+    observer: RankObserver, ranks: tuple[RankEntry, ...]
+) -> None:
     assert ranks[0].side is not None
     other = RankEntry(0, ranks[0].node_id, ranks[0].host, os.getpid(), side=ranks[0].side)
 
-    assert eyes.usage([other]) == [None]
-    assert not eyes.sights([other])[0].reachable
+    assert observer.usage([other]) == [None]
+    assert not observer.sights([other])[0].reachable
 
 
 def test_a_process_of_its_own_joins_the_cluster_for_ranks_elsewhere(ranks: tuple[RankEntry, ...]) -> None:
