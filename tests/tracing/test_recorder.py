@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from dataclasses import dataclass, replace
-
-import pytest
+from dataclasses import replace
 
 from phalanx.tracing.events import Part, Span, Track
 from phalanx.tracing.journal import Reading
 from phalanx.tracing.recorder import Draft, Place, TraceRecorder, assemble
 from tests.tracing.made_up import MS, at, key
-
-
-@dataclass(frozen=True)
-class Sent:
-    data: bytes
 
 
 def drafted(place: Place, number: int, ms: float = 0) -> Draft:
@@ -104,22 +97,21 @@ def test_of_very_many_spans_the_oldest_are_dropped() -> None:
     assert all(span.ended is not None for span in trace.spans)
 
 
-def test_messages_are_noted_as_they_pass() -> None:
+def test_each_message_has_its_bytes_and_the_times_at_which_it_was_made_and_sent() -> None:
     draft = Draft(1, place("a"), "", "update", 0)
-    passed = [message.data for message in draft.noted([Sent(b"ab"), Sent(b"abc")], immediate=False)]
+    for nbytes in (2, 3):
+        draft.composed(nbytes)
+        draft.posted()
 
-    assert passed == [b"ab", b"abc"]
     assert draft.message_bytes == [2, 3]
     assert [a <= b for a, b in zip(draft.encoded, draft.sent, strict=True)] == [True, True]
 
 
-def test_what_is_raised_while_a_call_is_composed_ends_it() -> None:
+def test_a_call_that_ends_with_an_error_says_which() -> None:
     draft = Draft(1, place("a"), "", "update", 0)
-    with pytest.raises(KeyError), draft.composing():
-        raise KeyError("x")
+    draft.end(KeyError("x"))
 
-    assert draft.error == "KeyError: 'x'"
-    assert draft.ended is not None
+    assert (draft.error, draft.ended is not None) == ("KeyError: 'x'", True)
 
 
 def test_threads_may_record_at_once() -> None:

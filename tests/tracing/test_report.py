@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.show.tables import Table
+from phalanx.tracing.durations import clipped, union
 from phalanx.tracing.events import STARTING, Call, Clock, Trace
 from phalanx.tracing.report import report
-from phalanx.tracing.slices import clipped, union
 from tests.tracing.made_up import MS, TRACE, UPDATE, at, key, part, track
 
 

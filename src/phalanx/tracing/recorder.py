@@ -168,15 +168,6 @@ class TraceRecorder:
         return assemble(places, here, seen, began, ended, title, self.dropped)
 
 
-class Switch:
-    """Whether this process records calls: ``recorder`` is None while no trace is on."""
-
-    recorder: TraceRecorder | None = None
-
-
-tracing = Switch()
-
-
 def assemble(
     places: Sequence[Place],
     drafts: Sequence[Draft],

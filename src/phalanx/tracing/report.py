@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.show.tables import Table
-from phalanx.tracing.events import STARTING, Call, Part, Trace, Track, TrackKey
-from phalanx.tracing.slices import clipped, results_there, union
+from phalanx.tracing.durations import (
+    arguments_ns,
+    awaited_ns,
+    busy_ns,
+    clipped,
+    parts_by_track,
+    ready_at,
+    run_ns,
+    union,
+    waits_ns,
+)
+from phalanx.tracing.events import STARTING, Call, Trace, Track, TrackKey
 
 _MS = 1e6
 
@@ -78,24 +88,6 @@ def report(trace: Trace) -> Report:
         failures=_failures(trace),
         notes=(*trace.notes, *_clock_notes(trace)),
     )
-
-
-def run_ns(part: Part) -> int | None:
-    """How long the method itself took on a rank."""
-    if part.started is None or part.finished is None:
-        return None
-    return part.finished - part.started
-
-
-def busy_ns(call: Call, index: int, calls: Mapping[int, Call], until: int) -> tuple[int, int] | None:
-    """From when to when a rank was at work on its part of a call: not while it waits for results of other calls."""
-    part = call.parts[index]
-    if part.received is None:
-        return None
-    start = results_there(call, index, calls) or part.received
-    if part.returned is None and part.started is None and start > part.received:
-        return None
-    return start, part.returned if part.returned is not None else max(until, start)
 
 
 def _by_method(calls: Iterable[Call]) -> dict[str, list[Call]]:
@@ -186,15 +178,6 @@ def _skew(trace: Trace) -> Table:
     )
 
 
-def _parts_by_track(trace: Trace) -> dict[TrackKey, list[tuple[Call, int]]]:
-    """The calls of each track, with the place of its part in them."""
-    found: dict[TrackKey, list[tuple[Call, int]]] = {track.key: [] for track in trace.tracks}
-    for call in trace.calls:
-        for index, part in enumerate(call.parts):
-            found.setdefault(call.key(part), []).append((call, index))
-    return found
-
-
 def _ranks(trace: Trace) -> Table:
     tracks = {track.key: track for track in trace.tracks}
     last: Counter[TrackKey] = Counter()
@@ -204,10 +187,10 @@ def _ranks(trace: Trace) -> Table:
             last[call.key(max(ended, key=lambda part: (part.finished or 0, part.rank)))] += 1
     rows: list[tuple[Any, ...]] = []
     calls = {call.id: call for call in trace.calls}
-    for key, found in _parts_by_track(trace).items():
+    for key, found in parts_by_track(trace).items():
         parts = [call.parts[index] for call, index in found if call.method != STARTING]
         ran = sum(run_ns(part) or 0 for part in parts)
-        arguments = sum(_arguments(call, i, calls) for call, i in found if call.method != STARTING)
+        arguments = sum(arguments_ns(call, i, calls) for call, i in found if call.method != STARTING)
         track = tracks.get(key)
         rows.append(
             (
@@ -240,14 +223,14 @@ def _accelerators(trace: Trace) -> Table:
     places: dict[str, list[Track]] = {}
     for track in trace.tracks:
         places.setdefault(_place_of(track), []).append(track)
-    parts = _parts_by_track(trace)
+    parts = parts_by_track(trace)
     calls = {call.id: call for call in trace.calls}
     rows: list[tuple[Any, ...]] = []
     for place, tracks in places.items():
         windows: list[tuple[int, int]] = []
         busy: list[tuple[int, int]] = []
         for track in tracks:
-            start = max(trace.began, track.opened or trace.began, _ready(parts[track.key]))
+            start = max(trace.began, track.opened or trace.began, ready_at(parts[track.key]))
             windows.append((start, max(start, min(track.closed or trace.ended, trace.ended))))
             busy += [
                 time
@@ -271,41 +254,21 @@ def _place_of(track: Track) -> str:
     return f"{track.place}, process {track.pid}"
 
 
-def _ready(parts: Sequence[tuple[Call, int]]) -> int:
-    """When the rank's constructor was over; before that it is not idle, but not there."""
-    times = [call.parts[index].returned or 0 for call, index in parts if call.method == STARTING]
-    return max(times, default=0)
-
-
-def _awaited(call: Call, index: int, calls: Mapping[int, Call]) -> int:
-    """How long a rank waited for results of other calls."""
-    there, received = results_there(call, index, calls), call.parts[index].received
-    return 0 if there is None or received is None else there - received
-
-
-def _arguments(call: Call, index: int, calls: Mapping[int, Call]) -> int:
-    """How long a rank took to get its arguments once they were there."""
-    part = call.parts[index]
-    if part.started is None or part.received is None:
-        return 0
-    return part.started - part.received - _awaited(call, index, calls)
-
-
 def _phases(trace: Trace) -> Table:
     """Where the time of calls goes, in ms: sums over calls; those of ranks are means over the ranks of a call."""
     free: dict[TrackKey, int] = {}
     by_id = {call.id: call for call in trace.calls}
     waits: dict[int, tuple[float, float]] = {}
     for call in sorted(trace.calls, key=lambda one: one.began):
-        waits[call.id] = _waits(call, free)
+        waits[call.id] = waits_ns(call, free)
     rows: list[tuple[Any, ...]] = []
     for name, calls in _by_method(trace.calls).items():
         sums = [0.0] * 9
         for call in calls:
             places = range(len(call.parts))
             on_ranks = [
-                statistics.fmean([_awaited(call, i, by_id) for i in places] or [0]),
-                statistics.fmean([_arguments(call, i, by_id) for i in places] or [0]),
+                statistics.fmean([awaited_ns(call, i, by_id) for i in places] or [0]),
+                statistics.fmean([arguments_ns(call, i, by_id) for i in places] or [0]),
                 _mean((p.finished, p.started) for p in call.parts),
                 _mean((p.returned, p.finished) for p in call.parts),
             ]
@@ -328,24 +291,6 @@ def _phases(trace: Trace) -> Table:
         "fetch",
     )
     return Table("Where the time goes, in ms; for ranks the mean over them", columns, tuple(rows))
-
-
-def _waits(call: Call, free: dict[TrackKey, int]) -> tuple[float, float]:
-    """Mean ns over the ranks between the sending and the taking up: behind other calls, and on the way."""
-    queued: list[float] = []
-    way: list[float] = []
-    for part in call.parts:
-        key = call.key(part)
-        if part.sent is not None and part.received is not None:
-            behind = max(0, min(part.received, free.get(key, 0)) - part.sent)
-            queued.append(behind)
-            way.append(max(0, part.received - part.sent - behind))
-        if part.returned is not None:
-            free[key] = max(free.get(key, 0), part.returned)
-    return (
-        statistics.fmean(queued) if queued else 0.0,
-        statistics.fmean(way) if way else 0.0,
-    )
 
 
 def _mean(pairs: Iterable[tuple[int | None, int | None]]) -> float:

@@ -234,19 +234,3 @@ def _nested(family: Sequence[Slice]) -> tuple[list[Slice], int]:
             placed.append(_at(one, len(lanes), 0))
             lanes.append([one])
     return placed, len(lanes)
-
-
-def union(times: Iterable[tuple[int, int]]) -> int:
-    """How much time stretches of it, as (start, end), cover together."""
-    total, reached = 0, 0
-    for start, end in sorted(times):
-        if end > reached:
-            total += end - max(start, reached)
-            reached = end
-    return total
-
-
-def clipped(times: Iterable[tuple[int, int]], windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of stretches of time that lie in one of the windows."""
-    parts = [(max(s, a), min(e, b)) for s, e in times for a, b in windows]
-    return [(start, end) for start, end in parts if end > start]

@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import phalanx as px
+from phalanx.runtime.calls.listeners import everywhere
 from phalanx.tracing.events import Call, Part, Trace
 from phalanx.tracing.files import load
-from phalanx.tracing.recorder import tracing
 from phalanx.tracing.spans import process
 
 
@@ -181,7 +181,7 @@ def test_a_trace_can_begin_and_end_in_the_middle_of_a_run(group: Any) -> None:
     group.add(3)
 
     assert len(trace.events.calls) == 1
-    assert (tracing.recorder, process.sink) == (None, None)
+    assert (everywhere.now().planned, process.sink) == ((), None)
     assert all(group.run(_listens_for_spans)) is False
 
 

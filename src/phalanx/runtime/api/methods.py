@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -15,7 +14,6 @@ from phalanx.runtime.calls.future import CallFuture, Stream
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.explain_call import explain_call, finished_result
 from phalanx.show.explanation import CallExplanation
-from phalanx.tracing.recorder import tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +64,7 @@ class BoundMethod(Generic[P, R]):
         return self._send(args, kwargs, waits=False)
 
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[R]:
-        began = time.time_ns() if tracing.recorder is not None else 0
+        began = self._selection.core.began()
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
         spec, options, handle = self._spec, self._options, self._handle

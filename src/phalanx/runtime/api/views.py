@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from phalanx.runtime.groups.travel import PortableGroup, pack, unpack
 from phalanx.runtime.tools.profile import Profile, start_profile
 from phalanx.runtime.tools.record import Record, start_recording
 from phalanx.topology.mesh import Mesh
-from phalanx.tracing.recorder import tracing
 from phalanx.wire.messages import RUN
 
 P = ParamSpec("P")
@@ -139,7 +137,7 @@ class GroupView:
         Returns:
             The outputs by rank; of ``group[i].run(...)`` the one output.
         """
-        began = _now_if_traced()
+        began = self.core.began()
         if not callable(function):
             raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
         plan = self._selection.plan_run(function, args, kwargs)
@@ -241,7 +239,7 @@ class GroupView:
 
     def execute_all_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
-        began = _now_if_traced()
+        began = self.core.began()
         spec = self._selection.spec_of(method)
         return self._send(self._selection.plan_execute_all(spec, args, kwargs), spec, began)
 
@@ -255,7 +253,7 @@ class GroupView:
 
     def execute_rank_zero_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
-        began = _now_if_traced()
+        began = self.core.began()
         spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
         return self._send(self._selection.plan_execute_rank_zero(spec, args, kwargs), spec, began)
 
@@ -276,10 +274,6 @@ class GroupView:
     def __reduce__(self) -> Any:
         chosen = self._selection
         return _rebuild, (pack(chosen.core), chosen.ranks, chosen.role, chosen.which)
-
-
-def _now_if_traced() -> int:
-    return time.time_ns() if tracing.recorder is not None else 0
 
 
 def _rebuild(portable: PortableGroup, ranks: tuple[int, ...], role: str, which: Which) -> GroupView:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from phalanx.runtime.calls.listeners import CallListener, HeardCall
 from phalanx.show.meters import meters
 from phalanx.wire.arrival import Meter
+from phalanx.wire.names import full_name
 from phalanx.wire.side_channel import SETUP_CALL
 
 
@@ -71,7 +72,7 @@ class CallMeter(CallListener):
     def ended(self, call: HeardCall, error: BaseException | None) -> None:
         life = call.life
         if meters.on and call.number != SETUP_CALL and not life.transport.immediate:
-            name = f"{call.role}.{call.method}" if call.role else call.method
+            name = full_name(call.role, call.method)
             meters.ended(life.name, name, life.transport.now() - call.started, error is not None)
 
 

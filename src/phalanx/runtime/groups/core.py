@@ -6,6 +6,7 @@ import itertools
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -179,6 +180,10 @@ class GroupCore:
         self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT)
         self.under_way.add(call)
         return CallFuture(call)
+
+    def began(self) -> int:
+        """Now, in nanoseconds since 1970, where somebody hears of calls that are planned; else 0."""
+        return time.time_ns() if self.listeners.now().planned else 0
 
     @property
     def takes_bare(self) -> bool:
