@@ -286,7 +286,7 @@ def test_micro_batches_that_cannot_be_had_are_refused(most: int, options: dict[s
         rearrange_micro_batches(masked([8, 1, 5]), most, **options)
 
 
-@pytest.mark.parametrize("elsewhere", [[[9, -2]], [[4, -1]]], ids=["too long a row", "too few rows"])
+@pytest.mark.parametrize("elsewhere", [[[9, -2]], [[8, -1]]], ids=["too long a row", "too few rows"])
 def test_rows_that_another_rank_cannot_cut_are_refused_on_every_rank(
     monkeypatch: pytest.MonkeyPatch, elsewhere: list[list[int]]
 ) -> None:
@@ -296,7 +296,7 @@ def test_rows_that_another_rank_cannot_cut_are_refused_on_every_rank(
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
 
     with pytest.raises(ValueError, match="max_token_len"):
-        rearrange_micro_batches(masked([4, 4]), 4, dp_group=object())
+        rearrange_micro_batches(masked([8, 8]), 8, dp_group=object())
 
 
 def test_unbalance_is_told_before_and_after() -> None:
