@@ -17,13 +17,9 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
-from phalanx.runtime.pools.pool import Holding
-from phalanx.runtime.pools.pool import ResourcePool as NativePool
-from phalanx.runtime.session import connection as cluster
+from phalanx.compat.verl.single_controller.ray import native
 from phalanx.topology.placement import bundle_resources
-from phalanx.topology.slots import Slot, SlotView
 from phalanx.transport.base import ReserveRequest
-from phalanx.transport.ray.placement import RayReservation
 
 #: Options in which merged pools must agree.
 _SAME_IN_BOTH = {
@@ -77,7 +73,7 @@ class RayResourcePool(ResourcePool):
             PlacementError: the cluster cannot hold them, with a table of what it has.
         """
         if self.pgs is None:
-            transport = cluster.transport("ray")
+            transport = native.transport()
             resource = _RESOURCES.get(device_name, "GPU") if self.use_gpu else None
             prefix = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self._store))}"
             request = ReserveRequest(
@@ -141,7 +137,7 @@ def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
     return sizes
 
 
-def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> NativePool:
+def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> native.ResourcePool:
     """The library's own view of a pool's slots, in rank order, with or without their accelerators; it owns nothing."""
     groups = pool.get_placement_groups(device_name=device_name)
     places = pool._places()
@@ -149,22 +145,14 @@ def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> Nativ
         raise CheckFailed(
             f"the pool {pool.name_prefix!r} has no slots; give it process_on_nodes, such as [8]"
         )
-    bundle = {key: float(value) for key, value in groups[0].bundle_specs[0].items()}
-    resource = _RESOURCES.get(device_name, "GPU") if use_gpu else None
-    name = pool.name_prefix
-    holding = Holding(
-        pool=name,
-        transport=cluster.transport("ray"),
-        reservation=RayReservation(name, list(groups)),
-        bundle=bundle,
-        resource=resource,
+    return native.pool_on(
+        pool.name_prefix,
+        groups,
+        places,
+        resource=_RESOURCES.get(device_name, "GPU") if use_gpu else None,
         max_colocate_count=pool.max_colocate_count,
-        accelerators_per_slot=1 if resource else 0,
         detached=pool.detached,
-        reservation_name=name,
     )
-    view = SlotView(tuple(Slot(index, bundle, name) for index, bundle in places))
-    return NativePool.of(name, view, {name: holding})
 
 
 def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
@@ -315,7 +303,7 @@ class ResourcePoolManager:
         return sum(count for counts in self.resource_pool_spec.values() for count in counts)
 
     def _check_resource_available(self) -> None:
-        nodes = cluster.transport("ray").nodes()
+        nodes = native.transport().nodes()
         total = sum(node.total.get("GPU", node.total.get("NPU", 0.0)) for node in nodes)
         if total < self.get_n_gpus():
             raise NotEnoughGpus(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.compat.verl.errors import CheckFailed, NoAccelerators, SystemVariables
-from phalanx.compat.verl.remote import make_host
+from phalanx.compat.verl.single_controller.ray import native
 from phalanx.compat.verl.single_controller.ray.classes import (
     RayClassWithInitArgs,
     _unwrap_ray_remote,
@@ -26,18 +25,8 @@ from phalanx.compat.verl.single_controller.ray.pools import (
     native_pool,
 )
 from phalanx.declare.bind import ClassWithInitArgs as NativeClass
-from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.launch import Launched, Processes, launch
-from phalanx.runtime.groups.starts import constructors, sent_to
-from phalanx.runtime.life.epoch import GroupCard
-from phalanx.runtime.life.notices import group_entry, publisher
-from phalanx.runtime.life.options import GroupOptions
-from phalanx.runtime.pools.pool import ResourcePool as NativePool
-from phalanx.transport.base import Facade, Reservation, Transport
-from phalanx.wire.messages import RankSetup
 
 _log = logging.getLogger(__name__)
-_numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 _HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
 _WITHOUT_EFFECT = ("enable_task_events", "num_returns", "_metadata", "num_gpus", "concurrency_groups")
 _BEFORE_START = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
@@ -92,79 +81,24 @@ def start(order: Order) -> Started:
     order.pool.get_placement_groups(strategy=order.strategy, device_name=order.device_name)
     pool = native_pool(order.pool, order.device_name, order.use_gpu)
     user_class = _unwrap_ray_remote(order.cls.cls)
-    names = tuple(f"{order.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots)
-    processes = Processes(
-        class_name=user_class.__name__,
-        methods=tuple(Facade(name, "", name) for name in callables(user_class)),
-        names=names,
+    names = native.Names(
+        group=f"{order.prefix}{user_class.__name__}",
+        actors=tuple(
+            f"{order.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots
+        ),
+        methods=tuple(callables(user_class)),
         namespace=ray.get_runtime_context().namespace,
-        factory=make_host,
     )
     bound = NativeClass(user_class, *order.cls.args, **order.cls.kwargs)
     master = _master(order, pool)
-    core = _core(user_class.__name__, pool)
-    launched = launch(
-        pool,
-        {"": bound},
-        f"{order.prefix}{user_class.__name__}",
-        0,
-        _options(order, user_class),
-        core.outlet,
-        processes=processes,
-        amend=lambda setup: _amended(setup, order, master),
-    )
-    if not order.detached:  # those are to outlive this process
-        pool.transport.attend(launched.endpoints)
-    _settle(launched, core, order.timeout)
-    environment = launched.setups[0].environment
+    options = _options(order, user_class)
+    ranks = native.start(pool, bound, names, options, lambda setup: _amended(setup, order, master))
     return Started(
-        handles=[endpoint.handle for endpoint in launched.endpoints],
-        names=list(names),
-        master=(environment["MASTER_ADDR"], environment["MASTER_PORT"]),
-        release=_releaser(pool.transport, launched.extras, _published(order, core, user_class)),
+        handles=ranks.handles,
+        names=list(names.actors),
+        master=(ranks.environment["MASTER_ADDR"], ranks.environment["MASTER_PORT"]),
+        release=ranks.release,
     )
-
-
-def _core(class_name: str, pool: NativePool) -> GroupCore:
-    """The library's own view of the ranks, for as long as they are being started."""
-    card = GroupCard(class_name, 0, methods={"": {}}, callables={"": frozenset()}, classes={"": class_name})
-    return GroupCore(card, pool.transport, pool.world_size, owner=True)
-
-
-def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
-    call = constructors(core, timeout)
-    sent_to(call, core.life.enter(launched.endpoints), launched.tickets)
-    try:
-        call.result(None)
-    except BaseException:
-        core.transport.kill(launched.endpoints)
-        _releaser(core.transport, launched.extras)()
-        raise
-
-
-def _published(order: Order, core: GroupCore, cls: type) -> Callable[[], None]:
-    """Let the commands see the group; what to call when it is gone."""
-    entry = replace(
-        group_entry(core.life),
-        number=next(_numbers),
-        name=f"{order.prefix}{cls.__name__}",
-        state="ready",
-        methods={"": callables(cls)},
-        detached=False,  # px.attach does not find it
-    )
-    return publisher.add(core.transport, entry)
-
-
-def _releaser(
-    transport: Transport, extras: Reservation | None, also: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    def release() -> None:
-        if also is not None:
-            also()
-        if extras is not None and ray.is_initialized():
-            transport.release(extras)
-
-    return release
 
 
 def callables(cls: type) -> list[str]:
@@ -183,7 +117,7 @@ def _has_async(cls: type) -> bool:
     )
 
 
-def _options(order: Order, cls: type) -> GroupOptions:
+def _options(order: Order, cls: type) -> native.GroupOptions:
     given = order.cls.ray_options()
     for name in sorted(set(given) - {*_HONOURED, *_WITHOUT_EFFECT}):
         if not name.startswith("_"):
@@ -195,7 +129,7 @@ def _options(order: Order, cls: type) -> GroupOptions:
     concurrency = given.get("max_concurrency") or None
     if _has_async(cls) and (concurrency is None or concurrency == 1):
         concurrency = _ASYNC_CONCURRENCY
-    return GroupOptions(
+    return native.GroupOptions(
         env={name: str(value) for name, value in order.worker_env.items()},
         runtime_env=runtime_env or None,
         num_cpus=given.get("num_cpus"),
@@ -207,7 +141,7 @@ def _options(order: Order, cls: type) -> GroupOptions:
     )
 
 
-def _master(order: Order, pool: NativePool) -> tuple[str, str] | None:
+def _master(order: Order, pool: native.ResourcePool) -> tuple[str, str] | None:
     """Where the user wants the ranks to meet; None leaves it to the library, whose rank 0 holds the port already."""
     address, port = order.master
     if order.port_range is None and address is None and port is None:
@@ -220,7 +154,7 @@ def _master(order: Order, pool: NativePool) -> tuple[str, str] | None:
     return str(address or found[0]), str(port or found[1])
 
 
-def _amended(setup: RankSetup, order: Order, master: tuple[str, str] | None) -> RankSetup:
+def _amended(setup: native.RankSetup, order: Order, master: tuple[str, str] | None) -> native.RankSetup:
     """The variables that verl's workers find beside torch's own."""
     local = {
         "RAY_LOCAL_RANK": str(setup.local_rank),

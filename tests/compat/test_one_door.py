@@ -1,0 +1,17 @@
+"""The drop-in knows the library's runtime in one place."""
+
+from __future__ import annotations
+
+from tests.imports.source import MODULES, imports_of
+
+
+def test_only_one_module_of_the_drop_in_imports_the_runtime() -> None:
+    of_drop_in = [module for module in MODULES if module.startswith("phalanx.compat")]
+
+    knowing = [
+        module
+        for module in of_drop_in
+        if any(name.startswith("phalanx.runtime") for name in imports_of(module))
+    ]
+
+    assert knowing == ["phalanx.compat.verl.single_controller.ray.native"]
