@@ -102,8 +102,7 @@ class Phalanx(RayContender):
         return group.group.empty()
 
     def pipeline(self, group: Pooled, calls: int) -> None:
-        for future in [group.group.empty.submit() for _ in range(calls)]:
-            future.result()
+        px.gather(*[group.group.empty.submit() for _ in range(calls)])
 
     def wrap(self, batch: torch.Tensor) -> torch.Tensor:
         return batch

@@ -39,13 +39,14 @@ class Control:
     """The side channel of one worker process."""
 
     def __init__(self) -> None:
-        #: Where calls without a number, which nobody can cancel, are noted directly.
+        #: Where calls without a message are noted directly.
         self.page = CallPage()
         self._stacks = os.memfd_create("phalanx-stacks")
         fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)  # so that the reader may truncate it
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
         self._requests, self._wake = os.pipe()
-        self._current = 0
+        #: Number of the call that runs on the main thread; 0 between calls.
+        self.running = 0
         self._tasks: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = {}
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         os.environ[MARK_VARIABLE] = self._mark
@@ -86,10 +87,10 @@ class Control:
         try:
             if self.page.cancelled(number):
                 raise Interrupted("cancelled before it began")
-            self._current = number
+            self.running = number
             yield
         finally:
-            self._current = 0
+            self.running = 0
             self.page.end(slot)
 
     @contextlib.contextmanager
@@ -117,9 +118,9 @@ class Control:
             self._sockets = frozenset(_sockets().values())
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        number = self._current
+        number = self.running
         if number and self.page.cancelled(number):
-            self._current = 0  # once per call: clean-up code runs undisturbed
+            self.running = 0  # once per call: clean-up code runs undisturbed
             raise Interrupted("interrupted while it ran")
 
     def _serve(self) -> None:

@@ -31,7 +31,7 @@ from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import ANY_EPOCH, HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
 from phalanx.wire.names import full_name
-from phalanx.wire.side_channel import BARE_CALL, SETUP_CALL
+from phalanx.wire.side_channel import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 
 _REMEMBERED = 256
 _NOWHERE: AbstractContextManager[None] = nullcontext()
@@ -65,6 +65,7 @@ class Host:
         self.record: bytes | None = None
         self._journals = Journals(own_process=not services.in_driver)
         self._epoch = ANY_EPOCH
+        self._bare_calls = 0
         self.closers = Closers(own_process=not services.in_driver)
         # Ctrl-C reaches the ranks that live in the driver's process; in another one it is what a method raised.
         ends = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
@@ -173,11 +174,16 @@ class Host:
         Raises:
             RankFailure: whatever the call raised.
         """
-        page = None if self._control is None else self._control.page
-        slot = page.begin(BARE_CALL, full_name(role, method)) if page is not None else 0
+        control, self._bare_calls = self._control, self._bare_calls + 1
+        number = BARE_CALLS + self._bare_calls
+        slot = 0 if control is None else control.page.begin(number, full_name(role, method))
         if self._journals.on:
             self._journals.off()
         try:
+            if control is not None:
+                if control.page.cancelled(number):
+                    raise Interrupted("cancelled before it began")
+                control.running = number
             function = getattr(self._target(role), method)
             bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
             result = function() if bare is None else self.hooks.around(bare, function, (), {})
@@ -189,8 +195,9 @@ class Host:
         except BaseException as error:
             raise self._failure(error, role, method) from None
         finally:
-            if page is not None:
-                page.end(slot)
+            if control is not None:
+                control.running = 0
+                control.page.end(slot)
 
     def _run_bare_in_driver(self, role: str, method: str) -> Any:
         with self.closers.current():
@@ -246,9 +253,9 @@ class Host:
 
     @contextmanager
     def _noted(self, role: str, method: str) -> Generator[None]:
-        """The time of a call without a number, which nobody can cancel."""
+        """The time of a call that was made past the library, which nobody can cancel."""
         page = None if self._control is None else self._control.page
-        slot = 0 if page is None else page.begin(BARE_CALL, full_name(role, method))
+        slot = 0 if page is None else page.begin(PLAIN_CALL, full_name(role, method))
         try:
             yield
         finally:

@@ -87,13 +87,17 @@ class SpawnRequest:
 
 @dataclass
 class Endpoint:
-    """One worker process. ``facts`` is what it reported; ``handle`` is the transport's own."""
+    """One worker process. ``facts`` is what it reported; ``handle`` is the transport's own.
+
+    ``bare_calls`` counts the calls that this process sent it without a message.
+    """
 
     slot: Slot
     handle: Any
     facts: Facts
     name: str | None = None
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
+    bare_calls: int = 0
 
 
 class Ticket(NamedTuple):

@@ -210,6 +210,7 @@ class InlineTransport:
         returns: int = OUTPUT,
     ) -> Ticket:
         if data == BARE:
+            endpoint.bare_calls += 1
             return Ticket(self._run(endpoint, lambda: endpoint.handle.host.run_bare(role, method)))
         ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=returns > OUTPUT)
         return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)

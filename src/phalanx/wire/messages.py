@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
-from phalanx.wire.side_channel import BARE_CALL
 
 #: First bytes of every message, so that an actor method can tell it from a plain argument.
 MAGIC = b"\x93phalanx\x01"
@@ -67,14 +66,14 @@ ANY_EPOCH = -1
 OUTPUT, DESCRIBED, HALVED = 1, 2, 3
 
 #: Sent in place of a packed message for a call without arguments whose output is kept. Every argument costs a process
-#: about a fifth of an empty call, so such a call has none; it also has no number, and cannot be cancelled.
+#: about a fifth of an empty call, so such a call has none. Its number is how many such calls its rank has been sent.
 BARE = b""
 
 
-def packed_bare(role: str, method: str) -> bytes:
+def packed_bare(number: int, role: str, method: str) -> bytes:
     """What ``BARE`` stands for, where a process cannot be called without a message."""
     return MAGIC + pickle.dumps(
-        (BARE_CALL, ANY_EPOCH, role, method, True, OUTPUT, False, False, NO_ARGUMENTS), 5
+        (number, ANY_EPOCH, role, method, True, OUTPUT, False, False, NO_ARGUMENTS), 5
     )
 
 

@@ -22,8 +22,10 @@ CANCELLED = 128
 #: Number of the call that makes a process a rank; the calls of a group have numbers far above it.
 SETUP_CALL = 1
 CLOSE_CALL = 2
-#: Number of every call that comes without a message.
-BARE_CALL = 3
+#: Calls made past the library have no numbers that anybody knows; they all bear this one.
+PLAIN_CALL = 3
+#: Calls that come without a message are counted from here on by either side: by whoever sends them, and by the rank.
+BARE_CALLS = 1 << 62
 
 _RUNNING = struct.Struct(
     "<QdQ"

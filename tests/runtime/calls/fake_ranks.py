@@ -97,6 +97,9 @@ class FakeArrivals:
             return Outcome(failure=capture(one, rank=position))
         return Outcome(one)
 
+    def fetched_with_others(self) -> None:
+        return None
+
     def disregard(self) -> None:
         self.disregarded = True
 

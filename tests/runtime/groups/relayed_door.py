@@ -51,6 +51,9 @@ class RelayedArrivals:
         part, at = self._of(position)
         return part.outcome(at)
 
+    def fetched_with_others(self) -> None:
+        return None
+
     def disregard(self) -> None:
         for part in self.parts:
             part.disregard()

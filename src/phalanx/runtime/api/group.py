@@ -150,6 +150,7 @@ class WorkerGroup(GroupView):
             stall_report_after=options.stall_report_after,
             pool=self._pool.name,
             detached=options.detached,
+            asynchronous=options.max_concurrency is not None,
         )
 
     def restart(self) -> None:

@@ -45,7 +45,7 @@ class BoundMethod(Generic[P, R]):
         self._handle = handle  # of these ranks: what custom functions get as their group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
-        self._may_be_bare = self._fixed and spec.blocking and not spec.replay and spec.needs_nothing
+        self._may_be_bare = self._fixed and not spec.replay and spec.needs_nothing
         #: The plan of a call without arguments, where it is always the same.
         self._empty: CallPlan | None = None
         self.__name__ = spec.name
@@ -69,7 +69,7 @@ class BoundMethod(Generic[P, R]):
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
         spec, options, handle = self._spec, self._options, self._handle
         core, role = self._selection.core, self._selection.role
-        if empty and waits and self._may_be_bare and core.takes_bare:
+        if empty and self._may_be_bare and (waits or not core.card.asynchronous) and core.takes_bare:
             return core.send_bare(plan, spec, role, options.timeout, handle, options.stall_report_after)
         return core.send(
             plan,

@@ -45,8 +45,8 @@ class Call:
     """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
 
     Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
-    it. ``limit`` is its deadline in seconds, from ``started``, on the backend's clock. ``collector`` is what a custom
-    collect function gets as the group.
+    it, unless each knows it by another one, of ``numbers``. ``limit`` is its deadline in seconds, from ``started``, on
+    the backend's clock. ``collector`` is what a custom collect function gets as the group.
     """
 
     __slots__ = (
@@ -64,6 +64,7 @@ class Call:
         "listeners",
         "method",
         "number",
+        "numbers",
         "plan",
         "role",
         "rules",
@@ -100,6 +101,7 @@ class Call:
         self.role = role
         self.method = method
         self.number = number
+        self.numbers: Sequence[int] | None = None
         self.rules = rules
         self.listeners = listeners
         self.heard: Heard = listeners.now()
@@ -211,11 +213,17 @@ class Call:
 
     def _joined(self, until: float | None) -> Iterator[Any]:
         """The value, decoded straight into its place where rows are joined."""
-        plan, heard = self.plan, self.heard
-        policy = Policy.VIEW if plan.gather.how == "rows" else Policy.PRIVATE
-        met = self.rules.met
-        with decoding(policy, meter=met):
+        with decoding(self.decodes, meter=self.rules.met):
             outputs = self.arrivals.fetch(seconds_until(until, self.life.transport))
+        yield self._join(outputs)
+
+    @property
+    def decodes(self) -> Policy:
+        """In what memory its outputs are decoded: rows are copied by being joined."""
+        return Policy.VIEW if self.plan.gather.how == "rows" else Policy.PRIVATE
+
+    def _join(self, outputs: Sequence[Any]) -> Any:
+        heard, met = self.heard, self.rules.met
         if met is not None:
             for output in outputs:
                 if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
@@ -224,10 +232,26 @@ class Call:
             self.listeners.tell(heard.arrived, self, None)
         if self.rules.verify is not None:
             self.rules.verify(self, outputs)
-        value = gather(plan.gather, outputs, self.collector)
+        value = gather(self.plan.gather, outputs, self.collector)
         if heard.joined:
             self.listeners.tell(heard.joined, self)
-        yield value
+        return value
+
+    def conclude_with(self, outputs: Sequence[Any]) -> None:
+        """End it with outputs that were fetched together with those of other calls."""
+        with self._waiting:
+            if self.over:
+                return
+            try:
+                self._check()
+                self._end(Returned(self._join(outputs)))
+            except Exception as error:
+                self._end(Raised(error.with_traceback(None)))
+
+    def has_failed(self) -> bool:
+        """Whether a rank is known to have failed; does not wait."""
+        ended = self.arrivals.wait(range(len(self.plan.ranks)), 1, 0)[0]
+        return not all(self.arrivals.outcome(position).ok for position in ended)
 
     def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:
         pending = [position for position in range(len(self.plan.ranks)) if position not in given]
@@ -257,7 +281,7 @@ class Call:
             arrivals=self.arrivals,
             grace_s=self.rules.grace_s,
             started=self.started,
-            call=self.number,
+            numbers=self.numbers or [self.number] * len(self.plan.ranks),
             owner=life.owner,
             init=self.rules.init,
         )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from phalanx.collect.join import whole, with_rests
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import Outcome, Ticket, Transport
+from phalanx.transport.base import Outcome, Ref, Ticket, Transport
 from phalanx.wire.messages import HALVED, OUTPUT, Message
 
 
@@ -36,6 +36,10 @@ class Arrivals(Protocol):
 
     def fetch(self, timeout: float | None) -> list[Any]:
         """The outputs of all ranks. Raises FetchFailed as soon as one cannot be had, NotReady at the timeout."""
+        ...
+
+    def fetched_with_others(self) -> Sequence[Ref] | None:
+        """What the outputs can be fetched by, together with those of other calls; None where they cannot."""
         ...
 
     def output(self, position: int) -> Any:
@@ -88,6 +92,9 @@ class DirectArrivals:
             return self._transport.fetch(self._values, timeout)
         found = self._transport.fetch([*self._values, *self._rests], timeout)
         return with_rests(found[: len(self._values)], found[len(self._values) :])
+
+    def fetched_with_others(self) -> Sequence[Ref] | None:
+        return None if self._rests else self._values
 
     def output(self, position: int) -> Any:
         ticket = self._tickets[position]

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.status import Raised, Returned, raisable
+from phalanx.runtime.calls.together import together
 from phalanx.runtime.session.waiters import waiters
 from phalanx.transport.base import Ticket, Transport
 
@@ -173,9 +174,10 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
             raise DispatchError(
                 f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
             )
-    waiting = [waiters.submit(future.result, timeout) for future in futures]
-    ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
-    for one in waiting:
-        if one in ended and (error := one.exception()) is not None:
-            raise error
-    return [one.result() for one in waiting]
+    if not together([future.call for future in futures], timeout):
+        waiting = [waiters.submit(future.result, timeout) for future in futures]
+        ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
+        for one in waiting:
+            if one in ended and (error := one.exception()) is not None:
+                raise error
+    return [future.result() for future in futures]

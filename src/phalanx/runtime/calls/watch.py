@@ -19,8 +19,8 @@ _SEVERED_WITHIN_S = 0.5
 class Watch:
     """One call that was sent: which endpoint belongs to which rank, and what may come back.
 
-    A *position* is an index into ``ranks``, ``endpoints`` and ``arrivals``. ``call`` is the number under which the
-    ranks know the call; ``owner`` says whether this process owns the group, so that nobody else may end it.
+    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``numbers``: those under which the ranks
+    know the call. ``owner`` says whether this process owns the group, so that nobody else may end it.
     ``started`` is on the backend's clock.
     """
 
@@ -33,7 +33,7 @@ class Watch:
     arrivals: Arrivals
     grace_s: float
     started: float
-    call: int = 0
+    numbers: Sequence[int] = ()
     owner: bool = True
     init: bool = False
 
@@ -82,8 +82,7 @@ class Watch:
         busy = self.arrivals.wait(everyone, len(everyone), 0)[1]
         if not busy:
             return None
-        drops = self.transport.cancel([self.endpoints[position] for position in busy], self.call)
-        dropped = [position for position, drop in zip(busy, drops, strict=True) if drop]
+        dropped = self._cancel(busy)
         running = [position for position in busy if position not in dropped]
         pending = self._still_at_it(running, self.grace_s)
         severed = bool(pending)
@@ -93,6 +92,15 @@ class Watch:
         reports = self._after_cancel(dropped, pending)
         ranks = [self.ranks[position] for position in pending]
         return Seen("cancelled", self.group, self.method, reports, ranks, severed=severed)
+
+    def _cancel(self, busy: Sequence[int]) -> list[int]:
+        """Have ranks end the call; those that certainly had not begun it, and never will."""
+        dropped: list[int] = []
+        for number in sorted({self.numbers[position] for position in busy}):
+            of_it = [position for position in busy if self.numbers[position] == number]
+            drops = self.transport.cancel([self.endpoints[position] for position in of_it], number)
+            dropped += [position for position, drop in zip(of_it, drops, strict=True) if drop]
+        return dropped
 
     def _after_cancel(self, dropped: Sequence[int], pending: Sequence[int]) -> list[RankReport]:
         reports = [
@@ -198,7 +206,7 @@ class Watch:
         report = replace(self._report(position, "timeout"), since=self.transport.now() - self.started)
         if sight is None:
             return replace(report, state="finished", since=None)
-        began = sight.running.get(self.call)
+        began = sight.running.get(self.numbers[position])
         if not sight.reachable:
             return replace(report, state="unreachable", since=began or report.since, stack=_stack(sight))
         if began is not None or self.endpoints[position].facts.side is None:

@@ -96,7 +96,7 @@ def ask(
         arrivals=arrivals,
         grace_s=_GRACE_S,
         started=core.transport.now(),
-        call=number,
+        numbers=[number] * len(ranks),
     )
     return Asked(watch)
 

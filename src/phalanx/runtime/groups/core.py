@@ -38,7 +38,7 @@ from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Transport
 from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
-from phalanx.wire.side_channel import BARE_CALL
+from phalanx.wire.side_channel import BARE_CALLS
 
 _log = logging.getLogger("phalanx")
 _BARE = Message(BARE)
@@ -176,7 +176,7 @@ class GroupCore:
     ) -> CallFuture[Any]:
         """Send a call that needs no message; see :meth:`takes_bare`."""
         self._check()
-        call = self._call(plan, role, spec.name, BARE_CALL, timeout, stall_report_after, collector, 0)
+        call = self._call(plan, role, spec.name, BARE_CALLS, timeout, stall_report_after, collector, 0)
         self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT)
         self.under_way.add(call)
         return CallFuture(call)
@@ -189,9 +189,10 @@ class GroupCore:
     def takes_bare(self) -> bool:
         """Whether a call without arguments that keeps every output may go without a message.
 
-        Nobody but its caller may wait for it: it has no number, by which it could be cancelled, traced or compared.
+        Its number is then the one to which the sender and each rank count such calls, so there must be one sender; and
+        it can be neither traced nor compared.
         """
-        return not self.debug and not self.listeners.now().planned
+        return self.life.owner and not self.debug and not self.listeners.now().planned
 
     def _check(self) -> None:
         """See to it that a call can be sent now.
@@ -281,6 +282,9 @@ class GroupCore:
             with self._order:  # calls reach all ranks in one order, whichever threads make them
                 self.life.check_current(call.epoch, call.plan.ranks, call.method)
                 call.arrivals = self.door.submit(call.epoch, outgoing)
+                if call.number == BARE_CALLS:
+                    endpoints = call.epoch.endpoints
+                    call.numbers = [BARE_CALLS + endpoints[rank].bare_calls for rank in call.plan.ranks]
         except BaseException as error:  # Ctrl-C too
             if outgoing.reached and not self.life.transport.immediate:
                 self._half_sent(call, outgoing.reached, error)

@@ -36,6 +36,7 @@ class GroupCard:
     stall_report_after: float | None = None
     pool: str = ""
     detached: bool = False
+    asynchronous: bool = False
 
 
 class Epoch:

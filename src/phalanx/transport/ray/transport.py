@@ -42,6 +42,7 @@ from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, OUTPUT, packed_bare
+from phalanx.wire.side_channel import BARE_CALLS
 
 NAMESPACE = "phalanx"
 _KILLED_WITHIN_S = 5.0
@@ -161,6 +162,7 @@ class RayTransport:
         returns: int = OUTPUT,
     ) -> Ticket:
         if data == BARE:
+            endpoint.bare_calls += 1
             key = role + "//" + method
             bare = endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method)
             try:
@@ -169,7 +171,7 @@ class RayTransport:
             except TypeError:
                 # Ray's own tracing is on: it adds an argument, which methods of a class do not take.
                 endpoint.methods[key] = None
-            data = packed_bare(role, method)
+            data = packed_bare(BARE_CALLS + endpoint.bare_calls, role, method)
         remote = endpoint.methods.get(role + "/" + method)
         if remote is None:
             handle = endpoint.handle
