@@ -42,6 +42,7 @@ check: $(STAMP) ## lint, format, types, who may import whom, and the documentati
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+	MYPYPATH=src $(BIN)/mypy --strict --follow-imports=silent tests/typing
 	$(BIN)/python -m pytest -q tests/imports tests/docs/test_site.py
 
 bench: $(STAMP) ## compare with verl and bare Ray (ARGS="--quick" for a short one)

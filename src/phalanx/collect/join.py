@@ -63,15 +63,17 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     in_halves = any(isinstance(output, Halves) for output in outputs)
     if in_halves and (plan.how != "rows" or plan.trim is not None or plan.order is not None):
         outputs, in_halves = [whole(output) for output in outputs], False
+    if plan.how == "none":
+        return None
+    taken = [outputs[position] for position in plan.take]
+    if plan.trim is not None:
+        taken = [_trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
     if plan.how == "custom":
         if plan.collect_fn is None:
             raise InternalError("a custom gather plan without a collect_fn")
-        return plan.collect_fn(group, list(outputs))
-    taken = [outputs[position] for position in plan.take]
+        return plan.collect_fn(group, taken)
     if plan.how == "value":
         return taken[0]
-    if plan.trim is not None:
-        taken = [_trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
     if plan.how == "list":
         return taken
     if plan.how != "rows":

@@ -3,39 +3,221 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
 
-from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute, as_mode
+from phalanx.declare.modes import (
+    Collect,
+    Dispatch,
+    DispatchMode,
+    Execute,
+    Listed,
+    Mode,
+    Scheme,
+    Single,
+    as_mode,
+    collecting,
+)
 from phalanx.declare.names import RESERVED
+from phalanx.declare.results import (
+    AsyncMethod,
+    Dropping,
+    DroppingLater,
+    Giving,
+    GivingLater,
+    Listing,
+    ListingLater,
+    Making,
+    MakingLater,
+    Method,
+    Registered,
+    RegisteredAsync,
+)
 from phalanx.declare.spec import ClassSpec, MethodSpec
 from phalanx.errors import DeclarationError
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
 MARK = "__phalanx_spec__"
 
+_All: TypeAlias = Literal[Execute.ALL]
+_Zero: TypeAlias = Literal[Execute.RANK_ZERO]
+_Waits: TypeAlias = Literal[True]
+_Later: TypeAlias = Literal[False]
+_First: TypeAlias = Literal["first"]
+_OneValue: TypeAlias = Literal["join", "first"]
 
+
+class _Options(TypedDict, total=False):
+    readonly: bool
+    to_device: bool
+    replay: bool
+    replicated: bool
+    pad_to_multiple: int | None
+    pad_mask: str | None
+
+
+# For type checkers: by whether only rank 0 runs the method, then by collect= where it is given, else by the mode.
 @overload
-def register(dispatch_mode: F, /) -> F: ...
+def register(method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
+@overload
+def register(method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
 @overload
 def register(
-    dispatch_mode: DispatchMode | CustomMode | dict[str, Any] | Any = ...,
+    dispatch_mode: object = ...,
+    *,
+    execute_mode: _Zero,
+    blocking: _Waits = ...,
+    collect: _First | None = ...,
+    **options: Unpack[_Options],
+) -> Giving: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    *,
+    execute_mode: _Zero,
+    blocking: _Later,
+    collect: _First | None = ...,
+    **options: Unpack[_Options],
+) -> GivingLater: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: Literal["none"],
+    **options: Unpack[_Options],
+) -> Dropping: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    *,
+    blocking: _Later,
+    collect: Literal["none"],
+    **options: Unpack[_Options],
+) -> DroppingLater: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: Literal["list"],
+    **options: Unpack[_Options],
+) -> Listing: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    *,
+    blocking: _Later,
+    collect: Literal["list"],
+    **options: Unpack[_Options],
+) -> ListingLater: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: _OneValue,
+    **options: Unpack[_Options],
+) -> Giving: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    *,
+    blocking: _Later,
+    collect: _OneValue,
+    **options: Unpack[_Options],
+) -> GivingLater: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: Callable[..., V],
+    **options: Unpack[_Options],
+) -> Making[V]: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    *,
+    blocking: _Later,
+    collect: Callable[..., V],
+    **options: Unpack[_Options],
+) -> MakingLater[V]: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode[Listed] = ...,
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: None = ...,
+    **options: Unpack[_Options],
+) -> Listing: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode[Listed] = ...,
+    execute_mode: _All = ...,
+    *,
+    blocking: _Later,
+    collect: None = ...,
+    **options: Unpack[_Options],
+) -> ListingLater: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode[Single],
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: None = ...,
+    **options: Unpack[_Options],
+) -> Giving: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode[Single],
+    execute_mode: _All = ...,
+    *,
+    blocking: _Later,
+    collect: None = ...,
+    **options: Unpack[_Options],
+) -> GivingLater: ...
+@overload
+def register(
+    dispatch_mode: Mode | Mapping[str, Callable[..., Any]] | Scheme = ...,
     execute_mode: Execute = ...,
     blocking: bool = ...,
-    *,
-    readonly: bool = ...,
-    to_device: bool = ...,
-    replay: bool = ...,
-    replicated: bool = ...,
-    pad_to_multiple: int | None = ...,
-    pad_mask: str | None = ...,
+    **options: Unpack[_Options],
 ) -> Callable[[F], F]: ...
 def register(
     dispatch_mode: Any = Dispatch.ONE_TO_ALL,
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     *,
+    collect: Collect | None = None,
     readonly: bool = False,
     to_device: bool = False,
     replay: bool = False,
@@ -50,6 +232,10 @@ def register(
             ``{"dispatch_fn", "collect_fn"}`` pair, or a scheme object. Default ``ONE_TO_ALL``.
         execute_mode: ``px.Execute.ALL``, or ``RANK_ZERO``: only rank 0 runs it and its value is the result.
         blocking: whether a bare call waits; ``False`` makes it return a ``CallFuture``.
+        collect: how outputs become what a call gives, where that is not as the mode has it: ``"join"`` their rows,
+            ``"list"``: by rank, or by dp coordinate, ``"first"``: that of the first rank or dp coordinate, ``"none"``:
+            None, and no output leaves its rank; or a function of ``(group, outputs)``. A call to one rank gives its
+            output, whatever is said here, but for ``"none"``.
         readonly: arguments arrive without a copy, as read-only views of shared memory.
         to_device: tensors among the arguments arrive on the worker's device.
         replay: ``group.restart()`` calls it again, with the same arguments, in the new processes.
@@ -58,7 +244,7 @@ def register(
         pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
 
     Raises:
-        DeclarationError: an unknown mode, or a thing that is no plain method, at class creation.
+        DeclarationError: an unknown mode, a ``collect`` that does not fit it, or a thing that is no plain method.
     """
     if inspect.isfunction(dispatch_mode):  # used bare: @px.register
         return register()(dispatch_mode)
@@ -68,6 +254,8 @@ def register(
         raise DeclarationError(
             f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO"
         )
+    if collect is not None:
+        mode = collecting(mode, collect, where, one_rank=execute_mode is Execute.RANK_ZERO)
     if pad_to_multiple is not None and (not isinstance(pad_to_multiple, int) or pad_to_multiple < 1):
         raise DeclarationError(
             f"{where}: pad_to_multiple={pad_to_multiple!r}; expected a whole number from 1"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute
+from phalanx.declare.modes import Dispatch, Execute, Mode
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class MethodSpec:
     """
 
     name: str
-    mode: DispatchMode | CustomMode = Dispatch.ONE_TO_ALL
+    mode: Mode = Dispatch.ONE_TO_ALL
     execute: Execute = Execute.ALL
     blocking: bool = True
     readonly: bool = False
@@ -81,6 +80,3 @@ class ClassSpec:
     @property
     def name(self) -> str:
         return self.cls.__name__
-
-
-Function = Callable[..., Any]

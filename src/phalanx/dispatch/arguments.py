@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.declare.modes import CustomMode, DispatchMode
+from phalanx.declare.modes import DispatchMode, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
 from phalanx.dispatch.structure import flatten, holds, is_future
@@ -35,7 +35,7 @@ class Call:
     handle: Target | None = None  # what custom functions get as their group
 
     @property
-    def mode(self) -> DispatchMode | CustomMode:
+    def mode(self) -> Mode:
         return self.spec.mode
 
     @property

@@ -7,7 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.modes import CustomMode, DispatchMode, add_mode
+from phalanx.declare.modes import (
+    AllToAll,
+    CustomMode,
+    Direct,
+    DispatchMode,
+    MeshLists,
+    MeshMode,
+    MeshRows,
+    OneToAll,
+    RankZero,
+    Rows,
+    add_mode,
+)
 from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.dispatch.rows import Parts, over_ranks, plan_rows
@@ -49,9 +61,12 @@ def plan_mode(call: Call) -> CallPlan:
     """
     if isinstance(call.mode, CustomMode):
         return _plan_custom(call, call.mode)
-    planner = _PLANNERS.get(call.mode.name)
+    planner = _PLANNERS.get(type(call.mode))
     if planner is None:
-        raise DispatchError(f"{call.where}: no such dispatch mode; known: {', '.join(_PLANNERS)}")
+        known = ", ".join(kind.__name__ for kind in _PLANNERS)
+        raise DispatchError(
+            f"{call.where}: a mode of unknown type {type(call.mode).__name__}; known: {known}"
+        )
     return planner(call)
 
 
@@ -61,10 +76,11 @@ def plan_rank_zero(call: Call) -> CallPlan:
         first = _plan_custom(call, call.mode)
         args, kwargs = first.arguments_of(0)
         call = replace(call, args=args, kwargs=kwargs)
-    elif call.mode.name == "DIRECT_ROLLOUT_METHOD":
+    elif isinstance(call.mode, Direct):
         return _refuse_direct(call)
     zero = replace(call, ranks=call.ranks[:1])
-    plan = zero.planned(_same, GatherPlan("value", (0,)))
+    dropped = isinstance(call.mode, DispatchMode) and call.mode.collect == "none"
+    plan = zero.planned(_same, GatherPlan("none", ()) if dropped else GatherPlan("value", (0,)))
     if call.spec.pad_mask is None or call.spec.pad_mask in plan.kwargs:
         return plan
     return replace(plan, kwargs={**plan.kwargs, call.spec.pad_mask: Same(None)})  # nothing is padded
@@ -72,7 +88,7 @@ def plan_rank_zero(call: Call) -> CallPlan:
 
 def plan_same(call: Call) -> CallPlan:
     """The same arguments to every rank."""
-    return call.planned(_same, GatherPlan("list", range(len(call.ranks))))
+    return call.planned(_same, GatherPlan.collecting(call.mode, range(len(call.ranks))))
 
 
 def plan_dealt(call: Call) -> CallPlan:
@@ -80,7 +96,7 @@ def plan_dealt(call: Call) -> CallPlan:
     world = len(call.ranks)
     return call.planned(
         lambda argument: _dealt(call, argument, world, "world_size", Each),
-        GatherPlan("list", range(world)),
+        GatherPlan.collecting(call.mode, range(world)),
     )
 
 
@@ -98,7 +114,7 @@ def _dealt(
         raise DispatchError(
             f"{call.where}: {argument.name!r} is {_shape(value)}; expected a list or tuple of {meaning} = "
             f"{count} elements, one for each {'rank' if meaning == 'world_size' else 'dp coordinate'}. Wrap "
-            "what all shall get whole in px.replicate(...); rows are split by modes such as DP_COMPUTE_PROTO"
+            "what all shall get whole in px.replicate(...); rows are split by Dispatch.ROWS"
         )
     return deal(list(value))
 
@@ -108,15 +124,9 @@ def _shape(value: Any) -> str:
     return f"a {name} of {len(value)} elements" if isinstance(value, list | tuple) else f"a {name}"
 
 
-def _plan_joined(call: Call) -> CallPlan:
-    return plan_rows(call, over_ranks(call))
-
-
-def _plan_metric(call: Call) -> CallPlan:
-    return plan_rows(call, over_ranks(call), how="list")
-
-
-def _plan_with_function(call: Call) -> CallPlan:
+def _plan_rows(call: Call) -> CallPlan:
+    if not isinstance(call.mode, Rows) or not call.mode.function_first:
+        return plan_rows(call, over_ranks(call))
     if not call.args or not callable(call.args[0]):
         given = f"{type(call.args[0]).__name__}" if call.args else "nothing"
         raise DispatchError(
@@ -126,36 +136,37 @@ def _plan_with_function(call: Call) -> CallPlan:
     return plan_rows(call, over_ranks(call), whole=0)
 
 
-def _plan_mesh_rows(dp_axes: tuple[str, ...]) -> Callable[[Call], CallPlan]:
-    return lambda call: plan_rows(call, _over_mesh(call, dp_axes))
+def _plan_mesh_rows(call: Call) -> CallPlan:
+    return plan_rows(call, _over_mesh(call))
 
 
-def _plan_mesh_lists(dp_axes: tuple[str, ...]) -> Callable[[Call], CallPlan]:
-    def planner(call: Call) -> CallPlan:
-        parts = _over_mesh(call, dp_axes)
-        meaning = " * ".join(f"{axis}_size" for axis in dp_axes)
-        return call.planned(
-            lambda argument: _dealt(call, argument, parts.count, meaning, parts.deal),
-            GatherPlan("list", parts.take),
-            pieces=parts.of,
-        )
-
-    return planner
+def _plan_mesh_lists(call: Call) -> CallPlan:
+    parts = _over_mesh(call)
+    meaning = " * ".join(f"{axis}_size" for axis in _dp_axes(call))
+    return call.planned(
+        lambda argument: _dealt(call, argument, parts.count, meaning, parts.deal),
+        GatherPlan.collecting(call.mode, parts.take),
+        pieces=parts.of,
+    )
 
 
-def _over_mesh(call: Call, dp_axes: tuple[str, ...]) -> Parts:
-    mode, mesh = call.mode, _mesh(call)
+def _dp_axes(call: Call) -> tuple[str, ...]:
+    return PP_AS_DP if isinstance(call.mode, MeshMode) and call.mode.pp_as_dp else DP
+
+
+def _over_mesh(call: Call) -> Parts:
+    mode, mesh, dp_axes = call.mode, _mesh(call), _dp_axes(call)
     groups = mesh.dp_groups(dp_axes)
     of = [0] * mesh.world_size
     for piece, ranks in enumerate(groups):
         for rank in ranks:
             of[rank] = piece
-    leaders = mesh.leaders(dp_axes) if isinstance(mode, DispatchMode) and mode.leader_only else None
+    leaders = mesh.leaders(dp_axes) if isinstance(mode, MeshMode) and mode.leader_only else None
     return Parts(len(groups), of, mesh.collectors(dp_axes), None if leaders is None else frozenset(leaders))
 
 
 def _mesh(call: Call) -> Mesh:
-    name = getattr(call.mode, "mesh", None) or "default"
+    name = call.mode.mesh if isinstance(call.mode, MeshMode) else "default"
     world = call.target.world_size
     if len(call.ranks) != world or any(rank != place for place, rank in enumerate(call.ranks)):
         raise DispatchError(
@@ -191,7 +202,7 @@ def _plan_custom(call: Call, mode: CustomMode) -> CallPlan:
     world = len(call.ranks)
     return dealt.planned(
         lambda argument: _checked_column(call, mode, argument, world),
-        GatherPlan("custom", range(world), collect_fn=mode.collect_fn),
+        GatherPlan.collecting(mode, range(world)),
     )
 
 
@@ -223,18 +234,12 @@ def _function_name(mode: CustomMode) -> str:
     return getattr(mode.dispatch_fn, "__name__", None) or f"dispatch of {mode.name}"
 
 
-_PLANNERS: dict[str, Callable[[Call], CallPlan]] = {
-    "ONE_TO_ALL": plan_same,
-    "ALL_TO_ALL": plan_dealt,
-    "RANK_ZERO": plan_rank_zero,
-    "DP_COMPUTE": plan_dealt,
-    "DP_COMPUTE_PROTO": _plan_joined,
-    "DP_COMPUTE_METRIC": _plan_metric,
-    "DP_COMPUTE_PROTO_WITH_FUNC": _plan_with_function,
-    "MEGATRON_COMPUTE": _plan_mesh_lists(DP),
-    "MEGATRON_COMPUTE_PROTO": _plan_mesh_rows(DP),
-    "MEGATRON_PP_AS_DP": _plan_mesh_lists(PP_AS_DP),
-    "MEGATRON_PP_AS_DP_PROTO": _plan_mesh_rows(PP_AS_DP),
-    "MESH": _plan_mesh_rows(DP),
-    "DIRECT_ROLLOUT_METHOD": _refuse_direct,
+_PLANNERS: dict[type[DispatchMode[Any]], Callable[[Call], CallPlan]] = {
+    OneToAll: plan_same,
+    AllToAll: plan_dealt,
+    RankZero: plan_rank_zero,
+    Rows: _plan_rows,
+    MeshRows: _plan_mesh_rows,
+    MeshLists: _plan_mesh_lists,
+    Direct: _refuse_direct,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from phalanx.declare.modes import Collect, CustomMode, Mode
 from phalanx.topology.mesh import Mesh
 
 
@@ -47,7 +48,7 @@ class GatherPlan:
     """How outputs become the call's value.
 
     ``how``: ``"value"`` (the one output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"``
-    (outputs of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs)``).
+    (outputs of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs of take)``), ``"none"``.
     ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
     piece; ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the
     permutation that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
@@ -61,6 +62,28 @@ class GatherPlan:
     collect_fn: Callable[..., Any] | None = None
     rows: Sequence[int] | None = None
     ranks: Sequence[int] | None = None
+
+    @classmethod
+    def collecting(
+        cls,
+        mode: Mode,
+        take: Sequence[int],
+        *,
+        rows: Sequence[int] | None = None,
+        trim: Sequence[tuple[int, int]] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> GatherPlan:
+        """How the outputs at ``take`` become a value, as a mode has it."""
+        collect: Collect = mode.collect_fn if isinstance(mode, CustomMode) else mode.collect
+        if callable(collect):
+            return cls("custom", take, trim, collect_fn=collect, rows=rows)
+        if collect == "join":
+            return cls("rows", take, trim, order, rows=rows)
+        if collect == "list":
+            return cls("list", take, trim, rows=rows)
+        if collect == "none":
+            return cls("none", ())
+        return cls("value", take[:1], trim and trim[:1], rows=rows and rows[:1])
 
 
 @dataclass(frozen=True)

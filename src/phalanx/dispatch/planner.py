@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phalanx.declare.modes import CustomMode, Dispatch, DispatchMode, Execute
+from phalanx.declare.modes import CustomMode, Dispatch, Execute, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Call, check_signature
 from phalanx.dispatch.modes import plan_dealt, plan_mode, plan_rank_zero, plan_same
@@ -87,7 +87,7 @@ def plan_execute_rank_zero(
     return plan_rank_zero(call)
 
 
-def _named(spec: MethodSpec | None, mode: DispatchMode, pad_mask: str | None = None) -> MethodSpec:
+def _named(spec: MethodSpec | None, mode: Mode, pad_mask: str | None = None) -> MethodSpec:
     if spec is None:
         return MethodSpec("execute", mode)
     return MethodSpec(spec.name, mode, signature=spec.signature, pad_mask=pad_mask)

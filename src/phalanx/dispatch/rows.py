@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.declare.modes import DispatchMode
+from phalanx.declare.modes import MeshMode
 from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.dispatch.shardable import ops_for
@@ -65,21 +65,22 @@ def over_ranks(call: Call) -> Parts:
     return Parts(len(call.ranks), everybody, everybody)
 
 
-def plan_rows(call: Call, parts: Parts, how: str = "rows", whole: int | str | None = None) -> CallPlan:
+def plan_rows(call: Call, parts: Parts, whole: int | str | None = None) -> CallPlan:
     """Rows split over ``parts``; the argument at ``whole`` goes to all as it is."""
-    mode = call.mode if isinstance(call.mode, DispatchMode) else DispatchMode("ROWS")
-    if mode.balance is not None or mode.group_size > 1 or call.spec.pad_mask is not None:
+    mode = call.mode if isinstance(call.mode, MeshMode) else None
+    uneven = mode is not None and (mode.balance is not None or mode.group_size > 1)
+    if uneven or call.spec.pad_mask is not None:
         call = call.settled_call()
     taken = _TakenApart.of(call, whole)
     if taken.rows is None and call.spec.pad_to_multiple is not None and taken.futures:
         call = call.settled_call()  # what padding added can only be undone where the rows are counted
         taken = _TakenApart.of(call, whole)
     if taken.rows is None:
-        return _plan_without_rows(call, parts, how, taken)
+        return _plan_without_rows(call, parts, taken)
     cut = _cut(call, mode, parts.count, taken.rows)
     plan = call.planned(
         lambda argument: taken.given(argument, parts, cut),
-        _gather_plan(how, parts, cut),
+        _gather_plan(call, parts, cut),
         parts.spread(cut.sizes),
         taken.shared,
         parts.of,
@@ -87,12 +88,12 @@ def plan_rows(call: Call, parts: Parts, how: str = "rows", whole: int | str | No
     return _with_mask(plan, call, parts.deal(_masks(cut)) if call.spec.pad_mask else None)
 
 
-def _plan_without_rows(call: Call, parts: Parts, how: str, taken: _TakenApart) -> CallPlan:
+def _plan_without_rows(call: Call, parts: Parts, taken: _TakenApart) -> CallPlan:
     """No row is known yet (futures alone), or there are none at all: then every rank gets the same."""
     cut = Cut([0] * parts.count)
     plan = call.planned(
         lambda argument: taken.given(argument, parts, cut),
-        GatherPlan(how, parts.take),
+        GatherPlan.collecting(call.mode, parts.take),
         None,
         taken.shared,
         parts.of if taken.futures else None,
@@ -147,8 +148,11 @@ def _differs(leaf: Leaf) -> bool:
     return is_future(leaf.value) or row_ops(leaf) is not None
 
 
-def _cut(call: Call, mode: DispatchMode, count: int, rows: int) -> Cut:
-    group_size, pad = mode.group_size, call.spec.pad_to_multiple
+def _cut(call: Call, mode: MeshMode[Any] | None, count: int, rows: int) -> Cut:
+    pad = call.spec.pad_to_multiple
+    if mode is None:
+        return Cut(even_sizes(rows, count), pad_to_multiple=pad)
+    group_size = mode.group_size
     if rows % group_size:
         raise DispatchError(
             f"{call.where}: {rows} rows cannot be kept in groups of group_size = {group_size}; give a "
@@ -162,14 +166,14 @@ def _cut(call: Call, mode: DispatchMode, count: int, rows: int) -> Cut:
     return Cut([len(part) for part in indices], indices, pad)
 
 
-def _gather_plan(how: str, parts: Parts, cut: Cut) -> GatherPlan:
+def _gather_plan(call: Call, parts: Parts, cut: Cut) -> GatherPlan:
     sizes = parts.spread(cut.sizes)
     real = sizes if parts.take == range(len(sizes)) else [sizes[position] for position in parts.take]
     trim = None
     if cut.pad_to_multiple is not None and any(size % cut.pad_to_multiple for size in real):
         given = parts.spread(cut.given)
         trim = [(given[position], sizes[position]) for position in parts.take]
-    return GatherPlan(how, parts.take, trim, cut.order if how == "rows" else None, rows=real)
+    return GatherPlan.collecting(call.mode, parts.take, rows=real, trim=trim, order=cut.order)
 
 
 def _masks(cut: Cut) -> list[torch.Tensor]:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, unwrap
-from phalanx.declare.modes import CustomMode, DispatchMode, Execute
+from phalanx.declare.modes import (
+    AllToAll,
+    CustomMode,
+    Direct,
+    Execute,
+    MeshMode,
+    MeshRows,
+    Mode,
+    OneToAll,
+    RankZero,
+    Rows,
+)
 from phalanx.declare.register import class_spec
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError
@@ -21,23 +31,6 @@ from phalanx.show.tables import Table
 from phalanx.topology.mesh import Mesh
 
 _METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare call", "options")
-
-#: Mode -> how its arguments reach the ranks, and what a call gives back.
-_MODES: Mapping[str, tuple[str, str]] = {
-    "ONE_TO_ALL": ("the same to all", "list by rank"),
-    "ALL_TO_ALL": ("lists of world_size, one element each", "list by rank"),
-    "RANK_ZERO": ("as they are", "the value"),
-    "DP_COMPUTE": ("lists of world_size, one element each", "list by rank"),
-    "DP_COMPUTE_PROTO": ("rows, split over the ranks", "rows joined"),
-    "DP_COMPUTE_METRIC": ("rows, split over the ranks", "list by rank"),
-    "DP_COMPUTE_PROTO_WITH_FUNC": ("a function to all, rows split over the ranks", "rows joined"),
-    "MEGATRON_COMPUTE": ("lists of dp_size, one element each dp", "list by dp"),
-    "MEGATRON_PP_AS_DP": ("lists of dp_size * pp_size, one element each", "list by dp and pp"),
-    "MEGATRON_COMPUTE_PROTO": ("rows, split over dp", "rows joined"),
-    "MEGATRON_PP_AS_DP_PROTO": ("rows, split over dp and pp", "rows joined"),
-    "MESH": ("rows, split over dp", "rows joined"),
-    "DIRECT_ROLLOUT_METHOD": ("not callable through a group", "-"),
-}
 
 
 def explain(subject: Any) -> Table:
@@ -105,29 +98,57 @@ def _mesh_table(mesh: Mesh) -> Table:
 
 
 def _row(prefix: str, spec: MethodSpec) -> tuple[Any, ...]:
-    mode = spec.mode
-    if isinstance(mode, DispatchMode):
-        arguments, result = _MODES.get(mode.name, ("-", "-"))
-        name = repr(mode)
-    else:
-        arguments, result = _of_custom(mode)
-        name = mode.name
-    if spec.execute is Execute.RANK_ZERO:
-        arguments, result = "as they are", "the value"
+    mode, one = spec.mode, spec.execute is Execute.RANK_ZERO
+    arguments = "as they are" if one else _arguments(mode)
     return (
         f"{prefix}{spec.name}{spec.signature or '(...)'}",
-        name,
-        "0" if spec.execute is Execute.RANK_ZERO or name == "Dispatch.RANK_ZERO" else "all",
+        mode.name if isinstance(mode, CustomMode) else repr(mode),
+        "0" if one or isinstance(mode, RankZero) else "all",
         arguments,
-        result,
+        "the value" if one else _result(mode),
         "waits" if spec.blocking else "returns a CallFuture",
         ", ".join(_options(spec)) or None,
     )
 
 
-def _of_custom(mode: CustomMode) -> tuple[str, str]:
-    names = [getattr(f, "__name__", repr(f)) for f in (mode.dispatch_fn, mode.collect_fn)]
-    return f"as {names[0]} makes them", f"as {names[1]} makes it"
+def _arguments(mode: Mode) -> str:
+    """How arguments reach the ranks."""
+    match mode:
+        case CustomMode():
+            return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
+        case OneToAll():
+            return "the same to all"
+        case AllToAll():
+            return "lists of world_size, one element each"
+        case Rows():
+            first = "a function to all, " if mode.function_first else ""
+            return f"{first}rows, split over the ranks"
+        case MeshMode():
+            over = "dp and pp" if mode.pp_as_dp else "dp"
+            return (
+                f"rows, split over {over}" if isinstance(mode, MeshRows) else f"lists, one element per {over}"
+            )
+        case RankZero():
+            return "as they are"
+        case _:
+            return "not callable through a group"
+
+
+def _result(mode: Mode) -> str:
+    """What a call gives."""
+    collect = mode.collect_fn if isinstance(mode, CustomMode) else mode.collect
+    if callable(collect):
+        return f"as {getattr(collect, '__name__', repr(collect))} makes it"
+    if isinstance(mode, RankZero | Direct):
+        return "the value" if collect == "first" else "-"
+    by = "dp" if isinstance(mode, MeshMode) else "rank"
+    texts = {
+        "join": "rows joined",
+        "list": f"list by {by}",
+        "first": f"the value of the first {by}",
+        "none": "-",
+    }
+    return texts[collect]
 
 
 def _options(spec: MethodSpec) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
@@ -16,7 +16,8 @@ from phalanx.runtime.tools.explain_call import explain_call, finished_result
 from phalanx.show.explanation import CallExplanation
 
 P = ParamSpec("P")
-R = TypeVar("R")
+B = TypeVar("B")
+V = TypeVar("V")
 
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
@@ -30,11 +31,11 @@ class CallOptions:
     stall_report_after: float | None = None
 
 
-class BoundMethod(Generic[P, R]):
+class BoundMethod(Generic[P, B, V]):
     """One method of a group or of a view of it.
 
     Called bare, it waits as declared and gives the result (a ``CallFuture`` where it was registered with
-    ``blocking=False``).
+    ``blocking=False``). For type checkers: a bare call gives ``B``, the future of a call ``V``.
     """
 
     def __init__(
@@ -54,16 +55,16 @@ class BoundMethod(Generic[P, R]):
         if spec.signature is not None:
             self.__signature__ = spec.signature
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> B:
         if not self._spec.blocking:
-            return self.submit(*args, **kwargs)  # pyright: ignore[reportReturnType]
-        return self._send(args, kwargs, waits=True).result()
+            return cast(B, self._send(args, kwargs, waits=False))
+        return cast(B, self._send(args, kwargs, waits=True).result())
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[V]:
         """Send the call and return at once with its future."""
         return self._send(args, kwargs, waits=False)
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[R]:
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[V]:
         began = self._selection.core.began()
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
@@ -113,7 +114,7 @@ class BoundMethod(Generic[P, R]):
 
     def options(
         self, *, timeout: float | None = None, stall_report_after: float | None = None
-    ) -> BoundMethod[P, R]:
+    ) -> BoundMethod[P, B, V]:
         """The same method with options for the next call.
 
         Args:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from phalanx.declare.modes import Execute
+from phalanx.declare.results import Returns, ReturnsFuture
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
@@ -23,6 +24,8 @@ from phalanx.wire.messages import RUN
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
+One = TypeVar("One")
 
 
 class GroupView:
@@ -30,7 +33,7 @@ class GroupView:
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._bound: dict[str, BoundMethod[..., Any]] = {}
+        self._bound: dict[str, BoundMethod[..., Any, Any]] = {}
 
     @property
     def core(self) -> GroupCore:
@@ -73,17 +76,22 @@ class GroupView:
     def __len__(self) -> int:
         return len(self._selection.ranks)
 
-    def __iter__(self) -> Iterator[GroupView]:
+    def __iter__(self) -> Iterator[RankView]:
         return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, key: int | slice) -> GroupView:
+    @overload
+    def __getitem__(self, key: int, /) -> RankView: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> GroupView: ...
+    def __getitem__(self, key: int | slice, /) -> GroupView:
         """One rank, which gives its value itself, or a slice of them, which gives a list."""
-        return GroupView(self._selection.at(key))
+        chosen = self._selection.at(key)
+        return GroupView(chosen) if chosen.which == "all" else RankView(chosen)
 
     @property
-    def any(self) -> GroupView:
+    def any(self) -> RankView:
         """For one call to the rank with the fewest calls under way; gives that rank's value."""
-        return GroupView(replace(self._selection, which="any"))
+        return RankView(replace(self._selection, which="any"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -102,7 +110,7 @@ class GroupView:
     def _unknown(self, name: str) -> str:
         return self._selection.unknown(name)
 
-    def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any]:
+    def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any, Any]:
         return BoundMethod(self._selection, spec, self)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -113,15 +121,26 @@ class GroupView:
         """As :meth:`call`, but returns at once with the future."""
         return self._named(method).submit(*args, **kwargs)
 
-    def _named(self, method: str) -> BoundMethod[..., Any]:
+    def _named(self, method: str) -> BoundMethod[..., Any, Any]:
         return self._bind(self._selection.spec_of(method))
 
     @overload
-    def method(self, function: Callable[Concatenate[Any, P], R], /) -> BoundMethod[P, Any]: ...
+    def method(
+        self, function: Callable[Concatenate[Returns[V, Any], P], object], /
+    ) -> BoundMethod[P, V, V]: ...
     @overload
-    def method(self, function: str, /) -> BoundMethod[..., Any]: ...
-    def method(self, function: Any, /) -> BoundMethod[..., Any]:
-        """The typed handle of a method: ``group.method(Accumulator.add)`` takes what ``add`` takes."""
+    def method(
+        self, function: Callable[Concatenate[ReturnsFuture[V, Any], P], object], /
+    ) -> BoundMethod[P, CallFuture[V], V]: ...
+    @overload
+    def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
+    @overload
+    def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
+    def method(self, function: Any, /) -> Any:
+        """The typed handle of a method: ``group.method(Accumulator.add)`` takes what ``add`` takes.
+
+        What it gives is known to type checkers from ``@px.register``: for ``ONE_TO_ALL`` a list of what ``add`` gives.
+        """
         name = function if isinstance(function, str) else getattr(function, "__name__", None)
         if not isinstance(name, str):
             raise DeclarationError(
@@ -276,5 +295,26 @@ class GroupView:
         return _rebuild, (pack(chosen.core), chosen.ranks, chosen.role, chosen.which)
 
 
+class RankView(GroupView):
+    """One rank of a group, or whichever is least busy: calls give its value itself."""
+
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Returns[Any, One], P], object], /
+    ) -> BoundMethod[P, One, One]: ...
+    @overload
+    def method(
+        self, function: Callable[Concatenate[ReturnsFuture[Any, One], P], object], /
+    ) -> BoundMethod[P, CallFuture[One], One]: ...
+    @overload
+    def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
+    @overload
+    def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
+    def method(self, function: Any, /) -> Any:
+        """The typed handle of a method, as that of the group."""
+        return super().method(function)
+
+
 def _rebuild(portable: PortableGroup, ranks: tuple[int, ...], role: str, which: Which) -> GroupView:
-    return GroupView(Selection(unpack(portable), ranks, role, which))
+    chosen = Selection(unpack(portable), ranks, role, which)
+    return GroupView(chosen) if which == "all" else RankView(chosen)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from phalanx.declare.modes import CustomMode, DispatchMode
+from phalanx.declare.modes import CustomMode, DispatchMode, MeshMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.shardable import Replicate
@@ -22,9 +22,6 @@ from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.wire.codec import large_leaves, nbytes_of
 
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
-_MESH_MODES = frozenset(
-    {"MESH", "MEGATRON_COMPUTE", "MEGATRON_COMPUTE_PROTO", "MEGATRON_PP_AS_DP", "MEGATRON_PP_AS_DP_PROTO"}
-)
 
 
 def finished_result(future: CallFuture[Any]) -> Any:
@@ -137,7 +134,7 @@ def _piece_sizes(run: DryRun, spec: MethodSpec, plan: CallPlan) -> list[tuple[in
 
 def _left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
     """Whether the rank is a peer of a leader that alone gets the rows."""
-    if not getattr(spec.mode, "leader_only", False):
+    if not isinstance(spec.mode, MeshMode) or not spec.mode.leader_only:
         return False
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     return all(column.values[position] is None for column in columns)
@@ -265,13 +262,15 @@ def _hops(run: DryRun, ranks: Sequence[RankFacts], bare: bool) -> Iterator[Hop]:
 def _mesh_of(selection: Selection, spec: MethodSpec, plan: CallPlan) -> Mesh | None:
     """The mesh that the call is split over, if it is."""
     mode = spec.mode
-    if not isinstance(mode, DispatchMode) or mode.name not in _MESH_MODES or plan.gather.how == "value":
+    if not isinstance(mode, MeshMode) or plan.gather.how == "value":
         return None
-    return selection.mesh(mode.mesh or "default")
+    return selection.mesh(mode.mesh)
 
 
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
     gather = plan.gather
+    if gather.how == "none":
+        return "None: no output leaves its rank"
     if gather.how == "value":
         return f"the output of rank {plan.ranks[gather.take[0]]} itself"
     if gather.how == "custom":
@@ -289,7 +288,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
 
 def _from_axes(mesh: Mesh, spec: MethodSpec) -> str:
     """The coordinates whose outputs count, such as "tp=0, last pp"."""
-    dp = PP_AS_DP if "PP_AS_DP" in getattr(spec.mode, "name", "") else DP
+    dp = PP_AS_DP if isinstance(spec.mode, MeshMode) and spec.mode.pp_as_dp else DP
     others = [axis for axis in mesh.axes if axis not in dp]
     last = f"last pp (pp={mesh.size('pp') - 1})"
     named = [f"{axis}=0" for axis in others if axis != "pp"] + ([last] if "pp" in others else [])

@@ -1,0 +1,112 @@
+"""What the calls of a registered method give, as type checkers see it.
+
+``@px.register`` leaves the function as it is. For type checkers alone, its first parameter is then
+``Self | Returns[...]``: the method is called and overridden as before, and ``group.method(Accumulator.add)`` reads
+the types from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
+One = TypeVar("One")
+
+
+class Returns(Generic[V, One]):
+    """A bare call waits: it gives ``V``, or ``One`` where it goes to one rank, as in ``group[0]`` and ``group.any``."""
+
+    #: Says that both are invariant, so that a checker finds exactly these.
+    exactly: Callable[[V, One], tuple[V, One]]
+
+
+class ReturnsFuture(Generic[V, One]):
+    """A bare call gives a ``CallFuture`` of that, since the method was registered with ``blocking=False``."""
+
+    exactly: Callable[[V, One], tuple[V, One]]
+
+
+#: A method that a caller waits for as for a function, and the coroutine function of which the worker runs each call.
+Method: TypeAlias = Callable[Concatenate[S, P], R]
+AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
+#: What it is once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
+Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
+RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
+Submitted: TypeAlias = Callable[Concatenate[S | ReturnsFuture[V, One], P], R]
+SubmittedAsync: TypeAlias = Callable[Concatenate[S | ReturnsFuture[V, One], P], Coroutine[object, None, R]]
+
+
+class Listing(Protocol):
+    """Registers a method whose calls give a list."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
+
+
+class ListingLater(Protocol):
+    """Registers a method whose calls give the future of a list."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, list[R], R, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, list[R], R, P, R]: ...
+
+
+class Giving(Protocol):
+    """Registers a method whose calls give a value of its own type."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, R, R, P, R]: ...
+
+
+class GivingLater(Protocol):
+    """Registers a method whose calls give the future of a value of its own type."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, R, R, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, R, R, P, R]: ...
+
+
+class Dropping(Protocol):
+    """Registers a method whose outputs nobody wants."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, None, None, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, None, None, P, R]: ...
+
+
+class DroppingLater(Protocol):
+    """Registers a method whose calls give a future of None."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, None, None, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, None, None, P, R]: ...
+
+
+class Making(Protocol[V]):  # pyright: ignore[reportInvalidTypeVarUse] mypy knows it as invariant, as it is
+    """Registers a method whose outputs a function makes a ``V`` of."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, V, R, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, V, R, P, R]: ...
+
+
+class MakingLater(Protocol[V]):  # pyright: ignore[reportInvalidTypeVarUse]
+    """Registers a method whose outputs a function makes a future's ``V`` of."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, V, R, P, R]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, V, R, P, R]: ...

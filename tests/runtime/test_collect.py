@@ -1,0 +1,75 @@
+"""``collect=`` through a group, and what becomes of futures of such calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+
+def longest(group: Any, outputs: list[list[int]]) -> list[int]:
+    return [group.world_size, *max(outputs, key=len)]
+
+
+class Model(px.Worker):
+    @px.register(px.Dispatch.ROWS)
+    def rows(self, x: list[int]) -> list[int]:
+        return [i * 10 for i in x]
+
+    @px.register(px.Dispatch.ROWS, collect="first")
+    def first(self, x: list[int]) -> list[int]:
+        return [i * 10 for i in x]
+
+    @px.register(px.Dispatch.ROWS, collect=longest)
+    def longest(self, x: list[int]) -> list[int]:
+        return x
+
+    @px.register(collect="none")
+    def lock(self) -> Any:
+        self.held = threading.Lock()
+        return self.held
+
+    @px.register
+    def told(self, x: Any) -> Any:
+        return x
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[Any]:
+    made = px.WorkerGroup(pool, Model)
+    yield made
+    made.close()
+
+
+def test_rows_come_back_joined(group: Any) -> None:
+    assert group.rows([1, 2, 3, 4, 5]) == [10, 20, 30, 40, 50]
+
+
+def test_the_first_output_is_that_of_the_first_piece(group: Any) -> None:
+    assert group.first([1, 2, 3, 4, 5]) == [10, 20]
+
+
+def test_a_function_gets_the_group_and_the_outputs(group: Any) -> None:
+    assert group.longest([1, 2, 3, 4, 5]) == [4, 1, 2]
+    assert group[0:2].longest([1, 2, 3]) == [2, 1, 2]
+
+
+@pytest.mark.parametrize("pick", [lambda group: group, lambda group: group[1], lambda group: group.any])
+def test_an_output_that_nobody_wants_need_not_be_picklable(group: Any, pick: Any) -> None:
+    assert pick(group).lock() is None
+
+
+@pytest.mark.parametrize(("method", "value"), [("first", [10]), ("longest", [4, 1]), ("rows", [10, 20])])
+def test_a_future_as_argument_is_what_its_call_gives(group: Any, method: str, value: Any) -> None:
+    future = group.submit(method, [1, 2])
+
+    assert group.told(future) == [value] * 4
+    assert future.result() == value
+
+
+def test_a_future_of_nothing_is_none_as_argument(group: Any) -> None:
+    assert group.told(group.lock.submit()) == [None] * 4
