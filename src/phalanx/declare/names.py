@@ -27,6 +27,7 @@ RESERVED = frozenset(
         "number",
         "pool",
         "profile",
+        "rank",
         "ranks",
         "record",
         "restart",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,18 +13,22 @@ from phalanx.declare.modes import (
     CustomMode,
     Direct,
     DispatchMode,
+    Execute,
     MeshLists,
     MeshMode,
     MeshRows,
+    Mode,
     OneToAll,
     RankZero,
     Rows,
     add_mode,
 )
+from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Argument, Call
-from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
 from phalanx.dispatch.rows import Parts, over_ranks, plan_rows
 from phalanx.dispatch.shardable import Replicate
+from phalanx.dispatch.split import count_rows
 from phalanx.dispatch.structure import is_future, unwrap
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
@@ -79,11 +84,53 @@ def plan_rank_zero(call: Call) -> CallPlan:
     elif isinstance(call.mode, Direct):
         return _refuse_direct(call)
     zero = replace(call, ranks=call.ranks[:1])
-    dropped = isinstance(call.mode, DispatchMode) and call.mode.collect == "none"
-    plan = zero.planned(_same, GatherPlan("none", ()) if dropped else GatherPlan("value", (0,)))
+    return _unpadded(zero.planned(_same, _one_value(call.mode, 0)), call)
+
+
+def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
+    """The ranks that a call of the method must reach together, since they meet in collectives.
+
+    Those of each dp coordinate for a mesh mode, else each rank by itself.
+
+    Raises:
+        DispatchError: the group lacks the mesh.
+    """
+    if not isinstance(spec.mode, MeshMode) or spec.execute is Execute.RANK_ZERO:
+        return [(rank,) for rank in range(target.world_size)]
+    call = Call(spec, target, (), {}, range(target.world_size))
+    return _mesh(call).dp_groups(_dp_axes(call))
+
+
+def plan_set(call: Call) -> CallPlan:
+    """One set of ranks is called with the arguments as they are; the value is the output of its collector."""
+    if len(call.ranks) == 1 or not isinstance(call.mode, MeshMode):
+        return plan_rank_zero(call)
+    mesh = _mesh(replace(call, ranks=range(call.target.world_size)))
+    ranks, dp_axes = list(call.ranks), _dp_axes(call)
+    collector = next(ranks.index(rank) for rank in mesh.collectors(dp_axes) if rank in ranks)
+    leader = next(ranks.index(rank) for rank in mesh.leaders(dp_axes) if rank in ranks)
+    given = functools.partial(_for_leader, leader, len(ranks)) if call.mode.leader_only else _same
+    return _unpadded(call.planned(given, _one_value(call.mode, collector)), call)
+
+
+def _one_value(mode: Mode, position: int) -> GatherPlan:
+    dropped = isinstance(mode, DispatchMode) and mode.collect == "none"
+    return GatherPlan("none", ()) if dropped else GatherPlan("value", (position,))
+
+
+def _unpadded(plan: CallPlan, call: Call) -> CallPlan:
+    """The plan with the mask of a call in which nothing is padded, where the method takes a mask."""
     if call.spec.pad_mask is None or call.spec.pad_mask in plan.kwargs:
         return plan
-    return replace(plan, kwargs={**plan.kwargs, call.spec.pad_mask: Same(None)})  # nothing is padded
+    return replace(plan, kwargs={**plan.kwargs, call.spec.pad_mask: Same(None)})
+
+
+def _for_leader(leader: int, count: int, argument: Argument) -> Same | Each:
+    """Rows to the leader alone, and None to its peers; what has no rows to all."""
+    if not is_future(argument.value) and count_rows(argument.value) is None:
+        return _same(argument)
+    value = unwrap(argument.value)
+    return Each([value if position == leader else None for position in range(count)])
 
 
 def plan_same(call: Call) -> CallPlan:
@@ -170,8 +217,9 @@ def _mesh(call: Call) -> Mesh:
     world = call.target.world_size
     if len(call.ranks) != world or any(rank != place for place, rank in enumerate(call.ranks)):
         raise DispatchError(
-            f"{call.where}: called on {len(call.ranks)} of the group's {world} ranks, but a mesh mode "
-            "needs all: call it on the group itself, or declare the method with a mode that needs no mesh"
+            f"{call.where}: called on {len(call.ranks)} of the group's {world} ranks, but a mesh mode needs all, since "
+            "peers of a dp coordinate meet in collectives: call it on the group itself, or on group[i] or group.any, "
+            "which call all ranks of one dp coordinate"
         )
     try:
         mesh = call.target.mesh(name)

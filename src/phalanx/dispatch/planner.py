@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from phalanx.declare.modes import CustomMode, Dispatch, Execute, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Call, check_signature
-from phalanx.dispatch.modes import plan_dealt, plan_mode, plan_rank_zero, plan_same
+from phalanx.dispatch.modes import plan_dealt, plan_mode, plan_rank_zero, plan_same, plan_set, rank_sets
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import DispatchError
 
@@ -48,6 +49,26 @@ def plan(
     if spec.execute is Execute.RANK_ZERO:
         return plan_rank_zero(call)
     return plan_mode(call)
+
+
+def plan_one(
+    spec: MethodSpec,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ranks: Sequence[int],
+) -> CallPlan:
+    """The plan of a call to one rank, or to all ranks of one dp coordinate (a set of :func:`rank_sets`).
+
+    The arguments go there as they are. The value is the output of the one rank, or of the collector.
+
+    Raises:
+        DispatchError: the arguments do not fit the method.
+    """
+    mode = Dispatch.RANK_ZERO if isinstance(spec.mode, CustomMode) else spec.mode
+    call = Call(replace(spec, mode=mode), target, args, kwargs, _called(target, ranks))
+    check_signature(call.spec, args, kwargs)
+    return plan_set(call)
 
 
 def plan_execute_all(
@@ -103,3 +124,6 @@ def _called(target: Target, ranks: Sequence[int] | None) -> Sequence[int]:
             f"ranks {list(ranks)!r} of a group of {world}: expected at least one rank from 0 to {world - 1}"
         )
     return tuple(ranks)
+
+
+__all__ = ["Materialize", "plan", "plan_execute_all", "plan_execute_rank_zero", "plan_one", "rank_sets"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, unwrap

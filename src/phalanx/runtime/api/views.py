@@ -84,14 +84,28 @@ class GroupView:
     @overload
     def __getitem__(self, key: slice, /) -> GroupView: ...
     def __getitem__(self, key: int | slice, /) -> GroupView:
-        """One rank, which gives its value itself, or a slice of them, which gives a list."""
+        """One rank, which gives its value itself, or a slice of them, which gives a list.
+
+        Of a method with a mesh mode, ``group[i]`` calls all ranks of rank i's dp coordinate.
+        """
         chosen = self._selection.at(key)
         return GroupView(chosen) if chosen.which == "all" else RankView(chosen)
 
     @property
     def any(self) -> RankView:
-        """For one call to the rank with the fewest calls under way; gives that rank's value."""
+        """For one call to the rank with the fewest calls under way; gives that rank's value.
+
+        Of a method with a mesh mode, it calls all ranks of the dp coordinate with the fewest.
+        """
         return RankView(replace(self._selection, which="any"))
+
+    def rank(self, index: int, /) -> RankView:
+        """One process, without its peers of a dp coordinate; methods with a mesh mode that has peers are refused.
+
+        Raises:
+            DispatchError: there is no such rank.
+        """
+        return RankView(replace(self._selection.at(index), which="process"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

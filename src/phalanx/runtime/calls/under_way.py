@@ -58,8 +58,8 @@ class CallsUnderWay(CallListener):
         if len(self._chosen) > _MOST_CHOSEN:
             self._chosen_of(None)
 
-    def least_busy(self, epoch: Epoch, ranks: Sequence[int]) -> int:
-        """The rank with the fewest calls under way; the lowest of equal ones."""
+    def least_busy(self, epoch: Epoch, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The set of ranks with the fewest calls under way; the first of equal ones."""
         busy: Counter[int] = Counter()
         chosen = self._chosen_of(epoch)
         for called in chosen.values():
@@ -70,7 +70,7 @@ class CallsUnderWay(CallListener):
                     self._forget(call)
                 else:
                     busy.update(call.plan.ranks)
-        return min(ranks, key=lambda rank: (busy[rank], rank))
+        return min(sets, key=lambda ranks: sum(busy[rank] for rank in ranks))
 
     def _chosen_of(self, epoch: Epoch | None) -> dict[int, Sequence[int]]:
         """The ranks of each chosen call that has not ended, by number; forgets the others."""

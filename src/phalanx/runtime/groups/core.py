@@ -342,9 +342,9 @@ class GroupCore:
         """Ask the ranks anew for the meshes that they registered."""
         self.life.epoch.meshes.clear()
 
-    def least_busy(self, ranks: Sequence[int]) -> int:
-        """The rank with the fewest calls under way; the lowest of equal ones."""
-        return self.under_way.least_busy(self.life.epoch, ranks)
+    def least_busy(self, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The set of ranks with the fewest calls under way; the first of equal ones."""
+        return self.under_way.least_busy(self.life.epoch, sets)
 
     def look(self) -> None:
         """What the watchman does for a group: end calls whose deadline is over, report stalls, find lost ranks."""

@@ -9,14 +9,21 @@ from typing import Any, Literal
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
-from phalanx.dispatch.planner import Materialize, plan, plan_execute_all, plan_execute_rank_zero
+from phalanx.dispatch.planner import (
+    Materialize,
+    plan,
+    plan_execute_all,
+    plan_execute_rank_zero,
+    plan_one,
+    rank_sets,
+)
 from phalanx.errors import DispatchError
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
 
-Which = Literal["all", "one", "any"]
+Which = Literal["all", "one", "any", "process"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +31,8 @@ class Selection:
     """Ranks of a group that calls go to, as one role of it.
 
     ``which`` says which of ``ranks`` a call goes to: "all" of them; the "one" that there is, whose output is the
-    value; or "any", the least busy of them.
+    value; or "any", the least busy of them. The latter two mean all ranks of a dp coordinate where the method has a
+    mesh mode; "process" is one rank, never with its peers.
     """
 
     core: GroupCore
@@ -148,9 +156,29 @@ class Selection:
         return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        """One rank, arguments as they are, its output the value."""
-        rank = self.core.least_busy(self.ranks) if self.which == "any" else self.ranks[0]
-        return plan_execute_rank_zero(self.core, args, kwargs, spec=spec, ranks=(rank,))
+        """One rank, or those of one dp coordinate; arguments as they are, one output the value."""
+        sets = rank_sets(spec, self.core)
+        if self.which == "any":
+            chosen = self._least_busy(spec, sets)
+        else:
+            chosen = next(ranks for ranks in sets if self.ranks[0] in ranks)
+            if self.which == "process" and len(chosen) > 1:
+                raise DispatchError(
+                    f"{self.name}.rank({self.ranks[0]}).{spec.name}() [{spec.mode!r}]: ranks {list(chosen)} are one dp "
+                    f"coordinate and meet in collectives, so that one alone would wait for ever; call "
+                    f"group[{self.ranks[0]}].{spec.name}(...), which calls all of them"
+                )
+        return plan_one(spec, self.core, args, kwargs, chosen)
+
+    def _least_busy(self, spec: MethodSpec, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        here = frozenset(self.ranks)
+        whole = [ranks for ranks in sets if here.issuperset(ranks)]
+        if not whole:
+            raise DispatchError(
+                f"{self.name}.any.{spec.name}() [{spec.mode!r}]: ranks {list(self.ranks)} hold no dp coordinate whole; "
+                "call group.any of the group itself, or of a slice with all ranks of one"
+            )
+        return self.core.least_busy(whole)
 
     def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
         """Ranks of the group, each once, which are among these; the first of these if none is given.

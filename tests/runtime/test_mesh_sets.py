@@ -1,0 +1,120 @@
+"""Calls to part of a group whose methods have a mesh mode: all ranks of a dp coordinate, or none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+
+class Model(px.Worker):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    @px.register(px.Dispatch.mesh())
+    def update(self, x: list[int]) -> list[int]:
+        self.calls.append(x)
+        return [self.rank, *x]
+
+    @px.register(px.Dispatch.mesh(leader_only=True))
+    def led(self, x: list[int] | None, scale: int = 1) -> tuple[Any, int]:
+        self.calls.append((x, scale))
+        return x, scale
+
+    @px.register(px.Dispatch.mesh(pp_as_dp=True))
+    def staged(self, x: list[int]) -> list[int]:
+        return [self.rank, *x]
+
+    @px.register(px.Dispatch.mesh(), collect="none")
+    def silent(self) -> Any:
+        return threading.Lock()
+
+    @px.register
+    def taken(self) -> list[Any]:
+        taken, self.calls = self.calls, []
+        return taken
+
+    @px.register
+    def my_rank(self) -> int:
+        return self.rank
+
+
+@pytest.fixture(scope="module")
+def made(backend: str) -> Iterator[Any]:
+    """Ranks 0 to 7 as pp, dp, tp = 2 each: dp 0 is ranks 0, 1, 4, 5, and its collector rank 4."""
+    with px.ResourcePool([8], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool, Model, mesh=px.Mesh(pp=2, dp=2, tp=2))
+
+
+@pytest.fixture
+def group(made: Any) -> Any:
+    made.taken()
+    return made
+
+
+def test_a_rank_stands_for_its_dp_coordinate(group: Any) -> None:
+    assert group[5].update([7]) == [4, 7]
+    assert group.taken() == [[[7]], [[7]], [], [], [[7]], [[7]], [], []]
+
+
+def test_where_pp_counts_as_dp_a_rank_stands_for_its_stage(group: Any) -> None:
+    assert group[5].staged([7]) == [4, 7]
+    assert group[2].staged([7]) == [2, 7]
+
+
+def test_rows_for_leaders_alone_go_to_the_leader_of_the_coordinate(group: Any) -> None:
+    group[7].led([1, 2], scale=3)
+
+    assert group.taken()[2:4] == [[([1, 2], 3)], [(None, 3)]]
+
+
+def test_outputs_that_nobody_wants_stay_with_all_ranks_of_a_coordinate(group: Any) -> None:
+    assert group[0].silent() is None
+
+
+def test_any_calls_one_dp_coordinate_whole(group: Any) -> None:
+    assert group.any.update([7]) in ([4, 7], [6, 7])
+    assert [len(calls) for calls in group.taken()] in ([1, 1, 0, 0] * 2, [0, 0, 1, 1] * 2)
+
+
+def test_any_of_a_slice_calls_a_coordinate_that_lies_in_it(group: Any) -> None:
+    assert group[0:6].any.update([7]) == [4, 7]
+
+
+def test_any_of_a_slice_without_a_whole_coordinate_is_refused(group: Any) -> None:
+    with pytest.raises(px.DispatchError, match="hold no dp coordinate whole"):
+        group[0:3].any.update([7])
+
+
+def test_one_process_of_a_coordinate_alone_is_refused(group: Any) -> None:
+    with pytest.raises(px.DispatchError, match=r"ranks \[0, 1, 4, 5\] are one dp coordinate.*group\[5\]"):
+        group.rank(5).update([7])
+
+    assert group.taken() == [[]] * 8
+
+
+def test_a_slice_of_a_mesh_is_refused_with_advice(group: Any) -> None:
+    with pytest.raises(px.DispatchError, match=r"mesh mode needs all.*group\[i\] or group.any"):
+        group[0:2].update([7])
+
+
+def test_other_modes_reach_one_process(group: Any) -> None:
+    assert group.rank(5).my_rank() == group[5].my_rank() == 5
+    assert group.rank(-1).run(lambda worker: worker.rank) == 7
+
+
+def test_a_mesh_without_peers_is_reached_by_process(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=2))
+
+        assert group.rank(1).update([7]) == [1, 7]
+
+
+@pytest.mark.parametrize("index", [8, -9, True, "0"])
+def test_a_rank_that_there_is_not_is_refused(group: Any, index: Any) -> None:
+    with pytest.raises(px.DispatchError, match="expected a rank from -8 to 7"):
+        group.rank(index)
