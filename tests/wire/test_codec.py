@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.wire.codec import Encoded, Policy, decode, encode
+from phalanx.wire.codec import Encoded, Policy, decode, decoding, encode
 from phalanx.wire.pack import Sink, dtype_names
 
 Pair = namedtuple("Pair", "left right")
@@ -141,11 +141,11 @@ def test_a_tensor_with_gaps_or_overlap_arrives_contiguous(view: Any) -> None:
 
 @pytest.mark.parametrize(
     "view",
-    [lambda t: t.T, lambda t: t[1:3].T, lambda t: t.view(2, 3, 4).permute(2, 0, 1)],
+    [lambda t: t.T, lambda t: t[1:3].T, lambda t: t.view(2, 3, 200).permute(2, 0, 1)],
     ids=["T", "rows.T", "permuted"],
 )
 def test_a_dense_tensor_keeps_its_strides_without_a_copy(view: Any) -> None:
-    sent = view(torch.arange(24.0).reshape(6, 4))
+    sent = view(torch.arange(1200.0).reshape(6, 200))
     encoded = encode(sent)
     arrived = decode(encoded)
     assert arrived.stride() == sent.stride()
@@ -359,7 +359,32 @@ def test_temporaries_made_while_pickling_are_not_confused() -> None:
 
 def test_what_was_read_from_is_kept_so_that_its_address_stays_its_own() -> None:
     sink, owner = Sink(), torch.ones(3)
-    sink.index_of(owner, torch.device("cuda", 0), 4096, 12, lambda: np.zeros(12, np.uint8))
+    sink.place_of(owner, torch.device("cuda", 0), 4096, 12, lambda: np.zeros(12, np.uint8))
     kept = weakref.ref(owner)
     del owner
     assert kept() is not None
+
+
+def test_small_tensors_and_arrays_travel_in_one_buffer_and_arrive_apart() -> None:
+    sent = [*(torch.full((3,), float(i)) for i in range(50)), *(np.full(3, i, np.int16) for i in range(50))]
+    encoded = encode(sent)
+    arrived = decode(encoded)
+    assert len(encoded.buffers) == 1
+    assert all((got == want).all() for got, want in zip(arrived, sent, strict=True))
+    assert {got.untyped_storage().nbytes() for got in arrived[:50]} == {12}
+    arrived[0].resize_(1000).zero_()
+    arrived[50][:] = -1
+    assert (arrived[1][0], arrived[51][0]) == (1.0, 1)
+
+
+@pytest.mark.parametrize("policy", [Policy.READONLY, Policy.VIEW])
+def test_small_tensors_and_arrays_are_views_of_the_one_buffer(policy: Policy) -> None:
+    data = encode([torch.arange(5), torch.arange(3, dtype=torch.bfloat16), np.arange(4.0)]).to_bytes()
+    with decoding(policy):
+        first, second, third = decode(data)
+    assert (first.tolist(), second.tolist(), third.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2], [0, 1, 2, 3])
+    begin = np.frombuffer(data, np.uint8).ctypes.data
+    assert all(
+        begin < each < begin + len(data) for each in (first.data_ptr(), second.data_ptr(), third.ctypes.data)
+    )
+    assert not third.flags.writeable

@@ -76,7 +76,7 @@ def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
 
 @pytest.mark.parametrize("policy", [Policy.READONLY, Policy.VIEW])
 def test_readonly_tensors_are_views_of_the_buffer(policy: Policy) -> None:
-    sent = torch.arange(6.0).reshape(2, 3).T
+    sent = torch.arange(600.0).reshape(20, 30).T
     with decoding(policy):
         arrived = decode(encode(sent))
     assert (arrived.data_ptr(), arrived.stride()) == (sent.data_ptr(), sent.stride())

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from phalanx.collect.message import render
-from phalanx.collect.remote import remote_error
+from phalanx.collect.remote_error import remote_error
 from phalanx.errors import (
     CallCancelled,
     CallError,

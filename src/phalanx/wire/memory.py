@@ -94,7 +94,8 @@ def tensor_over(
     block: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """A tensor on the memory of ``block`` that is no view of it to autograd; strides None: contiguous."""
-    place: list[Any] = [block.untyped_storage(), 0, shape, *([] if strides is None else [strides])]
+    offset = block.storage_offset() // dtype.itemsize
+    place: list[Any] = [block.untyped_storage(), offset, shape, *([] if strides is None else [strides])]
     return torch.empty(0, dtype=dtype, device=block.device).set_(*place)
 
 

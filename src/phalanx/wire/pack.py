@@ -19,6 +19,7 @@ What is sent of a tensor or array:
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -62,25 +63,55 @@ def _host() -> torch.device:
     return torch.device("cpu")
 
 
+_SMALL = 1 << 10  # bytes; below, a buffer of its own costs more than being copied into one with others
+
+Place = int | tuple[int, int]
+"""Where the bytes of a tensor or array are: a buffer's number, or a buffer's number and their offset in it."""
+
+
 class Sink:
-    """The buffers of one value, each once, in the order in which they were met."""
+    """The buffers of one value, each once, in the order in which they were met. Small ones are put into one."""
 
     def __init__(self) -> None:
-        self.buffers: list[memoryview] = []
-        self._met: dict[tuple[Any, int, int], tuple[int, Any]] = {}
+        self._buffers: list[memoryview] = []
+        self._met: dict[tuple[Any, int, int], tuple[Place, Any]] = {}
+        self._small = bytearray()
+        self._place_of_small = -1
 
-    def index_of(
+    @property
+    def buffers(self) -> list[memoryview]:
+        """All of them, once the last was met."""
+        if self._small:
+            self._buffers[self._place_of_small] = memoryview(self._small).toreadonly()
+        return self._buffers
+
+    def place_of(
         self, owner: Any, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
-    ) -> int:
-        """The number of the buffer for these bytes of ``device``; ``read()`` gives them as a uint8 array.
+    ) -> Place:
+        """The place of these bytes of ``device``; ``read()`` gives them as a uint8 array.
 
         ``owner`` is kept alive: as long as it is, nothing else can lie at ``address``.
         """
-        place = (device, address, nbytes)
-        if place not in self._met:
-            self._met[place] = (len(self.buffers), owner)
-            self.buffers.append(memoryview(read()).toreadonly())
-        return self._met[place][0]
+        key = (device, address, nbytes)
+        met = self._met.get(key)
+        if met is not None:
+            return met[0]
+        place = self._added_small(device, address, nbytes, read) if nbytes < _SMALL else len(self._buffers)
+        if nbytes >= _SMALL:
+            self._buffers.append(memoryview(read()).toreadonly())
+        self._met[key] = place, owner
+        return place
+
+    def _added_small(
+        self, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
+    ) -> tuple[int, int]:
+        if self._place_of_small < 0:
+            self._place_of_small = len(self._buffers)
+            self._buffers.append(memoryview(b""))
+        self._small += bytes(-len(self._small) % unpack.ALIGNMENT)
+        offset = len(self._small)
+        self._small += ctypes.string_at(address, nbytes) if device.type == "cpu" else memoryview(read())
+        return self._place_of_small, offset
 
 
 def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
@@ -142,7 +173,7 @@ def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced |
 
 
 def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
-    """(number of the buffer or -1, dtype, shape, strides or None for contiguous, flags)."""
+    """(place of the bytes or -1, dtype, shape, strides or None for contiguous, flags)."""
     flags = unpack.REQUIRES_GRAD if requires_grad else 0
     device = plain.device
     if device.type != "cpu":
@@ -166,7 +197,7 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
         return bytes_of(flat.to(_host()))
 
-    return sink.index_of(plain, device, address, nbytes, read), dtype, shape, strides, flags
+    return sink.place_of(plain, device, address, nbytes, read), dtype, shape, strides, flags
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:
@@ -199,8 +230,8 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
     def read() -> Any:
         return array.transpose(_slowest_first(array)).reshape(-1).view(np.uint8)
 
-    index = sink.index_of(array, _host(), array.__array_interface__["data"][0], array.nbytes, read)
-    return unpack.array, (index, name, array.shape, strides)
+    place = sink.place_of(array, _host(), array.__array_interface__["data"][0], array.nbytes, read)
+    return unpack.array, (place, name, array.shape, strides)
 
 
 def _slowest_first(array: np.ndarray[Any, Any]) -> list[int]:

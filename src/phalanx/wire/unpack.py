@@ -5,6 +5,7 @@ The functions here stand in encoded streams by name: renaming one breaks what wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ __all__ = ["Frame", "array", "open_frame", "parameter", "set_state", "subclass",
 REQUIRES_GRAD = 1
 ON_ACCELERATOR = 2
 
-_ALIGNMENT = 16  # bytes; the widest element (complex128) wants no more
+ALIGNMENT = 16  # bytes; the widest element (complex128) wants no more
 
 
 class Frame:
@@ -42,26 +43,47 @@ class Frame:
         self._restore = arrival.restore
         if arrival.shared is not None and arrival.policy_for(policy) is Policy.READONLY:
             arrival.shared.extend(self._views)
-        self._blocks: dict[int, torch.Tensor] = {}
-        self._on_device: dict[int, torch.Tensor] = {}
+        self._blocks: dict[Place, torch.Tensor] = {}
+        self._windows: dict[int, torch.Tensor] = {}
+        self._on_device: dict[Place, torch.Tensor] = {}
         self._objects: dict[int, Any] = {}
         if self._private and arrival.device is None and len(buffers) > 1:
             self._blocks = dict(enumerate(private_copies(self._views)))
 
-    def block(self, index: int, device: torch.device | None = None) -> torch.Tensor:
-        """Buffer ``index`` as a uint8 tensor: private memory or a view, or a copy on ``device``."""
+    def block(self, place: Place, nbytes: int, device: torch.device | None = None) -> torch.Tensor:
+        """The bytes at ``place`` as a uint8 tensor: private memory or a view, or a copy on ``device``."""
         if device is not None:
-            if index not in self._on_device:
-                self._on_device[index] = _window(self._views[index]).to(device)
-            return self._on_device[index]
-        if index not in self._blocks:
-            view = self._views[index]
-            self._blocks[index] = private_copies([view])[0] if self._private else _window(view)
-        return self._blocks[index]
+            if place not in self._on_device:
+                self._on_device[place] = self._window(place, nbytes).to(device)
+            return self._on_device[place]
+        if place not in self._blocks:
+            self._blocks[place] = (
+                self._copied(place, nbytes) if self._private else self._window(place, nbytes)
+            )
+        return self._blocks[place]
 
-    def array_buffer(self, index: int) -> Any:
-        """Buffer ``index`` as what arrays and other types take: writable exactly where it is private."""
-        return self.block(index).numpy() if self._private else _aligned(self._views[index]).data.toreadonly()
+    def _copied(self, place: Place, nbytes: int) -> torch.Tensor:
+        return (
+            private_copies([self._views[place]])[0]
+            if isinstance(place, int)
+            else self._window(place, nbytes).clone()
+        )
+
+    def _window(self, place: Place, nbytes: int) -> torch.Tensor:
+        if isinstance(place, int):
+            return _window(self._views[place])
+        index, offset = place
+        if index not in self._windows:
+            self._windows[index] = _window(self._views[index])
+        return self._windows[index][offset : offset + nbytes]
+
+    def array_buffer(self, place: Place, nbytes: int = 0) -> Any:
+        """The bytes at ``place`` as what arrays and other types take: writable exactly where it is private."""
+        if self._private:
+            return self.block(place, nbytes).numpy()
+        index, offset = (place, 0) if isinstance(place, int) else place
+        whole = _aligned(self._views[index]).data.toreadonly()
+        return whole if isinstance(place, int) else whole[offset : offset + nbytes]
 
     def token(self, index: int) -> Any:
         """The object for hoisted token ``index``, restored once."""
@@ -70,6 +92,9 @@ class Frame:
             self._objects[index] = given if self._restore is None else self._restore(given)
         return self._objects[index]
 
+
+Place = int | tuple[int, int]
+"""Where bytes are: a buffer's number, or a buffer's number and an offset in it; -1 for no bytes."""
 
 open_frame: ContextVar[Frame | None] = ContextVar("phalanx_open_frame", default=None)
 
@@ -86,7 +111,7 @@ def _frame() -> Frame:
 def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
     """The bytes without a copy; a copy only where they start at an address that no element may have."""
     found = np.frombuffer(view, dtype=np.uint8)
-    if found.__array_interface__["data"][0] % _ALIGNMENT:
+    if found.__array_interface__["data"][0] % ALIGNMENT:
         block = allocate(found.nbytes).numpy()
         block[:] = found
         return block
@@ -100,10 +125,10 @@ def _window(view: memoryview) -> torch.Tensor:
 
 
 def tensor(
-    index: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
+    place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
 ) -> torch.Tensor:
-    """A tensor over buffer ``index`` (-1: no bytes), with ``strides`` in elements (None: contiguous)."""
-    made = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
+    """A tensor over the bytes at ``place``, with ``strides`` in elements (None: contiguous)."""
+    made = _over_block(place, getattr(torch, dtype), shape, strides, _target(flags))
     return made.requires_grad_() if flags & REQUIRES_GRAD else made
 
 
@@ -116,35 +141,36 @@ def _target(flags: int) -> torch.device | None:
 
 
 def _over_block(
-    index: int,
+    place: Place,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     device: torch.device | None,
 ) -> torch.Tensor:
-    if index < 0:
+    if place == -1:
         return torch.empty_strided(shape, strides or (), dtype=dtype, device=device or "cpu")
-    return tensor_over(_frame().block(index, device), dtype, shape, strides)
+    nbytes = math.prod(shape) * dtype.itemsize
+    return tensor_over(_frame().block(place, nbytes, device), dtype, shape, strides)
 
 
 def parameter(
-    index: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
+    place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
 ) -> torch.nn.Parameter:
     """As `tensor`, a Parameter."""
-    plain = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
+    plain = _over_block(place, getattr(torch, dtype), shape, strides, _target(flags))
     return torch.nn.Parameter(plain, requires_grad=bool(flags & REQUIRES_GRAD))
 
 
 def subclass(
     cls: type[torch.Tensor],
-    index: int,
+    place: Place,
     dtype: str,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     flags: int,
 ) -> torch.Tensor:
     """As `tensor`, of a subclass, without calling its constructor."""
-    plain = _over_block(index, getattr(torch, dtype), shape, strides, _target(flags))
+    plain = _over_block(place, getattr(torch, dtype), shape, strides, _target(flags))
     return torch.Tensor._make_subclass(cls, plain, bool(flags & REQUIRES_GRAD))
 
 
@@ -153,11 +179,13 @@ def set_state(obj: torch.Tensor, state: Any) -> None:
     torch_utils._set_obj_state(obj, state)
 
 
-def array(index: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
-    """An array over buffer ``index`` (-1: it has no bytes), with ``strides`` in bytes (None: C order)."""
-    if index < 0:
+def array(place: Place, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
+    """An array over the bytes at ``place``, with ``strides`` in bytes (None: C order)."""
+    if place == -1:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, np.dtype(dtype), buffer=_frame().array_buffer(index), strides=strides)
+    kind = np.dtype(dtype)
+    buffer = _frame().array_buffer(place, math.prod(shape) * kind.itemsize)
+    return np.ndarray(shape, kind, buffer=buffer, strides=strides)
 
 
 def token(index: int) -> Any:

@@ -6,18 +6,20 @@ import abc
 import asyncio
 import copy
 import dataclasses
+import gc
 import importlib
 import os
 import pickle
 import subprocess
 import sys
 import traceback
+import weakref
 from pathlib import Path
 
 import pytest
 
 import phalanx
-from phalanx.collect.remote import remote_error, remote_error_type
+from phalanx.collect.remote_error import remote_error, remote_error_type
 from phalanx.errors import (
     CallTimeout,
     DispatchError,
@@ -338,6 +340,25 @@ def test_where_the_class_is_missing_it_arrives_as_a_plain_error(
     said = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, env=environment)
 
     assert said.stdout.decode().splitlines() == ["RemoteCallError (0,) only_here.Gone", TEXT]
+
+
+def test_an_error_made_while_another_is_handled_holds_no_frames_of_the_driver() -> None:
+    class Argument: ...
+
+    def make() -> tuple[RemoteCallError, weakref.ref[Argument]]:
+        argument = Argument()
+        try:
+            raise ValueError(argument)
+        except ValueError:
+            return failed_with(OtherArguments(3, reason="full")), weakref.ref(argument)
+
+    gc.disable()
+    try:
+        error, argument = make()
+        assert argument() is None
+    finally:
+        gc.enable()
+    assert (error.__traceback__, error.__context__) == (None, None)
 
 
 def test_the_root_catches_it() -> None:
