@@ -55,6 +55,19 @@ def imports_of(module: str, *, loaded: bool = False) -> set[str]:
     return {one.name for one in imports(path.read_text(), module, is_package=is_package, loaded=loaded)}
 
 
+def hidden_imports(source: str) -> Iterator[int]:
+    """Lines of the imports inside functions, or for type checkers alone."""
+    for block in ast.walk(ast.parse(source)):
+        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_type_checkers(block):
+            yield from (
+                node.lineno for node in ast.walk(block) if isinstance(node, ast.Import | ast.ImportFrom)
+            )
+
+
+def _is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
 def _texts(arguments: list[ast.expr]) -> Iterator[str]:
     for argument in arguments:
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
@@ -65,7 +78,7 @@ def _nodes(tree: ast.AST, loaded: bool) -> Iterator[ast.AST]:
     children = list(ast.iter_child_nodes(tree))
     if loaded and isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return
-    if loaded and isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test):
+    if loaded and isinstance(tree, ast.If) and _is_for_type_checkers(tree):
         children = list(tree.orelse)
     for child in children:
         yield child

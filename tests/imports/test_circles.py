@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from tests.imports.source import LOADERS, MODULES, SOURCE, called, imports
+from tests.imports.source import LOADERS, MODULES, SOURCE, called, hidden_imports, imports
 
 # Modules that import by names which they compute. What the first three load is read from their texts, or from the
 # texts given to them (`lazy("torch")`); the others import modules of the users, or those of verl's name.
@@ -94,6 +94,22 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(
             f"{len(found)} circles of imports; turn one arrow of each:\n" + "\n".join(found), pytrace=False
         )
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m != "phalanx" and not m.startswith("phalanx.compat")]
+)
+def test_a_hidden_import_of_our_own_says_why_it_is_hidden(module: str) -> None:
+    text = MODULES[module].read_text()
+    lines = ["", *text.splitlines()]
+
+    silent = [
+        f"{module}:{at}"
+        for at in hidden_imports(text)
+        if "phalanx." in lines[at] and "#" not in lines[at] and not lines[at - 1].strip().startswith("#")
+    ]
+
+    assert not silent, "put the reason behind it, or import at the top"
 
 
 def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:

@@ -7,6 +7,6 @@ from typing import Any
 
 def make_host(services: Any) -> Any:
     """The host of this process."""
-    from phalanx.execution.host import Host
+    from phalanx.execution.host import Host  # heavy
 
     return Host(services)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from phalanx.declare.worker import WorkerContext, make
+from phalanx.declare.worker import Worker, WorkerContext, make
 from phalanx.errors import DispatchError, FailureKind, StaleEpoch
 from phalanx.execution import rendezvous
 from phalanx.execution.arguments import Arguments
@@ -395,8 +395,6 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 def device_of(context: WorkerContext) -> Any:
     """The device of the worker of this context, as ``Worker.device`` gives it."""
-    from phalanx.declare.worker import Worker
-
     worker = Worker()
     worker.__dict__["_phalanx_context"] = context
     return worker.device

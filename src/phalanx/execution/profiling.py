@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.errors import DeclarationError
 from phalanx.execution.hooks import End, Only, Seen, Wanted
+from phalanx.execution.host import Host
 from phalanx.wire.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
     import torch.profiler as torch_profiler
 
-    from phalanx.execution.host import Host
 else:
     torch = lazy("torch")
     torch_profiler = lazy("torch.profiler")

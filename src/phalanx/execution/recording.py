@@ -8,15 +8,13 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from phalanx.errors import InternalError
 from phalanx.execution.hooks import End, Seen, Wanted
+from phalanx.execution.host import Host
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import RankSetup
-
-if TYPE_CHECKING:
-    from phalanx.execution.host import Host
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from phalanx.errors import PhalanxError
+from phalanx.execution.control import control
 from phalanx.wire.messages import STORE_VARIABLE
 
 #: Says which rank a process replays alone, as "rank 3 of 4".
@@ -88,8 +89,6 @@ def _is_ours() -> bool:
 
 def _join(url: str, timeout: timedelta) -> Iterator[Any]:
     import torch.distributed as dist
-
-    from phalanx.execution.control import control
 
     query = parse_qs(urlparse(url).query)
     rank = int(query["rank"][0]) if "rank" in query else int(os.environ["RANK"])

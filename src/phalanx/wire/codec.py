@@ -105,7 +105,7 @@ def encode(
     except (PhalanxError, MemoryError):
         raise
     except Exception as error:
-        from phalanx.wire.unpicklable import explain_unpicklable
+        from phalanx.wire.unpicklable import explain_unpicklable  # seldom needed
 
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers

@@ -188,7 +188,7 @@ def status(backend: str | None = None) -> Table:
         ]
     notes = [_pool_line(pool) for pool in open_pools()] or ["no pools in this process"]
     if backend_transport.name == "ray":
-        from phalanx.transport.ray import cluster as ray_cluster
+        from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
 
         notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
     return Table(

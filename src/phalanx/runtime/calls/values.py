@@ -10,6 +10,7 @@ from phalanx.runtime.calls.counts import process
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.session import connection as cluster
 from phalanx.transport.base import FetchFailed, Ref, Transport
+from phalanx.wire.codec import Policy, decoding, encode
 
 T = TypeVar("T")
 
@@ -45,8 +46,6 @@ class StoredValue(Generic[T]):
         Raises:
             PhalanxError: it is gone with the node or cluster that stored it, or cannot be unpickled.
         """
-        from phalanx.wire.codec import decoding
-
         try:
             with decoding(meter=process.arrived_bytes):
                 return self._transport.fetch([self._ref])[0]
@@ -78,8 +77,6 @@ def put(value: Any, *, readonly: bool = False, backend: str | None = None) -> St
     Raises:
         DispatchError: the value cannot be pickled, or the object store has no room for it.
     """
-    from phalanx.wire.codec import Policy, encode
-
     transport = cluster.transport(backend)
     encoded = encode(value, policy=Policy.READONLY if readonly else None)
     Room(transport).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")

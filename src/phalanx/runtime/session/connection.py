@@ -90,7 +90,7 @@ def init(
         if chosen == "inline":
             _state.transports.pop("inline", None)
             return
-        from phalanx.transport.ray import cluster as ray_cluster
+        from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
 
         given = {**counts, **({"address": address} if address else {}), **ray_options}
         if ray_cluster.is_running():
@@ -127,8 +127,8 @@ def transport(backend: str | None = None) -> Transport:
     name = backend_name(backend or settings().backend)
     with _state.lock:
         if name == "ray":
-            from phalanx.transport.ray import cluster as ray_cluster
-            from phalanx.transport.ray.transport import RayTransport
+            from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
+            from phalanx.transport.ray.transport import RayTransport  # loads Ray
 
             if not ray_cluster.is_running():
                 init(backend="ray")
@@ -139,7 +139,7 @@ def transport(backend: str | None = None) -> Transport:
                 ray_cluster.around_shutdown(_before_ray_shutdown, _after_ray_shutdown)
                 _state.sees_ray_shutdown = True
             return _state.transports.get("ray") or _state.transports.setdefault("ray", RayTransport())
-        from phalanx.transport.inline import InlineTransport
+        from phalanx.transport.inline import InlineTransport  # not needed beside Ray
 
         if "inline" not in _state.transports:
             _state.transports["inline"] = InlineTransport(_state.inline_resources or _own_accelerators())
@@ -198,7 +198,7 @@ def shutdown() -> None:
         _state.inline_resources = {}
         _state.show_ranks = None
         if _state.started_ray:
-            from phalanx.transport.ray import cluster as ray_cluster
+            from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
 
             ray_cluster.stop()
         _state.transports.clear()

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.groups.core import GroupCore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from phalanx.runtime.groups.core import GroupCore
 
 REFUSED_WITHIN_S = 1.0
 
