@@ -15,6 +15,10 @@
      |   |- GroupClosed          yours: the group was closed before this call
      |   |- GroupBroken          an earlier failure, its `.cause`, made the group unusable
      |   '- StaleEpoch           the group was restarted since
+     |- WeightsError             weights did not get from one role to another
+     |   |- WeightsMismatch      yours: names, shapes or boxes of the two sides do not fit; nothing was moved
+     |   |- WeightsTorn          a sync failed in the middle: these weights are of no one version
+     |   '- WeightsLost          a peer died, was late or sent something else while bytes moved
      '- InternalError            ours: a bug in phalanx, please report it
 
 All of them pickle with their fields. A rank's part in a failed call is a `RankReport`.
@@ -44,6 +48,10 @@ __all__ = [
     "RanksDiverged",
     "RemoteCallError",
     "StaleEpoch",
+    "WeightsError",
+    "WeightsLost",
+    "WeightsMismatch",
+    "WeightsTorn",
     "WorkerDiedError",
     "WorkerInitError",
 ]
@@ -299,3 +307,26 @@ class RanksDiverged(CallError):
 
 class CallCancelled(CallError):
     """The call was cancelled before it had a result."""
+
+
+class WeightsError(PhalanxError):
+    """Weights did not get whole from one role to another."""
+
+
+class WeightsMismatch(WeightsError):
+    """What the source publishes does not fit what the target accepts. Found before any byte moved.
+
+    `.rows` has a tuple (name, wanted, found, rank) for each fault; the message shows them as a table.
+    """
+
+    rows: tuple[tuple[str, str, str, str], ...] = ()
+
+
+class WeightsTorn(WeightsError):
+    """A sync of these weights failed in the middle, or they were lost with a restart: sync before they are used."""
+
+
+class WeightsLost(WeightsError):
+    """A peer died, did not come in time, or what arrived is not what was sent. `.peer` names it, where one is known."""
+
+    peer: str | None = None

@@ -20,10 +20,12 @@ LAYERS = (
     "phalanx.dispatch",
     "phalanx.collect",
     "phalanx.flow",
+    "phalanx.transfer",
     "phalanx.transport.base",
     "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",
     "phalanx.transport.inline",
+    "phalanx.movers",
     "phalanx.execution",
     "phalanx.runtime.session",
     "phalanx.runtime.life",
