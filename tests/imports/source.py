@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 SOURCE = Path(__file__).parents[2] / "src"
 LOADERS = frozenset(
@@ -55,16 +55,15 @@ def imports_of(module: str, *, loaded: bool = False) -> set[str]:
     return {one.name for one in imports(path.read_text(), module, is_package=is_package, loaded=loaded)}
 
 
-def hidden_imports(source: str) -> Iterator[int]:
-    """Lines of the imports inside functions, or for type checkers alone."""
+def hidden_imports(source: str) -> Iterator[tuple[int, int]]:
+    """Lines of the imports inside functions, or for type checkers alone, after that of the function or block."""
     for block in ast.walk(ast.parse(source)):
         if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_type_checkers(block):
-            yield from (
-                node.lineno for node in ast.walk(block) if isinstance(node, ast.Import | ast.ImportFrom)
-            )
+            inside = (node for node in ast.walk(block) if isinstance(node, ast.Import | ast.ImportFrom))
+            yield from ((block.lineno, node.lineno) for node in inside)
 
 
-def _is_for_type_checkers(node: ast.AST) -> bool:
+def _is_for_type_checkers(node: ast.AST) -> TypeGuard[ast.If]:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
 
 

@@ -81,6 +81,16 @@ def _place(module: str) -> str:
     return str(MODULES[module].relative_to(SOURCE.parent)) if module in MODULES else module
 
 
+def unexplained(source: str) -> list[int]:
+    """Lines of hidden imports of ours without a comment: in the line, the one before it, or that of the block."""
+    lines = ["", *source.splitlines()]
+    return [
+        at
+        for block, at in hidden_imports(source)
+        if "phalanx." in lines[at] and not any("#" in lines[near] for near in (at, at - 1, block))
+    ]
+
+
 def packages() -> list[str]:
     return [module for module, path in MODULES.items() if path.name == "__init__.py"]
 
@@ -100,16 +110,25 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     "module", [m for m in MODULES if m != "phalanx" and not m.startswith("phalanx.compat")]
 )
 def test_a_hidden_import_of_our_own_says_why_it_is_hidden(module: str) -> None:
-    text = MODULES[module].read_text()
-    lines = ["", *text.splitlines()]
-
-    silent = [
-        f"{module}:{at}"
-        for at in hidden_imports(text)
-        if "phalanx." in lines[at] and "#" not in lines[at] and not lines[at - 1].strip().startswith("#")
-    ]
+    silent = unexplained(MODULES[module].read_text())
 
     assert not silent, "put the reason behind it, or import at the top"
+
+
+@pytest.mark.parametrize(
+    ("source", "silent"),
+    [
+        ("import phalanx.a", []),
+        ("def f():\n    import phalanx.a", [2]),
+        ("def f():\n    import phalanx.a  # loads Ray", []),
+        ("def f():\n    # It loads Ray.\n    import phalanx.a", []),
+        ("if TYPE_CHECKING:\n    from phalanx.a import b", [2]),
+        ("if TYPE_CHECKING:  # loads Ray\n    import phalanx.a\n    import phalanx.b", []),
+        ("def f():\n    import torch", []),
+    ],
+)
+def test_a_reason_is_a_comment_beside_the_import(source: str, silent: list[int]) -> None:
+    assert unexplained(source) == silent
 
 
 def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:
