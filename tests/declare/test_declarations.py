@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import ray
 
@@ -140,3 +146,62 @@ def test_registered_modes_become_names_of_dispatch() -> None:
     assert "TO_NOBODY_TEST" in px.Dispatch.names()
     with pytest.raises(px.DeclarationError, match="exists already"):
         px.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["rank", "world_size", "local_rank", "device", "register_mesh", "group_name", "bind"]
+)
+def test_a_name_that_hides_what_a_worker_knows_of_itself_fails_at_class_creation(name: str) -> None:
+    with pytest.raises(px.DeclarationError, match=f"may not be called {name!r}"):
+        type("Hides", (px.Worker,), {name: px.register()(lambda self: None)})
+
+
+def test_a_plain_class_has_no_such_names() -> None:
+    plain = type("Plain", (), {"device": px.register()(lambda self: "cpu")})
+
+    assert list(class_spec(plain).methods) == ["device"]
+
+
+def step(self: object) -> object:
+    """Stands for a method."""
+    return self
+
+
+def steps(self: object) -> Iterator[object]:
+    """Stands for a method that is a generator."""
+    yield self
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (staticmethod(step), "staticmethod"),
+        (classmethod(step), "classmethod"),
+        (property(step), "property"),
+        (functools.cached_property(step), "cached_property"),
+        (functools.lru_cache(step), "cache"),
+        (functools.partialmethod(step), "partialmethod"),
+        (contextlib.contextmanager(steps), "contextmanager"),
+    ],
+)
+def test_what_is_no_plain_method_is_named(made: Any, kind: str) -> None:
+    for register in (px.register, px.register(), px.register(px.Dispatch.ROWS)):
+        with pytest.raises(px.DeclarationError, match=f"steps?, which is a {kind}: expected a plain method"):
+            register(made)
+
+
+def test_a_function_under_a_decorator_of_ones_own_is_a_method() -> None:
+    @functools.wraps(steps)
+    def listed(self: object) -> list[object]:
+        return list(steps(self))
+
+    assert px.register(listed) is listed
+
+
+def test_an_abstract_class_is_found_before_anything_is_started() -> None:
+    class Abstract(px.Worker, abc.ABC):
+        @abc.abstractmethod
+        def loss(self) -> float: ...
+
+    with pytest.raises(px.DeclarationError, match=r"Abstract is abstract.*loss"):
+        Abstract.bind()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ class ClassWithInitArgs:
     options are honoured, or refused with a reason).
 
     Raises:
-        DeclarationError: ``cls`` is no class, or its registered methods cannot be offered by a group.
+        DeclarationError: ``cls`` is no class, or an abstract one, or a group cannot offer its registered methods.
     """
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
@@ -41,6 +42,12 @@ class ClassWithInitArgs:
         self.args = args
         self.kwargs = kwargs
         class_spec(self.cls)
+        if inspect.isabstract(self.cls):
+            missing = ", ".join(sorted(self.cls.__abstractmethods__))
+            raise DeclarationError(
+                f"{self.cls.__name__} is abstract, so that no rank could make one; it lacks: {missing}. Pass a class "
+                "that implements them"
+            )
 
     @property
     def spec(self) -> ClassSpec:

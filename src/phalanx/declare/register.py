@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -249,6 +251,8 @@ def register(
     if inspect.isfunction(dispatch_mode):  # used bare: @px.register
         return register()(dispatch_mode)
     where = "px.register"
+    if isinstance(dispatch_mode, _NO_METHODS) or hasattr(dispatch_mode, "__wrapped__"):
+        raise _no_method(dispatch_mode)
     mode = as_mode(dispatch_mode, where)
     if not isinstance(execute_mode, Execute):
         raise DeclarationError(
@@ -278,15 +282,45 @@ def register(
     )
 
     def mark(function: F) -> F:
-        if not inspect.isfunction(function):
-            raise DeclarationError(
-                f"px.register on {function!r}: expected a plain method (def or async def); "
-                "put it on the function itself, and not together with staticmethod, classmethod or property"
-            )
+        if not inspect.isfunction(function) or _makes_context_manager(function):
+            raise _no_method(function)
         setattr(function, MARK, partial)
         return cast(F, function)
 
     return mark
+
+
+#: What decorators of the standard library make of a function, other than functions.
+_NO_METHODS = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+)
+
+
+def _no_method(given: Any) -> DeclarationError:
+    kind = "contextmanager" if inspect.isfunction(given) else type(given).__name__.strip("_")
+    kind = "cache" if "lru_cache" in kind else kind
+    inner = (
+        getattr(given, "__wrapped__", None) or getattr(given, "func", None) or getattr(given, "fget", None)
+    )
+    name = getattr(inner or given, "__qualname__", repr(given))
+    return DeclarationError(
+        f"px.register on {name}, which is a {kind}: expected a plain method (def or async def with self), since it is "
+        f"called on each rank's instance and its output is sent back; leave {kind} out, or call what it makes from a "
+        "plain method that is registered"
+    )
+
+
+def _makes_context_manager(function: Callable[..., Any]) -> bool:
+    """Whether it was decorated with contextlib.contextmanager or asynccontextmanager."""
+    code = getattr(function, "__code__", None)
+    return getattr(code, "co_name", "") == "helper" and getattr(function, "__globals__", {}) is vars(
+        contextlib
+    )
 
 
 @dataclass(frozen=True)

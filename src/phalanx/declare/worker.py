@@ -95,7 +95,12 @@ class Worker:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        class_spec(cls)  # a wrong declaration fails here, not at the first call
+        for name in class_spec(cls).methods:  # a wrong declaration fails here, not at the first call
+            if name in vars(Worker):
+                raise DeclarationError(
+                    f"{cls.__name__}.{name}: a registered method may not be called {name!r}, because self.{name} of a "
+                    "px.Worker would then be the method; rename it, or derive from no px.Worker"
+                )
 
     @classmethod
     def bind(cls, *args: Any, **kwargs: Any) -> ClassWithInitArgs:

@@ -14,6 +14,7 @@ from phalanx.declare.bind import Colocation, as_bound
 from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
 from phalanx.execution import questions
 from phalanx.runtime.api.views import GroupView
+from phalanx.runtime.calls.seconds import bounded
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
@@ -155,7 +156,7 @@ def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
     data = host_call(questions.recall_record, call=0, epoch=0)
     ticket = transport.submit(endpoint, "", HOST, data, ())
     with contextlib.suppress(GroupClosed):
-        done, _ = transport.wait([ticket.value], 1, timeout)
+        done, _ = transport.wait([ticket.value], 1, bounded(timeout))
         kept = transport.outcome(ticket.value) if done else None
         if kept is not None and kept.failure is not None:  # its process has no such function
             raise _other_version(name, "unknown")

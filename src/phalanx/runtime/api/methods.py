@@ -119,6 +119,7 @@ class BoundMethod(Generic[P, B, V]):
 
         Args:
             timeout: deadline of the call in seconds. A call that misses it is stopped, and the group is broken.
+                ``float("inf")``: none, also where the group has a ``call_timeout``.
             stall_report_after: seconds after which, and then again each time, a warning of the logger "phalanx"
                 tells where each rank is, with its stack; the call goes on.
         """

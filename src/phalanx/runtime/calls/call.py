@@ -13,6 +13,7 @@ from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, Seen, decide
 from phalanx.runtime.calls.listeners import Heard, Listeners
+from phalanx.runtime.calls.seconds import bounded
 from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned, Status, raisable
 from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
@@ -108,9 +109,9 @@ class Call:
         self.collector = collector
         self.began = began
         self.started = life.transport.now()
-        self.limit = limit
+        self.limit = limit = bounded(limit)
         self.deadline = None if limit is None else self.started + limit
-        self.stall_after = stall_after
+        self.stall_after = stall_after = bounded(stall_after)
         self.stall_at = None if stall_after is None else self.started + stall_after
         self.trace = ""
         self.told = False

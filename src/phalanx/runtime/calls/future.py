@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.calls.status import Raised, Returned, raisable
 from phalanx.runtime.calls.together import together
 from phalanx.runtime.session.waiters import waiters
@@ -60,7 +61,7 @@ class CallFuture(Generic[T]):
             CallTimeout: the result is not here yet.
             GroupClosed, GroupBroken: the group ended before the call did.
         """
-        return self.call.result(timeout)
+        return self.call.result(checked(timeout, "CallFuture.result"))
 
     def cancel(self) -> bool:
         """End the call, and wait until it has ended on every rank.
@@ -86,6 +87,7 @@ class CallFuture(Generic[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; what it raises, or None."""
+        timeout = checked(timeout, "CallFuture.exception")
         try:
             self.result(timeout)
         except CallTimeout as error:
@@ -112,7 +114,11 @@ class CallFuture(Generic[T]):
         """
         call = self.call
         role = f".{call.role}" if call.role else ""
-        return Stream(call.stream(timeout), len(call.plan.ranks), f"{call.group}{role}.{call.method}")
+        return Stream(
+            call.stream(checked(timeout, "CallFuture.stream")),
+            len(call.plan.ranks),
+            f"{call.group}{role}.{call.method}",
+        )
 
     @property
     def group(self) -> str:
@@ -174,6 +180,7 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
             raise DispatchError(
                 f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
             )
+    timeout = checked(timeout, "px.gather")
     if not together([future.call for future in futures], timeout):
         waiting = [waiters.submit(future.result, timeout) for future in futures]
         ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)

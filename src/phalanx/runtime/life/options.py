@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -89,7 +90,10 @@ def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> Gro
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
         )
-    return GroupOptions(meshes=_meshes(mesh, world_size), start_timeout=float(start_timeout), **values)
+    start_timeout = min(
+        float(start_timeout), threading.TIMEOUT_MAX
+    )  # float("inf") too: for as long as one can wait
+    return GroupOptions(meshes=_meshes(mesh, world_size), start_timeout=start_timeout, **values)
 
 
 def _meshes(given: Any, world_size: int) -> dict[str, Mesh]:
