@@ -87,7 +87,8 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
 
     meters = Meters()  # the process's own are drained by its exporter
     meters.on = True
-    monkeypatch.setattr("phalanx.runtime.calls.settling.meters", meters)
+    for user in ("calls.counts", "groups.core"):
+        monkeypatch.setattr(f"phalanx.runtime.{user}.meters", meters)
 
     with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Counted, name="counted") as group:
         group.add(1)

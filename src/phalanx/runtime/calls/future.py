@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, Generic, TypeVar
@@ -12,7 +14,7 @@ from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.calls.status import Raised, Returned, raisable
 from phalanx.runtime.calls.together import together
-from phalanx.runtime.session.waiters import waiters
+from phalanx.runtime.session.waiters import Pending, waiters
 from phalanx.transport.base import Ticket, Transport
 
 T = TypeVar("T")
@@ -104,7 +106,12 @@ class CallFuture(Generic[T]):
     async def _wait(self) -> T:
         if self.call.over:
             return self.result()
-        return await asyncio.wrap_future(waiters.submit(self.result))
+        return await asyncio.wrap_future(waiters.submit(self.result, self._pending()))
+
+    def _pending(self, deadline: float | None = None) -> Pending:
+        call = self.call
+        refs = [call.arrivals.reference(position).value for position in range(len(call.plan.ranks))]
+        return Pending(call.life.transport, refs, deadline)
 
     def stream(self, timeout: float | None = None) -> Stream:
         """``(rank, output)`` of every called rank, in the order in which they finish.
@@ -182,9 +189,17 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
             )
     timeout = checked(timeout, "px.gather")
     if not together([future.call for future in futures], timeout):
-        waiting = [waiters.submit(future.result, timeout) for future in futures]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = [
+            waiters.submit(functools.partial(_result_by, future, deadline), future._pending(deadline))
+            for future in futures
+        ]
         ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
         for one in waiting:
             if one in ended and (error := one.exception()) is not None:
                 raise error
     return [future.result() for future in futures]
+
+
+def _result_by(future: CallFuture[Any], deadline: float | None) -> Any:
+    return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.session import connection as cluster
+from phalanx.runtime.session.background import Background
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.show.logs import label_of
 from phalanx.show.published import GroupEntry, RankEntry, RunEntry, to_bytes
@@ -80,7 +81,7 @@ class Publisher:
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._background = Background("phalanx-publisher", self._turn, finish=self.finish)
         self._keys: dict[str, Transport] = {}
 
     def changed(self, group: GroupLife) -> None:
@@ -95,20 +96,14 @@ class Publisher:
 
     def _do(self, work: Callable[[], None]) -> None:
         self._work.put(work)
-        with self._lock:
-            if self._thread is None:
-                atexit.unregister(self.finish)
-                atexit.register(self.finish)
-                self._thread = threading.Thread(target=self._run, name="phalanx-publisher", daemon=True)
-                self._thread.start()
+        self._background.begin()
 
     def flush(self, timeout: float = _FINISHED_WITHIN_S) -> bool:
         """Wait until all changes so far are published; whether they are."""
-        with self._lock:
-            if self._thread is None:
-                return True
+        if not self._background.running:
+            return True
         done = threading.Event()
-        self._work.put(done.set)
+        self._do(done.set)
         return done.wait(timeout)
 
     def finish(self, transport: Transport | None = None) -> None:
@@ -121,14 +116,16 @@ class Publisher:
         for key, one in ended.items():
             self._write(one, key, None)
 
-    def _run(self) -> None:
-        while True:
-            work = self._work.get()
-            try:
-                work()
-            except Exception:  # whatever it is: it is the commands that then see less, not the run
-                _log.debug("publishing failed", exc_info=True)
-            del work  # else it would keep its group until the next one
+    def _turn(self) -> float | None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work = self._work.get_nowait()
+                try:
+                    work()
+                except Exception:  # whatever it is: it is the commands that then see less, not the run
+                    _log.debug("publishing failed", exc_info=True)
+                del work  # else it would keep its group until the next one
+        return None
 
     def _publish(self, group: GroupLife) -> None:
         entry = group_entry(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import sys
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.config import Shown
+from phalanx.runtime.session.background import Background
 from phalanx.show.logs import Lines, prefix_of
 from phalanx.transport.base import Endpoint, Transport
 
@@ -86,7 +86,7 @@ class Display:
     def __init__(self) -> None:
         self._sources: list[Source] = []
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._background = Background("phalanx-display", self._turn, finish=self.finish)
 
     def begin(self, transport: Transport, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
         """Show what these ranks print from now on, by rank those that were chosen."""
@@ -101,11 +101,7 @@ class Display:
             return
         with self._lock:
             self._sources += sources
-            if self._thread is None:
-                atexit.unregister(self.finish)
-                atexit.register(self.finish)
-                self._thread = threading.Thread(target=self._run, name="phalanx-display", daemon=True)
-                self._thread.start()
+        self._background.begin()
 
     def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:
         """Show all that these ranks (default: all) have printed, and let them go."""
@@ -116,20 +112,16 @@ class Display:
         for source in ended:
             source.finish()
 
-    def _run(self) -> None:
-        pause = threading.Event()
-        seconds = LOOK_EVERY_S
-        while not pause.wait(seconds):
-            begun = time.monotonic()
-            with self._lock:
-                sources = list(self._sources)
-            gone = [source for source in sources if not source.look()]
-            with self._lock:
-                self._sources = [source for source in self._sources if source not in gone]
-                if not self._sources:
-                    self._thread = None
-                    return
-            seconds = max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
+    def _turn(self) -> float | None:
+        begun = time.monotonic()
+        with self._lock:
+            sources = list(self._sources)
+        gone = [source for source in sources if not source.look()]
+        with self._lock:
+            self._sources = [source for source in self._sources if source not in gone]
+            if not self._sources:
+                return None
+        return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
 
 
 display = Display()

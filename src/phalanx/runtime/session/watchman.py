@@ -8,6 +8,7 @@ import weakref
 from typing import Protocol
 
 from phalanx.runtime.session import connection as cluster
+from phalanx.runtime.session.background import Background
 from phalanx.transport.base import Transport
 
 LOOK_EVERY_S = 0.25
@@ -38,27 +39,20 @@ class Sentinel:
     def __init__(self) -> None:
         self._cores: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._background = Background("phalanx-sentinel", self._turn, first_after=LOOK_EVERY_S)
 
     def add(self, core: Watched) -> None:
         """Look after a group until it is closed."""
         with self._lock:
             self._cores.add(core)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="phalanx-sentinel", daemon=True)
-                self._thread.start()
+        self._background.begin()
 
-    def _run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(LOOK_EVERY_S):
-            with self._lock:
-                cores = list(self._cores)
-            while cores:
-                self._look(cores.pop())  # and not held beyond its look
-            with self._lock:
-                if not self._cores:
-                    self._thread = None
-                    return
+    def _turn(self) -> float | None:
+        with self._lock:
+            cores = list(self._cores)
+        while cores:
+            self._look(cores.pop())  # and not held beyond its look
+        return LOOK_EVERY_S if self._cores else None
 
     def _look(self, core: Watched) -> None:
         if core.closed:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from typing import Any
 
-import ray
-
 from phalanx.config import settings
 from phalanx.show.meters import Meters, meters
+from phalanx.transport.ray.cluster import Connection
 
 _EVERY_S = 5.0
 _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
@@ -56,27 +56,27 @@ class Exporter:
 
 
 _lock = threading.Lock()
-_stopped: list[threading.Event] = []
+_of: list[Connection] = []  # the one that is exported on
 
 
-def start() -> None:
-    """Export from now on, in a thread of this process; once, and not where ``PHALANX_METRICS=0``."""
+def start(connection: Connection) -> None:
+    """Export from now on, in a thread, until that cluster is left; once, and not where ``PHALANX_METRICS=0``."""
     with _lock:
-        if _stopped or not settings().metrics:
+        if not settings().metrics or (_of and _of[0] is connection):
             return
-        stop = threading.Event()
-        _stopped.append(stop)
+        _of[:] = [connection]
         meters.on = True
-    threading.Thread(target=_work, args=(stop,), name="phalanx-metrics", daemon=True).start()
+    threading.Thread(target=_work, args=(connection,), name="phalanx-metrics", daemon=True).start()
 
 
-def _work(stop: threading.Event) -> None:
-    from ray.util import metrics
+def _work(connection: Connection) -> None:
+    from ray.util import metrics  # takes a tenth of a second, which no start of a group waits for
 
     exporter: Exporter | None = None
-    while not stop.wait(_EVERY_S):
-        if not ray.is_initialized():
-            continue
+    while True:
+        time.sleep(_EVERY_S)
+        if not connection.open:
+            return
         with contextlib.suppress(Exception):  # monitoring never ends what it looks at
             exporter = exporter or Exporter(meters, metrics)
             exporter.flush()

@@ -218,7 +218,7 @@ class RayTransport:
             return outcome_of(error)
 
     def disregard(self, refs: Sequence[Ref]) -> None:
-        for ref in refs:
+        for ref in refs if self.connected() else ():
             ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
 
     def find(self, name: str) -> Any | None:
@@ -257,7 +257,7 @@ class RayTransport:
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.watch(endpoints)
-        metrics.start()
+        metrics.start(self._connection)
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
         answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
