@@ -20,7 +20,7 @@ Dispatch, Execute, register = decorator.Dispatch, decorator.Execute, decorator.r
 Pool, Group, Cls = ray_base.RayResourcePool, ray_base.RayWorkerGroup, ray_base.RayClassWithInitArgs
 
 INTENDED = {
-    "case_basics/attributes": "the group has one more attribute, the role that it stands for",
+    "case_basics/attributes": "two more attributes: the role that it stands for, and its connection",
     "case_basics/padded later": "padding is removed where the caller does not wait, too",
     "case_basics/padded metric": "a list by rank is not shortened with the padding",
     "case_basics/custom caller": "the caller's lists are not changed",

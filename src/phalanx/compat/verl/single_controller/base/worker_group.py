@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -17,6 +18,7 @@ from phalanx.compat.verl.single_controller.base.decorator import (
     get_predefined_dispatch_fn,
     get_predefined_execute_fn,
 )
+from phalanx.errors import GroupClosed
 
 _log = logging.getLogger(__name__)
 
@@ -74,13 +76,17 @@ class ClassWithInitArgs:
 
 
 def check_workers_alive(workers: list[Any], is_alive: Callable[[Any], bool], gap_time: float = 1) -> None:
-    """Look every ``gap_time`` seconds; raise SIGABRT in this process as soon as a worker is gone. Never returns."""
-    while True:
-        for worker in workers:
-            if not is_alive(worker):
-                _log.warning("worker %s is not alive: aborting this process", worker)
-                signal.raise_signal(signal.SIGABRT)
-        time.sleep(gap_time)
+    """Look every ``gap_time`` seconds; raise SIGABRT in this process as soon as a worker is gone.
+
+    Returns when ``is_alive`` raises GroupClosed: the cluster was left, and its workers went with it.
+    """
+    with contextlib.suppress(GroupClosed):
+        while True:
+            for worker in workers:
+                if not is_alive(worker):
+                    _log.warning("worker %s is not alive: aborting this process", worker)
+                    signal.raise_signal(signal.SIGABRT)
+            time.sleep(gap_time)
 
 
 class WorkerGroup:

@@ -12,6 +12,7 @@ from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, Parcels, func_generator
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
+from phalanx.compat.verl.single_controller.ray.native import Connection
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
 from phalanx.compat.verl.single_controller.ray.start import (
@@ -24,6 +25,7 @@ from phalanx.compat.verl.single_controller.ray.start import (
 )
 
 _log = logging.getLogger(__name__)
+_OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict")  # attributes that do not travel
 _DEAD = 4  # ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 
 
@@ -79,6 +81,7 @@ class RayWorkerGroup(WorkerGroup):
         self.customized_worker_env: dict[str, str] = kwargs.get("worker_env") or {}
         self._ray_master_port_range = kwargs.get("master_port_range")
         self._role = ""
+        self._connection: Connection | None = None
         if resource_pool is None:
             self.use_gpu = kwargs.get("use_gpu", True)
             self._attach(worker_names, worker_handles)
@@ -88,6 +91,7 @@ class RayWorkerGroup(WorkerGroup):
             self.use_gpu = kwargs.get("use_gpu", resource_pool.use_gpu)
             check_use_gpu(resource_pool, self.use_gpu)
             self._start(detached, bin_pack, kwargs)
+        self._connection = Connection()
         if ray_cls_with_init is not None:
             self.method_names = self._bind_worker_method(self._user_class, func_generator)
 
@@ -246,7 +250,13 @@ class RayWorkerGroup(WorkerGroup):
             return self._deal(method_name, args, kwargs)
         return self._send(self._workers, method_name, args, kwargs)
 
+    def _check_cluster(self) -> None:
+        """See to it that the cluster of the workers is still the one of this process. Raises GroupClosed."""
+        if self._connection is not None:
+            self._connection.check()
+
     def _send(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
+        self._check_cluster()
         parcels, shared = Parcels(), len(workers) > 1
         args = [parcels.of(arg, shared) for arg in args]
         kwargs = {key: parcels.of(value, shared) for key, value in kwargs.items()}
@@ -255,6 +265,7 @@ class RayWorkerGroup(WorkerGroup):
         ]
 
     def _deal(self, method_name: str, args: Any, kwargs: Any) -> list[Any]:
+        self._check_cluster()
         parcels = Parcels()
         columns: list[list[Any]] = [*args, *kwargs.values()]
         times: dict[int, int] = {}
@@ -286,7 +297,10 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def _is_worker_alive(self, worker: Any) -> bool:
-        return worker._get_local_state() != _DEAD
+        self._check_cluster()
+        alive = worker._get_local_state() != _DEAD
+        self._check_cluster()  # workers that go with their cluster did not die
+        return alive
 
     @property
     def worker_names(self) -> list[str]:
@@ -322,7 +336,7 @@ class RayWorkerGroup(WorkerGroup):
         state = {
             key: value
             for key, value in self.__dict__.items()
-            if key not in ("_checker_thread", "wg_dict") and not isinstance(value, WorkerGroup | GroupMethod)
+            if key not in _OF_THIS_PROCESS and not isinstance(value, WorkerGroup | GroupMethod)
         }
         return _rebuild, (type(self), state, list(self.wg_dict or ()))
 
@@ -342,7 +356,7 @@ def _failed(refs: list[Any]) -> str:
 def _rebuild(cls: type[RayWorkerGroup], state: dict[str, Any], roles: list[str]) -> RayWorkerGroup:
     """A group that came from another process: it calls the same workers, and does not own them."""
     group = cls.__new__(cls)
-    group.__dict__.update(state, _checker_thread=None, wg_dict=None)
+    group.__dict__.update(state, _checker_thread=None, _connection=Connection(), wg_dict=None)
     _bind_again(group)
     if roles:
         group.fuse(roles)

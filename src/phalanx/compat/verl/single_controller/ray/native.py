@@ -24,10 +24,21 @@ from phalanx.runtime.pools.pool import Holding, ResourcePool
 from phalanx.runtime.session import connection
 from phalanx.topology.slots import Slot, SlotView
 from phalanx.transport.base import Facade, Transport
+from phalanx.transport.ray.cluster import Connection
 from phalanx.transport.ray.placement import RayReservation
 from phalanx.wire.messages import RankSetup
 
-__all__ = ["GroupOptions", "Names", "RankSetup", "ResourcePool", "Started", "pool_on", "start", "transport"]
+__all__ = [
+    "Connection",
+    "GroupOptions",
+    "Names",
+    "RankSetup",
+    "ResourcePool",
+    "Started",
+    "pool_on",
+    "start",
+    "transport",
+]
 
 _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 

@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.compat.verl.single_controller.ray import native
+from phalanx.errors import PlacementError
 from phalanx.topology.placement import bundle_resources
 from phalanx.transport.base import ReserveRequest
 
@@ -63,6 +64,10 @@ class RayResourcePool(ResourcePool):
         self.pgs: list[PlacementGroup] | None = None
         self.detached = detached
         self.accelerator_type = accelerator_type
+        self._connection: native.Connection | None = None  # to the cluster on which the slots were reserved
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None}  # another process has its own
 
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
@@ -70,8 +75,14 @@ class RayResourcePool(ResourcePool):
         """The placement groups, by node address; reserved at the first call.
 
         Raises:
-            PlacementError: the cluster cannot hold them, with a table of what it has.
+            PlacementError: the cluster cannot hold them, with a table of what it has; or this process has left the
+                cluster on which they were reserved.
         """
+        if self._connection is not None and not self._connection.open:
+            raise PlacementError(
+                f"the slots of pool {self.name_prefix!r} were reserved on a cluster that this process has left: make "
+                "a new pool"
+            )
         if self.pgs is None:
             transport = native.transport()
             resource = _RESOURCES.get(device_name, "GPU") if self.use_gpu else None
@@ -85,6 +96,7 @@ class RayResourcePool(ResourcePool):
                 names=tuple(f"{prefix}:{index}" for index in range(len(self._store))),
             )
             self.pgs = sort_placement_group_by_node_ip(list(transport.reserve(request).ids))
+            self._connection = native.Connection()
         return self.pgs
 
     def _places(self) -> list[tuple[int, int]]:
@@ -194,6 +206,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
         rp1.accelerator_type if rp1.accelerator_type == rp2.accelerator_type else None,
     )
     merged.pgs = rp1.get_placement_groups() + rp2.get_placement_groups()
+    merged._connection = rp1._connection or rp2._connection
     return merged
 
 
@@ -222,7 +235,7 @@ def split_resource_pool(
     start = int(getattr(resource_pool, "start_bundle_index", 0))
     starts = [start + sum(sizes[:index]) for index in range(len(sizes))]
     groups = resource_pool.get_placement_groups()
-    return [
+    parts = [
         SubRayResourcePool(
             placement_groups=groups,
             start_bundle_index=begin,
@@ -236,6 +249,9 @@ def split_resource_pool(
         )
         for index, (begin, size) in enumerate(zip(starts, sizes, strict=True))
     ]
+    for part in parts:
+        part._connection = resource_pool._connection
+    return parts
 
 
 def extract_pg_from_exist(

@@ -1,0 +1,124 @@
+"""Groups and pools of the drop-in whose cluster this process has left."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phalanx.compat.verl.single_controller.base.worker_group import check_workers_alive
+from phalanx.compat.verl.single_controller.ray import RayResourcePool, RayWorkerGroup
+from phalanx.compat.verl.single_controller.ray.base import merge_resource_pool, split_resource_pool
+from phalanx.errors import GroupClosed, PlacementError
+
+SCRIPT = """
+import ray
+from phalanx.compat.verl.single_controller.base import Worker
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
+from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+class Adder(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def add(self, x):
+        return x + self.rank
+
+def made():
+    ray.init(address="local", num_cpus=4, include_dashboard=False)
+    pool = RayResourcePool([2], use_gpu=False, max_colocate_count=2)
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(Adder)))
+    group.start_worker_aliveness_check(0.02)
+    assert group.add(1) == [1, 2]
+    return pool, group
+
+pool, group = made()
+ray.shutdown()
+group._checker_thread.join(20)
+print("watched:", group._checker_thread.is_alive())
+kept = made()
+for act in (lambda: group.add(1), lambda: RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(Adder)))):
+    try:
+        act()
+    except Exception as error:
+        print(type(error).__name__)
+del group, pool
+print("the others:", kept[1].add(1))
+"""
+
+
+def gone() -> Any:
+    def check() -> None:
+        raise GroupClosed("left")
+
+    return SimpleNamespace(open=False, check=check)
+
+
+def left_pool() -> RayResourcePool:
+    pool = RayResourcePool([2])
+    pool.pgs, pool._connection = [SimpleNamespace(bundle_count=2)], gone()
+    return pool
+
+
+def test_workers_are_watched_until_their_cluster_is_left() -> None:
+    looks = iter([True, True])
+
+    def is_alive(worker: object) -> bool:
+        if not next(looks, False):
+            raise GroupClosed("left")
+        return True
+
+    watching = threading.Thread(target=check_workers_alive, args=([object()], is_alive, 0), daemon=True)
+    watching.start()
+    watching.join(20)
+
+    assert not watching.is_alive()
+
+
+@pytest.mark.parametrize("name", ["execute_all_async", "execute_rank_zero_sync", "execute_all_sync"])
+def test_a_group_of_a_cluster_that_was_left_is_closed(name: str) -> None:
+    group = RayWorkerGroup(worker_handles=[object(), object()])
+    group._connection = gone()
+
+    with pytest.raises(GroupClosed):
+        getattr(group, name)("method", [1, 2])
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        RayResourcePool.get_placement_groups,
+        lambda pool: split_resource_pool(pool, 1),
+        lambda pool: merge_resource_pool(pool, RayResourcePool([1])),
+    ],
+)
+def test_the_slots_of_a_cluster_that_was_left_are_gone(act: Any) -> None:
+    with pytest.raises(PlacementError, match="make a new pool"):
+        act(left_pool())
+
+
+def test_a_pool_travels_without_its_connection() -> None:
+    assert pickle.loads(pickle.dumps(left_pool()))._connection is None
+
+
+@pytest.mark.slow
+def test_a_driver_leaves_its_cluster_and_makes_other_groups() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[-5:-1] == [
+        "watched: False",
+        "GroupClosed",
+        "PlacementError",
+        "the others: [1, 2]",
+    ]
