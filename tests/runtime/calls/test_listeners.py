@@ -24,7 +24,7 @@ class Ends(CallListener):
 
 
 def test_a_list_without_listeners_has_nobody_to_tell() -> None:
-    heard = Listeners().now()
+    heard = Listeners().heard
 
     assert not any(getattr(heard, step) for step in STEPS)
 
@@ -33,7 +33,7 @@ def test_a_listener_is_told_only_of_steps_that_it_overrides() -> None:
     listeners = Listeners()
     listeners.add(Ends())
 
-    assert [step for step in STEPS if getattr(listeners.now(), step)] == ["ended"]
+    assert [step for step in STEPS if getattr(listeners.heard, step)] == ["ended"]
 
 
 def test_a_listener_of_everything_hears_of_the_calls_of_one_group_too() -> None:

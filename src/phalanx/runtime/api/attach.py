@@ -88,12 +88,10 @@ class AttachedGroup(GroupView):
 
     def __init__(self, core: GroupCore, reservations: dict[str, tuple[str, ...]]) -> None:
         super().__init__(Selection.whole(core))
+        self.__dict__.update(
+            {role: GroupView(Selection.whole(core, role)) for role in core.card.methods if role}
+        )
         self._reservations = reservations
-
-    def __getattr__(self, name: str) -> Any:
-        if name and name in self.core.card.methods:
-            return GroupView(Selection.whole(self.core, name))
-        return super().__getattr__(name)
 
     @property
     def state(self) -> str:

@@ -115,6 +115,7 @@ class WorkerGroup(GroupView):
         core.life.on_change = functools.partial(publisher.changed, core.life)
         core.made_of = bound
         super().__init__(Selection.whole(core))
+        self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
         pool.claim(self)
@@ -192,14 +193,6 @@ class WorkerGroup(GroupView):
     def epoch(self) -> int:
         """How many times the group was restarted."""
         return self.core.epoch.number
-
-    def __getattr__(self, name: str) -> Any:
-        roles = self.__dict__.get("_roles", {})
-        if name and name in roles:
-            view = GroupView(Selection.whole(self.core, name))
-            self.__dict__[name] = view
-            return view
-        return super().__getattr__(name)
 
     def _unknown(self, name: str) -> str:
         if self.roles:

@@ -10,6 +10,7 @@ from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import DispatchError
+from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture, Stream
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.explain_call import explain_call, finished_result
@@ -57,14 +58,14 @@ class BoundMethod(Generic[P, B, V]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> B:
         if not self._spec.blocking:
-            return cast(B, self._send(args, kwargs, waits=False))
-        return cast(B, self._send(args, kwargs, waits=True).result())
+            return cast(B, self.submit(*args, **kwargs))
+        return cast(B, self._send(args, kwargs, waits=True).result(None))
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[V]:
         """Send the call and return at once with its future."""
-        return self._send(args, kwargs, waits=False)
+        return CallFuture(self._send(args, kwargs, waits=False))
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> CallFuture[V]:
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> Call:
         began = self._selection.core.began()
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)

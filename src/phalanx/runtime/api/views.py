@@ -295,9 +295,8 @@ class GroupView:
         return self.execute_rank_zero_async(method, *args, **kwargs)
 
     def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
-        return self.core.send(
-            plan, spec, self.role, None, self, began=began, chosen=self._selection.which == "any"
-        )
+        chosen = self._selection.which == "any"
+        return CallFuture(self.core.send(plan, spec, self.role, None, self, began=began, chosen=chosen))
 
     def __repr__(self) -> str:
         part = self._selection.part

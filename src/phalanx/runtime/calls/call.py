@@ -105,7 +105,7 @@ class Call:
         self.numbers: Sequence[int] | None = None
         self.rules = rules
         self.listeners = listeners
-        self.heard: Heard = listeners.now()
+        self.heard: Heard = listeners.heard
         self.collector = collector
         self.began = began
         self.started = life.transport.now()
@@ -191,7 +191,7 @@ class Call:
         """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
         self._tell_asked()
         self._check()
-        until = earliest(limit, self.deadline)
+        until = limit if self.deadline is None else earliest(limit, self.deadline)
         while True:
             try:
                 yield from attempt(until)
@@ -210,12 +210,15 @@ class Call:
         status = self.status
         if isinstance(status, Raised):
             raise raisable(status.error)
-        self.life.check_current(self.epoch, self.plan.ranks, self.method)
+        if self.life.epoch is not self.epoch:
+            self.life.check_current(self.epoch, self.plan.ranks, self.method)
 
     def _joined(self, until: float | None) -> Iterator[Any]:
         """The value, decoded straight into its place where rows are joined."""
         with decoding(self.decodes, meter=self.rules.met):
-            outputs = self.arrivals.fetch(seconds_until(until, self.life.transport))
+            outputs = self.arrivals.fetch(
+                None if until is None else seconds_until(until, self.life.transport)
+            )
         yield self._join(outputs)
 
     @property
@@ -230,12 +233,12 @@ class Call:
                 if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
                     met.add(len(output))
         if heard.arrived:
-            self.listeners.tell(heard.arrived, self, None)
+            self.tell(heard.arrived, None)
         if self.rules.verify is not None:
             self.rules.verify(self, outputs)
         value = gather(self.plan.gather, outputs, self.collector)
         if heard.joined:
-            self.listeners.tell(heard.joined, self)
+            self.tell(heard.joined)
         return value
 
     def conclude_with(self, outputs: Sequence[Any]) -> None:
@@ -266,7 +269,7 @@ class Call:
                 given.add(position)
                 rank = self.plan.ranks[position]
                 if self.heard.arrived:
-                    self.listeners.tell(self.heard.arrived, self, rank)
+                    self.tell(self.heard.arrived, rank)
                 yield rank, output
 
     def watch(self) -> Watch:
@@ -402,16 +405,24 @@ class Call:
         self.tell_end(status.error if isinstance(status, Raised) else None)
         return True
 
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Any) -> None:
+        """Tell its listeners of a step; whoever raises is removed, and the call goes on."""
+        for hook in hooks:
+            try:
+                hook(self, *what)
+            except Exception as error:
+                self.listeners.drop(hook, error)
+
     def _tell_asked(self) -> None:
         if self.heard.asked:
-            self.listeners.tell(self.heard.asked, self)
+            self.tell(self.heard.asked)
 
     def tell_end(self, error: BaseException | None) -> None:
         """Tell its listeners, once, that it is over."""
         if not self.told:
             self.told = True
             if self.heard.ended:
-                self.listeners.tell(self.heard.ended, self, error)
+                self.tell(self.heard.ended, error)
 
 
 class _WaitOver(Exception):

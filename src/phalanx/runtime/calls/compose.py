@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
-from phalanx.runtime.calls.bundling import bundles
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
@@ -21,6 +20,11 @@ from phalanx.wire.messages import NO_ARGUMENTS, Message, Piece, RankCall, Refere
 
 Hoist = Mapping[type, Callable[[Any], Any]]
 
+BUNDLE_BYTES = 8 << 20
+"""As much as takes about as long to copy as it takes Ray to store one object more and to find it.
+
+Not more, since the first rank cannot begin before all of its bundle is stored.
+"""
 
 _Key = tuple[int, ...]
 _Body = tuple[Encoded, tuple[Ref, ...]]
@@ -48,13 +52,13 @@ class Outlet:
         self.book.put(nbytes)
         self.room.took(nbytes)
         if self.call is not None:
-            self.call.listeners.tell(self.call.heard.stored, self.call, nbytes)
+            self.call.tell(self.call.heard.stored, nbytes)
         return ref
 
     def passes(self, future: CallFuture[Any]) -> None:
         """Note that the result of another call is among the arguments."""
         if self.call is not None:
-            self.call.listeners.tell(self.call.heard.passed, self.call, future.call)
+            self.call.tell(self.call.heard.passed, future.call)
 
     def value_of(self, future: CallFuture[Any]) -> Any:
         """The result of a call that has to come through the driver."""
@@ -146,14 +150,12 @@ def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
     return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
 
 
-def messages(
-    outlet: Outlet, plan: CallPlan, header: RankCall, node_of: Callable[[int], str]
-) -> Iterator[Message]:
+def messages(outlet: Outlet, plan: CallPlan, header: RankCall, nodes: Sequence[str]) -> Iterator[Message]:
     """One message per called rank, in the plan's order, each made when it is asked for.
 
-    So the first rank copies its piece while the next one is stored; small pieces for ranks of one node, as ``node_of``
-    names them, are stored together. Before anything is sent, all of it is known to be picklable, and there is room
-    for it.
+    So the first rank copies its piece while the next one is stored; small pieces for ranks of one node, as ``nodes``
+    names them by rank, are stored together. Before anything is sent, all of it is known to be picklable, and there is
+    room for it.
 
     Raises:
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
@@ -161,7 +163,7 @@ def messages(
     if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
         yield from _messages_alike(outlet, plan, header)
         return
-    yield from _messages_each(outlet, plan, header, node_of)
+    yield from _messages_each(outlet, plan, header, nodes)
 
 
 def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
@@ -178,7 +180,7 @@ def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterato
 
 
 def _messages_each(
-    outlet: Outlet, plan: CallPlan, header: RankCall, node_of: Callable[[int], str]
+    outlet: Outlet, plan: CallPlan, header: RankCall, nodes: Sequence[str]
 ) -> Iterator[Message]:
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
@@ -188,16 +190,16 @@ def _messages_each(
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
     begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
     encoded: dict[_Key, _Body] = {}
-    nodes: dict[_Key, str] = {}
+    places: dict[_Key, str] = {}
     for position, key in enumerate(keys):
         if key not in encoded:  # views of the caller's memory: copies are made below, one bundle at a time
             encoded[key] = _encoded_body(outlet, plan.arguments_of(position), shared, begin)
-            nodes[key] = node_of(plan.ranks[position])
+            places[key] = nodes[plan.ranks[position]]
     large = [key for key, (body, _) in encoded.items() if body.nbytes > outlet.inline_bytes]
     sizes = [encoded[key][0].nbytes for key in large]
     together = {
         large[index]: [large[i] for i in some]
-        for some in bundles(sizes, [nodes[key] for key in large])
+        for some in bundles(sizes, [places[key] for key in large])
         for index in some
     }
     bodies: dict[_Key, tuple[bytes | int | None, tuple[Ref, ...]]] = {}
@@ -278,3 +280,18 @@ def _placed(
     if admit is not None:
         admit(encoded.nbytes, encoded.nbytes)
     return None, (*refs, outlet.put(encoded))
+
+
+def bundles(sizes: Sequence[int], places: Sequence[Hashable], most: int = BUNDLE_BYTES) -> Iterator[range]:
+    """Ranges of pieces that are stored together, in order: neighbours for one place, ``most`` bytes at most.
+
+    A piece that is larger than that is alone.
+    """
+    begin, total = 0, 0
+    for index, (size, place) in enumerate(zip(sizes, places, strict=True)):
+        if index > begin and (total + size > most or place != places[begin]):
+            yield range(begin, index)
+            begin, total = index, 0
+        total += size
+    if sizes:
+        yield range(begin, len(sizes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -103,19 +104,19 @@ class Heard:
 
 
 class Listeners:
-    """A list of listeners; ``outer`` are those who hear of more than this list is for."""
+    """A list of listeners; ``outer`` are those who hear of more than this list is for.
+
+    ``heard`` are those who hear of a call that is planned now, by step.
+    """
 
     def __init__(self, outer: Listeners | None = None) -> None:
         self._outer = outer
+        self._inner: weakref.WeakSet[Listeners] = weakref.WeakSet()
         self._own: tuple[CallListener, ...] = ()
-        self._lock = threading.Lock()
-        self._version = 0
-        self._known: tuple[int, Heard] = (-1, Heard())
-
-    @property
-    def version(self) -> int:
-        """Another one after each change of this list or an outer one."""
-        return self._version + (self._outer.version if self._outer is not None else 0)
+        if outer is not None:
+            with _lock:
+                outer._inner.add(self)
+        self.heard = Heard(self.all)
 
     @property
     def all(self) -> tuple[CallListener, ...]:
@@ -124,26 +125,24 @@ class Listeners:
 
     def add(self, listener: CallListener) -> None:
         """Let it hear of the calls that are planned from now on."""
-        with self._lock:
+        with _lock:
             if listener not in self._own:
                 self._own = (*self._own, listener)
-                self._version += 1
+                self._changed()
 
     def remove(self, listener: CallListener) -> bool:
         """Let it hear of no further calls; whether it was there."""
-        with self._lock:
+        with _lock:
             there = listener in self._own
             if there:
                 self._own = tuple(one for one in self._own if one is not listener)
-                self._version += 1
+                self._changed()
         return there or (self._outer is not None and self._outer.remove(listener))
 
-    def now(self) -> Heard:
-        """Those who hear of a call that is planned now, by step."""
-        version = self.version
-        if self._known[0] != version:
-            self._known = (version, Heard(self.all))
-        return self._known[1]
+    def _changed(self) -> None:
+        self.heard = Heard(self.all)
+        for inner in list(self._inner):
+            inner._changed()
 
     def tell(self, hooks: Sequence[Callable[..., None]], *what: Any) -> None:
         """Tell of one step; whoever raises is removed."""
@@ -151,9 +150,11 @@ class Listeners:
             try:
                 hook(*what)
             except Exception as error:
-                self._drop(getattr(hook, "__self__", hook), error)
+                self.drop(hook, error)
 
-    def _drop(self, listener: Any, error: Exception) -> None:
+    def drop(self, hook: Callable[..., None], error: Exception) -> None:
+        """Remove the listener that raised, and report it; once."""
+        listener: Any = getattr(hook, "__self__", None)
         if self.remove(listener):  # else a call that was planned before has reported it already
             _log.warning(
                 "%s raised %s: %s, and hears of no further calls",
@@ -163,6 +164,8 @@ class Listeners:
                 exc_info=error,
             )
 
+
+_lock = threading.RLock()
 
 #: Those who hear of the calls of all groups of this process.
 everywhere = Listeners()

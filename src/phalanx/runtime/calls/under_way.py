@@ -23,18 +23,18 @@ class CallsUnderWay(CallListener):
     ended, so that calls whose futures are not kept go to all ranks in turn.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._calls: deque[weakref.ref[Call]] = deque()
+    def __init__(self) -> None:
+        #: Those that were sent, the oldest first; whoever sends one appends it.
+        self.recent: deque[weakref.ref[Call]] = deque()
         self._chosen: dict[int, tuple[Epoch, Sequence[int], Arrivals]] = {}
         self._lock = threading.Lock()
 
-    def add(self, call: Call, *, chosen: bool = False) -> None:
-        """Note a call that was sent; ``chosen`` says that its rank was chosen for having the fewest."""
-        if chosen:
-            with self._lock:
-                self._chosen[call.number] = (call.epoch, call.plan.ranks, call.arrivals)
-        self._calls.append(weakref.ref(call))
+    def add_chosen(self, call: Call) -> None:
+        """Note a call whose rank was chosen for having the fewest."""
+        if len(self._chosen) >= _MOST_CHOSEN:
+            self._chosen_of(None)
+        with self._lock:
+            self._chosen[call.number] = (call.epoch, call.plan.ranks, call.arrivals)
 
     def ended(self, call: HeardCall, error: BaseException | None) -> None:
         """Its outputs are let go of."""
@@ -44,19 +44,17 @@ class CallsUnderWay(CallListener):
 
     def calls(self) -> list[Call]:
         """Those that somebody holds."""
-        found = (reference() for reference in list(self._calls))
+        found = (reference() for reference in list(self.recent))
         return [call for call in found if call is not None and not call.over]
 
-    def make_room(self) -> None:
-        """Wait for the oldest call where too many are under way."""
-        while len(self._calls) >= self._most:
+    def make_room(self, most: int) -> None:
+        """Wait for the oldest call where ``most`` are under way."""
+        while len(self.recent) >= most:
             with contextlib.suppress(IndexError):  # another thread was faster
-                oldest = self._calls.popleft()()
+                oldest = self.recent.popleft()()
                 if oldest is not None and not oldest.over:
                     everyone = range(len(oldest.plan.ranks))
                     oldest.arrivals.wait(everyone, len(everyone), None)
-        if len(self._chosen) > _MOST_CHOSEN:
-            self._chosen_of(None)
 
     def least_busy(self, epoch: Epoch, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """The set of ranks with the fewest calls under way; the first of equal ones."""
@@ -89,10 +87,10 @@ class CallsUnderWay(CallListener):
 
     def _forget(self, call: Call) -> None:
         """A call that has ended on all its ranks needs no room, whether or not somebody has asked for its value."""
-        for reference in list(self._calls):
+        for reference in list(self.recent):
             if reference() is call:
                 with contextlib.suppress(ValueError):
-                    self._calls.remove(reference)
+                    self.recent.remove(reference)
 
     def busy(self) -> bool:
         """Whether a call of this process is still at work."""

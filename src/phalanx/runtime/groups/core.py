@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,6 @@ from phalanx.runtime.calls.call import Call, CallRules
 from phalanx.runtime.calls.compose import Outlet, messages
 from phalanx.runtime.calls.counts import Book, CallMeter, process
 from phalanx.runtime.calls.door import DirectArrivals, DirectDoor, Door, Outgoing
-from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.listeners import Listeners, everywhere
 from phalanx.runtime.calls.repeats import Repeats
 from phalanx.runtime.calls.store import Room
@@ -58,10 +58,13 @@ class GroupCore:
         self.life = GroupLife(card, transport, size, owner=owner)
         self.book = Book(process)
         self.listeners = Listeners(everywhere)
-        self.under_way = CallsUnderWay(settings().max_in_flight)
+        self.under_way = CallsUnderWay()
+        self._recent = self.under_way.recent
+        self._most_under_way = settings().max_in_flight
         self.repeats = Repeats()
-        for listener in (self.book, self.under_way):
-            self.listeners.add(listener)
+        self.listeners.add(self.book)
+        self._listeners_of_chosen = Listeners(self.listeners)
+        self._listeners_of_chosen.add(self.under_way)
         self.door: Door = DirectDoor(transport)
         room = Room(transport, open_groups.wait_for_a_call)
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
@@ -130,7 +133,7 @@ class GroupCore:
         stall_report_after: float | None = None,
         began: int = 0,
         chosen: bool = False,
-    ) -> CallFuture[Any]:
+    ) -> Call:
         """Send one call to its ranks; does not wait for it.
 
         ``describe`` asks each rank for the row count of its output beside the output, for a future that may be
@@ -149,21 +152,23 @@ class GroupCore:
         )
         heard = call.heard
         if heard.planned:
-            self.listeners.tell(heard.planned, call)
+            call.tell(heard.planned)
         sent_plan = plan
         if self.debug:
             call.rules = replace(self.rules, verify=self._verifier(spec))
             sent_plan = _all_kept(plan) if spec.replicated else plan
         header = self._header(call, spec, self._returns(describe))
-        composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.node_of)
+        composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.nodes)
         if heard.composed or heard.posted:
             composed = self._told(call, composed)
         if spec.replay:
             composed = self._repeated(call, composed)
         self._submit(call, composed, header.returns)
         call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
-        self.under_way.add(call, chosen=chosen)
-        return CallFuture(call)
+        if chosen:
+            self.under_way.add_chosen(call)
+        self._recent.append(weakref.ref(call))
+        return call
 
     def send_bare(
         self,
@@ -173,17 +178,17 @@ class GroupCore:
         timeout: float | None,
         collector: Any,
         stall_report_after: float | None,
-    ) -> CallFuture[Any]:
+    ) -> Call:
         """Send a call that needs no message; see :meth:`takes_bare`."""
         self._check()
         call = self._call(plan, role, spec.name, BARE_CALLS, timeout, stall_report_after, collector, 0)
         self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT)
-        self.under_way.add(call)
-        return CallFuture(call)
+        self._recent.append(weakref.ref(call))
+        return call
 
     def began(self) -> int:
         """Now, in nanoseconds since 1970, where somebody hears of calls that are planned; else 0."""
-        return time.time_ns() if self.listeners.now().planned else 0
+        return time.time_ns() if self.listeners.heard.planned else 0
 
     @property
     def takes_bare(self) -> bool:
@@ -192,7 +197,7 @@ class GroupCore:
         Its number is then the one to which the sender and each rank count such calls, so there must be one sender; and
         it can be neither traced nor compared.
         """
-        return self.life.owner and not self.debug and not self.listeners.now().planned
+        return self.life.owner and not self.debug and not self.listeners.heard.planned
 
     def _check(self) -> None:
         """See to it that a call can be sent now.
@@ -203,8 +208,10 @@ class GroupCore:
         lifecycle = self.life.lifecycle
         if self.reviver is not None and lifecycle.state is State.BROKEN:
             self.reviver()
-        lifecycle.check_callable()
-        self.under_way.make_room()
+        if lifecycle.state is not State.READY:
+            lifecycle.check_callable()
+        if len(self._recent) >= self._most_under_way:
+            self.under_way.make_room(self._most_under_way)
 
     def _call(
         self,
@@ -216,6 +223,7 @@ class GroupCore:
         stall_report_after: float | None,
         collector: Any,
         began: int,
+        chosen: bool = False,
     ) -> Call:
         """A call of the present epoch; a deadline of it is looked after from now on."""
         card = self.life.card
@@ -231,7 +239,7 @@ class GroupCore:
             method,
             number,
             self.rules,
-            self.listeners,
+            self._listeners_of_chosen if chosen else self.listeners,
             limit=limit,
             stall_after=stall,
             collector=collector,
@@ -264,15 +272,15 @@ class GroupCore:
 
     def _told(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
         for message in composed:
-            self.listeners.tell(call.heard.composed, call, message)
+            call.tell(call.heard.composed, message)
             yield message
-            self.listeners.tell(call.heard.posted, call)
+            call.tell(call.heard.posted)
 
     def _repeated(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
         """The messages, which a restart sends again."""
         sent = list(composed)
         self.listeners.add(self.repeats)
-        call.heard = self.listeners.now()
+        call.heard = self.listeners.heard
         yield from sent
         self.repeats.add(call, sent)
 
@@ -280,7 +288,8 @@ class GroupCore:
         outgoing = Outgoing(call.role, call.method, call.plan.ranks, composed, returns)
         try:
             with self._order:  # calls reach all ranks in one order, whichever threads make them
-                self.life.check_current(call.epoch, call.plan.ranks, call.method)
+                if self.life.epoch is not call.epoch:
+                    self.life.check_current(call.epoch, call.plan.ranks, call.method)
                 call.arrivals = self.door.submit(call.epoch, outgoing)
                 if call.number == BARE_CALLS:
                     endpoints = call.epoch.endpoints
@@ -291,7 +300,7 @@ class GroupCore:
             call.tell_end(error)
             raise
         call.was_sent = True
-        self.listeners.tell(call.heard.sent, call, outgoing.nbytes)
+        call.tell(call.heard.sent, outgoing.nbytes)
 
     def _half_sent(self, call: Call, reached: int, error: BaseException) -> None:
         """Note that only some ranks got a call: they would wait for the others in the next collective."""
@@ -318,7 +327,7 @@ class GroupCore:
         """What a function of the library, run on every rank, gives there; waits for the calls before it."""
         ranks = range(self.world_size)
         plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
-        return self.send(plan, MethodSpec(HOST), role, None, None).result()
+        return self.send(plan, MethodSpec(HOST), role, None, None).result(None)
 
     def mesh(self, name: str = "default") -> Mesh:
         """A mesh that was given to the group, or that its ranks registered (asked once per epoch).

@@ -41,7 +41,7 @@ class OpenGroups:
         for group in self._now():
             life = group.life
             if life.transport is transport and not life.closed:
-                nodes |= life.epoch.nodes
+                nodes.update(life.epoch.nodes)
         return len(nodes) > 1
 
     def wait_for_a_call(self, seconds: float) -> bool:

@@ -21,7 +21,7 @@ def constructors(core: GroupCore, timeout: float) -> Call:
     plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
     rules = CallRules(core.rules.grace_s, consequences=False, init=True)
     call = Call(core.life, core.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout)
-    everywhere.tell(call.heard.planned, call)
+    call.tell(call.heard.planned)
     return call
 
 
@@ -30,10 +30,10 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
     call.epoch = epoch
     call.arrivals = DirectArrivals(call.life.transport, tickets)
     for message in messages:
-        everywhere.tell(call.heard.composed, call, message)
-        everywhere.tell(call.heard.posted, call)
+        call.tell(call.heard.composed, message)
+        call.tell(call.heard.posted)
     call.was_sent = True
-    everywhere.tell(call.heard.sent, call, 0)
+    call.tell(call.heard.sent, 0)
 
 
 def make_again(core: GroupCore, timeout: float, trace: str = "") -> None:

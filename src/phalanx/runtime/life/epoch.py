@@ -46,15 +46,15 @@ class Epoch:
     changes; a group swaps its epoch whole. ``endpoints`` is empty while the processes are being started.
     """
 
-    __slots__ = ("_nodes", "endpoints", "meshes", "number", "size", "stopped")
+    __slots__ = ("endpoints", "meshes", "nodes", "number", "size", "stopped")
 
     def __init__(self, number: int, size: int, endpoints: Sequence[Endpoint] = ()) -> None:
         self.number = number
         self.size = size
         self.endpoints = tuple(endpoints)
+        self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
         self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
-        self._nodes: frozenset[str] | None = None
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
         """Whether these ranks are still the processes that they were in an earlier epoch."""
@@ -62,17 +62,6 @@ class Epoch:
             return True
         mine, theirs = self.endpoints, since.endpoints
         return all(rank < len(mine) and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks)
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """The nodes on which its ranks are."""
-        if self._nodes is None:
-            self._nodes = frozenset(endpoint.facts.slot.node_id for endpoint in self.endpoints)
-        return self._nodes
-
-    def node_of(self, rank: int) -> str:
-        """The node on which a rank is."""
-        return self.endpoints[rank].facts.slot.node_id
 
     def dead(self, transport: Transport) -> list[int]:
         """The ranks that are known to be gone; cheap."""
@@ -84,6 +73,7 @@ class GroupLife:
 
     def __init__(self, card: GroupCard, transport: Transport, size: int, *, owner: bool) -> None:
         self.card = card
+        self.name = card.name
         self.transport = transport
         self.owner = owner
         self.lifecycle = Lifecycle(card.name)
@@ -93,10 +83,6 @@ class GroupLife:
         self.on_change: Callable[[], None] | None = None
         #: Fetches what was gathered on the ranks, within so many seconds; called before their processes end.
         self.before_end: list[Callable[[float], None]] = []
-
-    @property
-    def name(self) -> str:
-        return self.card.name
 
     @property
     def closed(self) -> bool:

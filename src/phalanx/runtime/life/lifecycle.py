@@ -142,7 +142,7 @@ class Lifecycle:
 
     def __init__(self, group: str, *, epoch: int = 0) -> None:
         self._group = group
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._epoch = epoch
         self._cause: PhalanxError | None = None
         self._story: deque[Step] = deque(maxlen=_STORY_LENGTH)
@@ -150,10 +150,6 @@ class Lifecycle:
         self.remark = ""
         #: Why it is closed and what to do, where that was not somebody's close().
         self.closed_because = ""
-
-    @property
-    def state(self) -> State:
-        return self._state
 
     @property
     def epoch(self) -> int:
@@ -177,13 +173,13 @@ class Lifecycle:
         """
         told_epoch = event.epoch if isinstance(event, StartedEvent | BreakEvent) else self._epoch
         if told_epoch < self._epoch:
-            return self._note(Step(self._state, event, self._state, self._epoch, stale=True))
-        after = TRANSITIONS.get((self._state, type(event)))
+            return self._note(Step(self.state, event, self.state, self._epoch, stale=True))
+        after = TRANSITIONS.get((self.state, type(event)))
         if after is None or told_epoch > self._epoch:
             raise self._illegal(event)
-        step = Step(self._state, event, after, self._epoch + isinstance(event, RestartEvent))
+        step = Step(self.state, event, after, self._epoch + isinstance(event, RestartEvent))
         self._cause = self._cause_after(event, after)
-        self._state, self._epoch = step.after, step.epoch
+        self.state, self._epoch = step.after, step.epoch
         return self._note(step)
 
     def check_callable(self) -> None:
@@ -194,17 +190,17 @@ class Lifecycle:
             GroupBroken: with the first cause; also while the group is being restarted.
             DispatchError: the group is still starting.
         """
-        if self._state is State.READY:
+        if self.state is State.READY:
             return
-        if self._state in (State.CLOSING, State.CLOSED):
+        if self.state in (State.CLOSING, State.CLOSED):
             raise GroupClosed(
-                f"group {self._group!r} is {self._state.value}: a call was made on it, but a closed group "
+                f"group {self._group!r} is {self.state.value}: a call was made on it, but a closed group "
                 f"takes none. {self.closed_because or 'Make the group anew, or call it before close().'}",
                 group=self._group,
             )
-        if self._state is State.BROKEN:
+        if self.state is State.BROKEN:
             raise self.broken_error()
-        if self._state is State.RESTARTING:
+        if self.state is State.RESTARTING:
             raise self._being_restarted()
         raise DispatchError(
             f"group {self._group!r} is still starting: a call was made before its ranks were ready. Wait "
@@ -215,7 +211,7 @@ class Lifecycle:
         if after is State.READY:
             return None
         # Broken by a failed restart: that failure, not the one before it. Otherwise the first one stays.
-        fresh = self._cause is None or self._state is State.RESTARTING
+        fresh = self._cause is None or self.state is State.RESTARTING
         if isinstance(event, BreakEvent) and after is State.BROKEN and fresh:
             return event.cause
         return self._cause
@@ -226,7 +222,7 @@ class Lifecycle:
 
     def _illegal(self, event: Event) -> InternalError:
         return InternalError(
-            f"group {self._group!r}, {self._state.value} in epoch {self._epoch}, was told {_told(event)}, "
+            f"group {self._group!r}, {self.state.value} in epoch {self._epoch}, was told {_told(event)}, "
             "which cannot happen there; what happened before:",
             story=tuple(str(step) for step in self._story),
         )

@@ -91,7 +91,7 @@ class DryRun:
             spec.to_device,
             None,
         )
-        made = () if bare else messages(self.outlet, plan, header, core.epoch.node_of)
+        made = () if bare else messages(self.outlet, plan, header, core.epoch.nodes)
         self.messages = [RankMessage()] * len(plan.ranks) if bare else [self._read(one) for one in made]
 
     def notes(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.calls.bundling import bundles
+from phalanx.runtime.calls.compose import bundles
 
 MOST = 100
 
