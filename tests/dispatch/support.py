@@ -50,11 +50,16 @@ def echo(x: Any) -> Any:
     return x
 
 
+def by_rank(call: CallPlan) -> list[tuple[int, tuple[Any, ...], dict[str, Any]]]:
+    """Each called rank with its arguments."""
+    return [(rank, *call.arguments_of(position)) for position, rank in enumerate(call.ranks)]
+
+
 def outputs_of(call: CallPlan, method: Callable[..., Any]) -> list[Any]:
     """What the ranks return; nothing from those whose output is dropped."""
     return [
         method(*args, **kwargs) if call.keeps(position) else None
-        for position, (_, args, kwargs) in enumerate(call)
+        for position, (_, args, kwargs) in enumerate(by_rank(call))
     ]
 
 

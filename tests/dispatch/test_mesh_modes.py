@@ -15,7 +15,7 @@ from phalanx.dispatch.planner import plan
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh
-from tests.dispatch.support import FakeTarget, meshed, outputs_of, run, spec_of
+from tests.dispatch.support import FakeTarget, by_rank, meshed, outputs_of, run, spec_of
 
 EIGHT = meshed(pp=2, dp=2, tp=2)
 ROW_MODES = [Dispatch.mesh("actor"), Dispatch.MEGATRON_COMPUTE_PROTO]
@@ -50,7 +50,7 @@ def test_megatron_compute_deals_a_list_of_dp_elements() -> None:
 def test_pp_as_dp_deals_dp_times_pp_elements_in_dp_order() -> None:
     call = plan(spec_of(Dispatch.MEGATRON_PP_AS_DP), EIGHT, (list("abcd"),), {})
     mesh = EIGHT.mesh()
-    for rank, args, _ in call:
+    for rank, args, _ in by_rank(call):
         assert args[0] == "abcd"[mesh.coordinate(rank, "dp") * 2 + mesh.coordinate(rank, "pp")]
     assert gather(call.gather, outputs_of(call, lambda x: x)) == list("abcd")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Encoded, Policy, copy_private, decode, decoding, encode
+from phalanx.wire.codec import Encoded, Policy, decode, decoding, encode
 
 Pair = namedtuple("Pair", "left right")
 
@@ -160,23 +160,6 @@ def test_a_tensor_that_lay_on_an_accelerator_goes_to_the_device_and_else_to_the_
     assert (moved.device.type, decode(data).device.type) == ("meta", "cpu")
 
 
-def test_copy_private_detaches_from_the_memory_that_was_viewed() -> None:
-    source = torch.zeros(4)
-    with decoding(Policy.VIEW):
-        viewed = decode(encode({"x": source, "y": source}))
-    copied = copy_private(viewed)
-    copied["x"].fill_(1)
-    assert source.sum() == 0
-    assert copied["y"] is copied["x"]
-
-
-def test_copy_private_keeps_what_it_is_told_to() -> None:
-    token = Token("ref")
-    copied = copy_private([token, torch.ones(1), token], keep=(Token,))
-    assert copied[0] is token
-    assert copied[2] is token
-
-
 def test_hoisted_objects_arrive_as_what_restore_gives(route: Any) -> None:
     value = {"call": [Token("a"), Token("b"), 3], "t": torch.ones(1)}
     with decoding(restore=str.upper):
@@ -242,7 +225,7 @@ def test_an_error_of_ours_in_a_hoist_function_is_passed_on_as_it_is() -> None:
         encode([Token("a")], hoist={Token: refuse})
 
 
-@pytest.mark.parametrize("travel", [in_process, through_buffers, copy_private])
+@pytest.mark.parametrize("travel", [in_process, through_buffers])
 @pytest.mark.parametrize("value", [torch.ones(9), {"a": [np.ones(9)]}, Pair(torch.ones(3), {1, 2})])
 def test_nothing_is_left_to_the_garbage_collector(travel: Any, value: Any) -> None:
     travel(value)  # what the first time imports and remembers

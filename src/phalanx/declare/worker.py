@@ -25,9 +25,6 @@ class Siblings(Mapping[str, Any]):
     def add(self, role: str, instance: Any) -> None:
         self._made[role] = instance
 
-    def clear(self) -> None:
-        self._made.clear()
-
     def __getitem__(self, role: str) -> Any:
         try:
             return self._made[role]

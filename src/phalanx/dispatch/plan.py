@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -121,11 +121,6 @@ class CallPlan:
     @cached_property
     def _taken(self) -> frozenset[int]:
         return frozenset(self.gather.take)
-
-    def __iter__(self) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
-        for position, rank in enumerate(self.ranks):
-            args, kwargs = self.arguments_of(position)
-            yield rank, args, kwargs
 
 
 class Target(Protocol):

@@ -19,7 +19,7 @@ class Accelerator:
     ``visible`` are the variables that mask devices, all of them set to the same ids for a rank; ``lower`` are
     masks of a layer below, which renumber what ``visible`` then counts, and so must not be set beside it.
     ``backend`` is the name that ``torch.distributed.init_process_group`` takes, ``noset`` the variable that
-    stops Ray from setting the mask, ``fractional`` whether Ray lets several processes share one.
+    stops Ray from setting the mask.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Accelerator:
     backend: str
     noset: str
     lower: tuple[str, ...] = ()
-    fractional: bool = True
 
 
 def mask_variables() -> frozenset[str]:
@@ -65,9 +64,7 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     Accelerator(
         "npu", "NPU", ("ASCEND_RT_VISIBLE_DEVICES",), "npu", "hccl", _noset("ASCEND_RT_VISIBLE_DEVICES")
     ),
-    Accelerator(
-        "tpu", "TPU", ("TPU_VISIBLE_CHIPS",), "xla", "xla", _noset("TPU_VISIBLE_CHIPS"), fractional=False
-    ),
+    Accelerator("tpu", "TPU", ("TPU_VISIBLE_CHIPS",), "xla", "xla", _noset("TPU_VISIBLE_CHIPS")),
     Accelerator(
         "hpu",
         "HPU",
@@ -76,7 +73,6 @@ ACCELERATORS: tuple[Accelerator, ...] = (
         "hccl",
         _noset("HABANA_VISIBLE_MODULES"),
         lower=("HABANA_VISIBLE_DEVICES",),
-        fractional=False,
     ),
     Accelerator(
         "neuron",
@@ -85,7 +81,6 @@ ACCELERATORS: tuple[Accelerator, ...] = (
         "xla",
         "xla",
         _noset("NEURON_RT_VISIBLE_CORES"),
-        fractional=False,
     ),
 )
 

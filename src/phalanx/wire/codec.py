@@ -28,7 +28,6 @@ from phalanx.wire.leaves import large_leaves, nbytes_of
 __all__ = [
     "Encoded",
     "Policy",
-    "copy_private",
     "decode",
     "decoding",
     "encode",
@@ -291,23 +290,3 @@ def _split(data: bytes) -> Encoded:
         buffers.append(view[at : at + length])
         at += length
     return Encoded(head, buffers, own, tokens, _POLICIES[policy])  # pyright: ignore[reportArgumentType]
-
-
-def copy_private(value: Any, *, keep: tuple[type, ...] = ()) -> Any:
-    """A deep copy of ``value`` whose tensors and arrays lie in private, writable memory.
-
-    Aliasing inside the value is kept as in sending. Objects of exactly the types in ``keep`` are not copied
-    but stay the same objects: give types that stand for something elsewhere, such as references and futures.
-
-    Raises:
-        DispatchError: something in the value cannot be pickled.
-    """
-    kept: list[Any] = []
-
-    def keep_it(obj: Any) -> int:
-        kept.append(obj)
-        return len(kept) - 1
-
-    encoded = encode(value, hoist=dict.fromkeys(keep, keep_it))
-    with decoding(Policy.PRIVATE, restore=kept.__getitem__):
-        return decode(encoded)
