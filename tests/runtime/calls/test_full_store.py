@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.full_store_script import FITS, STORE
+from tests.runtime.calls.full_store_script import FITS, STORE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
