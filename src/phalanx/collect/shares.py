@@ -63,12 +63,12 @@ def share_of(
     objects = counts
     if halved:
         objects = [n for info, rows in zip(infos, counts, strict=True) for n in _halves(info, rows)]
+    if start == stop:  # of an object that has rows, if any: their dtype and shape are those of the result
+        return Share([(next((at for at, rows in enumerate(objects) if rows), 0), range(0))])
     places = places_of(gather.order, gather.rows, counts)
-    return (
-        Share(list(_between(objects, start, stop)))
-        if places is None
-        else _picked(objects, places[start:stop])
-    )
+    if places is not None:
+        return _picked(objects, places[start:stop])
+    return Share(list(_between(objects, start, stop)))
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
@@ -88,11 +88,8 @@ def _halves(info: PartInfo, rows: int) -> tuple[int, int]:
 
 
 def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
-    """The objects with rows in [start, stop), the first one where there are none."""
+    """The objects with rows in [start, stop)."""
     begins = list(accumulate(counts, initial=0))
-    if start == stop:
-        yield 0, range(0)
-        return
     for index, (begin, count) in enumerate(zip(begins, counts, strict=False)):
         rows = range(max(start - begin, 0), min(stop - begin, count))
         if rows:
@@ -101,8 +98,6 @@ def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int
 
 def _picked(counts: Sequence[int], wanted: Sequence[int]) -> Share:
     """The wanted rows of all, which are not in order."""
-    if not wanted:
-        return Share([(0, range(0))])
     begins = list(accumulate(counts, initial=0))
     rows: dict[int, list[int]] = {}
     for row in sorted(wanted):
