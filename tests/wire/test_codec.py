@@ -388,3 +388,14 @@ def test_small_tensors_and_arrays_are_views_of_the_one_buffer(policy: Policy) ->
         begin < each < begin + len(data) for each in (first.data_ptr(), second.data_ptr(), third.ctypes.data)
     )
     assert not third.flags.writeable
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_small_tensors_and_arrays_over_the_same_bytes_share_memory_again(order: tuple[int, ...]) -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    views = [tensor, tensor.numpy(), tensor.T]
+    arrived = decode(encode([views[place] for place in order]))
+    assert all(type(got) is type(views[place]) for got, place in zip(arrived, order, strict=True))
+    arrived[0][0, 0] = 9
+    assert [float(each[0, 0]) for each in arrived] == [9.0] * 3
+    assert [tuple(each.shape) for each in arrived] == [tuple(views[place].shape) for place in order]

@@ -110,7 +110,7 @@ class Sink:
             self._buffers.append(memoryview(b""))
         self._small += bytes(-len(self._small) % unpack.ALIGNMENT)
         offset = len(self._small)
-        self._small += ctypes.string_at(address, nbytes) if device.type == "cpu" else memoryview(read())
+        self._small += ctypes.string_at(address, nbytes) if device == _host() else memoryview(read())
         return self._place_of_small, offset
 
 
@@ -118,7 +118,7 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
     """How to pickle ``tensor``, its bytes put into ``sink``; None where it is to be pickled its own way."""
     cls = type(tensor)
     if cls is torch.Tensor or cls is torch.nn.Parameter:
-        plain = tensor.detach()
+        plain = tensor.detach() if tensor.requires_grad else tensor
     elif _pickles_itself(cls):
         return None
     else:
@@ -129,6 +129,8 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
     facts = _describe(sink, plain, tensor.requires_grad and tensor.is_leaf)
     if cls is torch.Tensor:
         reduced = (unpack.tensor, facts)
+        if not tensor.__dict__:
+            return reduced
     elif cls is torch.nn.Parameter:
         reduced = (unpack.parameter, facts)
     else:

@@ -5,6 +5,7 @@ The functions here stand in encoded streams by name: renaming one breaks what wa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -44,14 +45,16 @@ class Frame:
         if arrival.shared is not None and arrival.policy_for(policy) is Policy.READONLY:
             arrival.shared.extend(self._views)
         self._blocks: dict[Place, torch.Tensor] = {}
+        self._arrays: dict[Place, bytearray] = {}
         self._windows: dict[int, torch.Tensor] = {}
+        self._as_type: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._on_device: dict[Place, torch.Tensor] = {}
         self._objects: dict[int, Any] = {}
         if self._private and arrival.device is None and len(buffers) > 1:
             self._blocks = dict(enumerate(private_copies(self._views)))
 
     def block(self, place: Place, nbytes: int, device: torch.device | None = None) -> torch.Tensor:
-        """The bytes at ``place`` as a uint8 tensor: private memory or a view, or a copy on ``device``."""
+        """A tensor of any type over the bytes at ``place``: private memory, a view, or a copy on ``device``."""
         if device is not None:
             if place not in self._on_device:
                 self._on_device[place] = self._window(place, nbytes).to(device)
@@ -63,11 +66,11 @@ class Frame:
         return self._blocks[place]
 
     def _copied(self, place: Place, nbytes: int) -> torch.Tensor:
-        return (
-            private_copies([self._views[place]])[0]
-            if isinstance(place, int)
-            else self._window(place, nbytes).clone()
-        )
+        if isinstance(place, int):
+            return private_copies([self._views[place]])[0]
+        if place in self._arrays:  # an array has these bytes already
+            return torch.frombuffer(self._arrays[place], dtype=torch.uint8)
+        return self._window(place, nbytes).clone()
 
     def _window(self, place: Place, nbytes: int) -> torch.Tensor:
         if isinstance(place, int):
@@ -77,13 +80,45 @@ class Frame:
             self._windows[index] = _window(self._views[index])
         return self._windows[index][offset : offset + nbytes]
 
+    def tensor(
+        self,
+        place: Place,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        device: torch.device | None,
+    ) -> torch.Tensor:
+        """The bytes at ``place`` as a tensor."""
+        alone = self._private and device is None and place not in self._blocks and place not in self._arrays
+        if alone and isinstance(place, tuple) and dtype in _copied_as_they_are():
+            whole, start = self._typed(place[0], dtype), place[1] // dtype.itemsize
+            self._blocks[place] = whole.as_strided(shape, strides or _contiguous(shape), start).clone()
+            return self._blocks[place]
+        nbytes = math.prod(shape) * dtype.itemsize
+        return tensor_over(self.block(place, nbytes, device), dtype, shape, strides)
+
+    def _typed(self, index: int, dtype: torch.dtype) -> torch.Tensor:
+        """All small bytes in a buffer as numbers of one type."""
+        if (index, dtype) not in self._as_type:
+            nbytes = self._views[index].nbytes
+            whole = self._window((index, 0), nbytes - nbytes % dtype.itemsize)
+            self._as_type[index, dtype] = whole.view(dtype)
+        return self._as_type[index, dtype]
+
     def array_buffer(self, place: Place, nbytes: int = 0) -> Any:
         """The bytes at ``place`` as what arrays and other types take: writable exactly where it is private."""
-        if self._private:
-            return self.block(place, nbytes).numpy()
-        index, offset = (place, 0) if isinstance(place, int) else place
-        whole = _aligned(self._views[index]).data.toreadonly()
-        return whole if isinstance(place, int) else whole[offset : offset + nbytes]
+        if isinstance(place, int):
+            return self.block(place, nbytes).numpy() if self._private else self._whole(place)
+        if not self._private:
+            return self._whole(place[0])[place[1] : place[1] + nbytes]
+        if place in self._blocks:  # a tensor has these bytes already
+            return tensor_over(self._blocks[place], torch.uint8, (nbytes,)).numpy()
+        if place not in self._arrays:
+            self._arrays[place] = bytearray(self._views[place[0]][place[1] : place[1] + nbytes])
+        return self._arrays[place]
+
+    def _whole(self, index: int) -> memoryview:
+        return _aligned(self._views[index]).data.toreadonly()
 
     def token(self, index: int) -> Any:
         """The object for hoisted token ``index``, restored once."""
@@ -118,6 +153,19 @@ def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
     return found
 
 
+@functools.cache
+def _copied_as_they_are() -> frozenset[torch.dtype]:
+    """The dtypes that torch can copy; the bytes of others are copied."""
+    floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
+    return frozenset({*floats, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) < 2:
+        return (1,) * len(shape)
+    return (*(math.prod(shape[dim + 1 :]) for dim in range(len(shape) - 1)), 1)
+
+
 def _window(view: memoryview) -> torch.Tensor:
     """The bytes as a tensor without a copy; torch has no read-only ones."""
     memory = _aligned(view)
@@ -149,8 +197,7 @@ def _over_block(
 ) -> torch.Tensor:
     if place == -1:
         return torch.empty_strided(shape, strides or (), dtype=dtype, device=device or "cpu")
-    nbytes = math.prod(shape) * dtype.itemsize
-    return tensor_over(_frame().block(place, nbytes, device), dtype, shape, strides)
+    return _frame().tensor(place, dtype, shape, strides, device)
 
 
 def parameter(
