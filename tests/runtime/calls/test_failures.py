@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-
-from .fault_workers import Trouble
+from tests.runtime.fault_workers import Trouble
 
 pytestmark = pytest.mark.timeout(120)
 

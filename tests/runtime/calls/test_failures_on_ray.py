@@ -11,8 +11,7 @@ import pytest
 
 import phalanx as px
 from phalanx.testing import faults
-
-from .fault_workers import Trouble, is_there, taking_less_than, within
+from tests.runtime.fault_workers import Trouble, is_there, taking_less_than, within
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import phalanx as px
 from phalanx.runtime.calls.agreement import Executed, check_order, check_replicated, same
-
-from .fault_workers import Trouble
+from tests.runtime.fault_workers import Trouble
 
 
 @pytest.fixture(scope="module")

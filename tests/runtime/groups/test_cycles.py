@@ -14,8 +14,7 @@ from ray.util.placement_group import placement_group_table
 
 import phalanx as px
 from phalanx.testing import faults
-
-from .fault_workers import Trouble, within
+from tests.runtime.fault_workers import Trouble, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
 CYCLES = 50

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from .fault_workers import is_there, within
+from tests.runtime.fault_workers import is_there, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 SCRIPT = Path(__file__).with_name("driver_script.py")

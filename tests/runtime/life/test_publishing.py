@@ -16,8 +16,7 @@ from phalanx.runtime.session.connection import RUN_ID
 from phalanx.show.published import GroupEntry
 from phalanx.testing import faults
 from phalanx.transport.ray.published import Onlooker
-
-from .fault_workers import within
+from tests.runtime.fault_workers import within
 
 
 class Idle(px.Worker):
