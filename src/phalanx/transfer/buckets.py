@@ -45,11 +45,20 @@ class Bucket(NamedTuple):
 
 
 def buckets_from(
-    plan: Plan, source: int, bucket_bytes: int, hops: Sequence[Hop] | None = None
+    plan: Plan,
+    source: int,
+    bucket_bytes: int,
+    hops: Sequence[Hop] | None = None,
+    *,
+    by_readers: bool = False,
 ) -> tuple[Bucket, ...]:
     """All that ``source`` sends over ``hops``, in order, in buckets of at most ``bucket_bytes``.
 
     Pieces that do not fit are divided along their first dims.
+
+    Args:
+        by_readers: a bucket has pieces for one set of readers only, so that nobody is sent what it does not need;
+            else pieces for all share buckets, which is best where readers look at one memory.
 
     Raises:
         DeclarationError: ``bucket_bytes`` is below 4096.
@@ -57,22 +66,28 @@ def buckets_from(
     if bucket_bytes < 4096:
         raise DeclarationError(f"bucket_bytes={bucket_bytes}: give at least 4096 bytes, better 256 MB")
     made: list[Bucket] = []
-    slots: list[Slot] = []
-    end = 0
+    opened: dict[tuple[int, ...], list[Slot]] = {}
     for slot in _slots(plan, source, bucket_bytes, hops):
-        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        key = slot.targets if by_readers else ()
+        slots = opened.setdefault(key, [])
+        offset = -(-_end(slots) // ALIGNMENT) * ALIGNMENT
         if slots and offset + slot.nbytes > bucket_bytes:
-            made.append(_bucket(source, len(made), slots, end))
-            slots, offset = [], 0
+            made.append(_bucket(source, len(made), slots))
+            slots = opened[key] = []
+            offset = 0
         slots.append(slot._replace(offset=offset))
-        end = offset + slot.nbytes
-    if slots:
-        made.append(_bucket(source, len(made), slots, end))
+    for slots in opened.values():
+        made.append(_bucket(source, len(made), slots))
     return tuple(made)
 
 
 def buckets_to(
-    plan: Plan, target: int, bucket_bytes: int, hops: Sequence[Hop] | None = None
+    plan: Plan,
+    target: int,
+    bucket_bytes: int,
+    hops: Sequence[Hop] | None = None,
+    *,
+    by_readers: bool = False,
 ) -> dict[int, tuple[Bucket, ...]]:
     """What ``target`` reads: by source, the buckets that have something for it, with only its slots.
 
@@ -83,7 +98,7 @@ def buckets_to(
     for source in senders:
         mine = [
             bucket._replace(slots=tuple(slot for slot in bucket.slots if target in slot.targets))
-            for bucket in buckets_from(plan, source, bucket_bytes, hops)
+            for bucket in buckets_from(plan, source, bucket_bytes, hops, by_readers=by_readers)
             if target in bucket.readers
         ]
         if mine:
@@ -91,9 +106,13 @@ def buckets_to(
     return found
 
 
-def _bucket(source: int, number: int, slots: list[Slot], nbytes: int) -> Bucket:
+def _end(slots: Sequence[Slot]) -> int:
+    return slots[-1].offset + slots[-1].nbytes if slots else 0
+
+
+def _bucket(source: int, number: int, slots: list[Slot]) -> Bucket:
     readers = sorted({target for slot in slots for target in slot.targets})
-    return Bucket(source, number, nbytes, tuple(readers), tuple(slots))
+    return Bucket(source, number, _end(slots), tuple(readers), tuple(slots))
 
 
 def _slots(plan: Plan, source: int, limit: int, hops: Sequence[Hop] | None) -> Iterator[Slot]:

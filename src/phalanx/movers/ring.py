@@ -1,0 +1,239 @@
+"""Ranks of one node: a source fills a ring of segments, its targets read them, and sockets say what is ready.
+
+Segments are made once and kept from sync to sync: first touch of a page costs three to four writes of it. A target
+serves whichever source is ready, so that targets that share sources never wait for each other crosswise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Mapping, Sequence
+
+from phalanx.errors import WeightsLost
+from phalanx.movers.contract import Read, Write, fill, spread
+from phalanx.movers.deadline import Deadline, lost
+from phalanx.movers.segments import Segment, SegmentKind, host_segments
+from phalanx.movers.wires import DONE, HELLO, READY, SEGMENT, Message, Wire, listen, reach, same_user
+from phalanx.transfer.buckets import Bucket
+
+__all__ = ["RingSource", "RingTarget"]
+
+
+class RingSource:
+    """A source's ring.
+
+    Args:
+        rank: of the source, for messages.
+        bucket_bytes: size of a segment, that of the largest bucket.
+        segments: how many; with two, one is filled while the other is read.
+        kind: whose memory.
+    """
+
+    def __init__(
+        self, rank: int, bucket_bytes: int, *, segments: int = 2, kind: SegmentKind = host_segments
+    ) -> None:
+        self._name = f"source rank {rank}"
+        self._bucket_bytes = bucket_bytes
+        self._waiting, self.address = listen()
+        self._ring: list[Segment] = [kind.make(bucket_bytes) for _ in range(segments)]
+        self._readers: dict[int, Wire] = {}
+        self._sync = 0
+
+    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float) -> int:
+        """See :class:`phalanx.movers.contract.SourceEnd`."""
+        deadline = Deadline(timeout)
+        self._sync += 1
+        unread: dict[int, set[int]] = {}
+        try:
+            self._gather({reader for bucket in buckets for reader in bucket.readers}, deadline)
+            for bucket in buckets:
+                turn = bucket.number % len(self._ring)
+                self._settle(
+                    unread, {number for number in unread if number % len(self._ring) == turn}, deadline
+                )
+                fill(self._ring[turn].memory, bucket, read)
+                self._ring[turn].settle()
+                unread[bucket.number] = set(bucket.readers)
+                for reader in bucket.readers:
+                    self._readers[reader].tell(Message(READY, self._sync, bucket.number))
+                self._hear(unread, 0.0)
+            self._settle(unread, set(unread), deadline)
+        except BaseException:
+            self._hang_up()
+            raise
+        return sum(bucket.nbytes for bucket in buckets)
+
+    def _gather(self, wanted: set[int], deadline: Deadline) -> None:
+        """Wait for the readers that are not connected yet."""
+        while missing := wanted - self._readers.keys():
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._waiting, selectors.EVENT_READ)
+                for wire in self._readers.values():
+                    selector.register(wire, selectors.EVENT_READ, wire)
+                ready = selector.select(deadline.left(f"target rank {min(missing)}"))
+            for key, _ in ready:
+                if key.data is not None:
+                    key.data.read()  # nothing is due from a reader now, but its end would be found here
+                else:
+                    self._accept(deadline)
+
+    def _accept(self, deadline: Deadline) -> None:
+        connection, _ = self._waiting.accept()
+        if same_user(connection):
+            self._welcome(Wire(connection, "a target rank"), deadline)
+        else:
+            connection.close()
+
+    def _welcome(self, wire: Wire, deadline: Deadline) -> None:
+        """Learn who it is, and give it the ring. A reader that came, and went before its turn, is forgotten."""
+        try:
+            hello = wire.ask(deadline)
+            wire.peer = f"target rank {hello.one}"
+            wire.tell(Message(SEGMENT, len(self._ring), self._bucket_bytes, self._sync))
+            for segment in self._ring:
+                wire.tell_bytes(*segment.handle())
+        except WeightsLost:
+            wire.close()
+            return
+        old = self._readers.pop(hello.one, None)
+        if old is not None:
+            old.close()
+        self._readers[hello.one] = wire
+
+    def _settle(self, unread: dict[int, set[int]], numbers: set[int], deadline: Deadline) -> None:
+        """Until all readers have what is in the buckets of these numbers."""
+        while any(unread.get(number) for number in numbers):
+            late = min(reader for number in numbers for reader in unread.get(number, ()))
+            self._hear(unread, deadline.left(f"target rank {late}"))
+
+    def _hear(self, unread: dict[int, set[int]], timeout: float) -> None:
+        """Take the readers' answers; wait for one, but not longer than ``timeout``."""
+        with selectors.DefaultSelector() as selector:
+            for reader in {reader for readers in unread.values() for reader in readers}:
+                selector.register(self._readers[reader], selectors.EVENT_READ, reader)
+            ready = selector.select(timeout)
+        for key, _ in ready:
+            wire = self._readers[key.data]
+            while (message := wire.read()) is not None:
+                if message[:2] != (DONE, self._sync):
+                    raise lost(wire.peer, f"{wire.peer} answered for another sync: {message}")
+                unread[message.two].discard(key.data)
+
+    def _hang_up(self) -> None:
+        for wire in self._readers.values():
+            wire.close()
+        self._readers = {}
+
+    def close(self) -> None:
+        """See :class:`phalanx.movers.contract.SourceEnd`."""
+        self._hang_up()
+        self._waiting.close()
+        for segment in self._ring:
+            segment.close()
+        self._ring = []
+
+
+class _Link:
+    """A target's connection to one source, with that source's ring."""
+
+    def __init__(self, wire: Wire, ring: list[Segment]) -> None:
+        self.wire = wire
+        self.ring = ring
+
+    def close(self) -> None:
+        self.wire.close()
+        for segment in self.ring:
+            segment.close()
+
+
+class RingTarget:
+    """A target's end of the rings of its sources.
+
+    Args:
+        rank: of the target.
+        addresses: of the rings, by source rank.
+        kind: whose memory; the sources' kind.
+    """
+
+    def __init__(self, rank: int, addresses: Mapping[int, str], *, kind: SegmentKind = host_segments) -> None:
+        self._rank = rank
+        self._addresses = dict(addresses)
+        self._kind = kind
+        self._links: dict[int, _Link] = {}
+
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> int:
+        """See :class:`phalanx.movers.contract.TargetEnd`."""
+        deadline = Deadline(timeout)
+        expected = {source: {one.number: one for one in stream} for source, stream in buckets.items()}
+        written = 0
+        try:
+            fresh = [self._call(source, deadline) for source in sorted(expected.keys() - self._links.keys())]
+            for source, wire in fresh:
+                self._links[source] = self._open(wire, deadline)
+            while any(expected.values()):
+                for source in self._ready(expected, deadline):
+                    written += self._take(source, expected[source], write)
+        except BaseException:
+            self.close()
+            raise
+        return written
+
+    def _call(self, source: int, deadline: Deadline) -> tuple[int, Wire]:
+        peer = f"source rank {source}"
+        wire = reach(self._addresses[source], peer, deadline)
+        wire.tell(Message(HELLO, self._rank))
+        return source, wire
+
+    def _open(self, wire: Wire, deadline: Deadline) -> _Link:
+        ring: list[Segment] = []
+        try:
+            _, count, nbytes, _ = wire.ask(deadline)
+            while len(ring) < count:
+                ring.append(self._kind.open(nbytes, *wire.ask_bytes(deadline)))
+        except BaseException:
+            _Link(wire, ring).close()
+            raise
+        return _Link(wire, ring)
+
+    def _ready(self, expected: Mapping[int, Mapping[int, Bucket]], deadline: Deadline) -> list[int]:
+        """Sources that have something to say; their end is something too."""
+        waiting = [source for source, numbers in expected.items() if numbers]
+        with selectors.DefaultSelector() as selector:
+            for source in waiting:
+                selector.register(self._links[source].wire, selectors.EVENT_READ, source)
+            return [key.data for key, _ in selector.select(deadline.left(f"source rank {waiting[0]}"))]
+
+    def _take(self, source: int, expected: dict[int, Bucket], write: Write) -> int:
+        """Read every bucket that this source has ready."""
+        link = self._links[source]
+        written = 0
+        while expected and (message := link.wire.read()) is not None:
+            bucket = expected.pop(message.two, None)
+            if message.word != READY or bucket is None:
+                raise lost(
+                    link.wire.peer,
+                    f"{link.wire.peer} sent {message}, which is no bucket of this plan for this rank",
+                )
+            segment = link.ring[bucket.number % len(link.ring)]
+            written += spread(segment.memory, bucket.slots, write)
+            segment.settle()
+            link.wire.tell(Message(DONE, message.one, message.two))
+        return written
+
+    def close(self) -> None:
+        """See :class:`phalanx.movers.contract.TargetEnd`."""
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+
+
+def reachable(address: str) -> bool:
+    """Whether a ring's address can be reached from here: the test of being on one node."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as trial:
+        try:
+            trial.connect(b"\0" + address.encode())
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,268 @@
+"""Movers that need no second process to be tried: roles of one process, and an object store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+
+from phalanx.errors import DeclarationError, WeightsLost
+from phalanx.movers.contract import SourceEnd, TargetEnd
+from phalanx.movers.ipc import DeviceSegments
+from phalanx.movers.local import LocalSource, LocalTarget, Meeting, share
+from phalanx.movers.ring import RingSource, RingTarget, reachable
+from phalanx.movers.store import StoreSource, StoreTarget
+from phalanx.transfer.buckets import buckets_from, buckets_to
+from phalanx.transfer.plan import Plan
+from phalanx.transfer.planner import make_plan
+from phalanx.transfer.readers.plain import read_tensors
+from phalanx.transfer.tensors import read_slot, write_slot
+from tests.transfer.layouts import Layout, blank, locals_of, manifests, model
+
+TWO, ONE = Layout((1, 1, 2, 1, 1)), Layout((1, 1, 1, 1, 1))
+BUCKET_BYTES = 4096
+
+
+class Dictionary:
+    """A shelf in this process."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], torch.Tensor] = {}
+        self._changed = threading.Condition()
+
+    def put(self, source: int, number: int, memory: torch.Tensor) -> None:
+        with self._changed:
+            self._held[source, number] = memory
+            self._changed.notify_all()
+
+    def get(self, source: int, number: int, timeout: float) -> torch.Tensor:
+        with self._changed:
+            if not self._changed.wait_for(lambda: (source, number) in self._held, timeout):
+                raise WeightsLost(f"bucket {number} of source rank {source} was not stored in time")
+            return self._held[source, number]
+
+
+Ends = tuple[list[SourceEnd], list[TargetEnd]]
+
+
+def local(sources: int, targets: int) -> Ends:
+    """Roles of one process are one source and one target."""
+    meeting = Meeting()
+    return [LocalSource(meeting)], [LocalTarget(meeting)]
+
+
+def stored(sources: int, targets: int) -> Ends:
+    shelf = Dictionary()
+    return [StoreSource(shelf) for _ in range(sources)], [StoreTarget(shelf) for _ in range(targets)]
+
+
+def ring(sources: int, targets: int) -> Ends:
+    rings = [RingSource(rank, BUCKET_BYTES) for rank in range(sources)]
+    addresses = {rank: one.address for rank, one in enumerate(rings)}
+    return list(rings), [RingTarget(rank, addresses) for rank in range(targets)]
+
+
+def device_ring(sources: int, targets: int) -> Ends:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    kind = DeviceSegments()
+    rings = [RingSource(rank, BUCKET_BYTES, kind=kind) for rank in range(sources)]
+    addresses = {rank: one.address for rank, one in enumerate(rings)}
+    return list(rings), [RingTarget(rank, addresses, kind=kind) for rank in range(targets)]
+
+
+MOVERS = {"local": local, "store": stored, "ring": ring, "CUDA IPC": device_ring}
+
+
+def sync(
+    plan: Plan,
+    ends: Ends,
+    sources: Sequence[Mapping[str, torch.Tensor]],
+    targets: Sequence[Mapping[str, torch.Tensor]],
+    by_readers: bool = False,
+) -> None:
+    """One sync with a thread per rank; what a rank raises is raised."""
+    work: list[Callable[[], object]] = []
+    for rank, end in enumerate(ends[0]):
+        work.append(
+            lambda rank=rank, end=end: end.send(
+                buckets_from(plan, rank, BUCKET_BYTES, by_readers=by_readers),
+                lambda slot: read_slot(sources[rank], slot),
+                timeout=20.0,
+            )
+        )
+    for rank, end in enumerate(ends[1]):
+        work.append(
+            lambda rank=rank, end=end: end.receive(
+                buckets_to(plan, rank, BUCKET_BYTES, by_readers=by_readers),
+                lambda slot: write_slot(targets[rank], slot),
+                timeout=20.0,
+            )
+        )
+    errors: list[BaseException] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def close(ends: Ends) -> None:
+    for end in (*ends[0], *ends[1]):
+        end.close()
+
+
+@pytest.mark.parametrize("by_readers", [False, True])
+@pytest.mark.parametrize("mover", MOVERS)
+def test_weights_arrive_bit_for_bit(mover: str, by_readers: bool) -> None:
+    layout = ONE if mover == "local" else TWO
+    target = ONE if mover == "local" else Layout((1, 2, 1, 1, 2), tp_dim=1)
+    named = model([[24, 50], [4, 6], []])
+    plan = make_plan(manifests(layout, named), manifests(target, named))
+    wanted = locals_of(target, named)
+    arrived = blank(wanted)
+    ends = MOVERS[mover](layout.ranks, target.ranks)
+
+    sync(plan, ends, locals_of(layout, named), arrived, by_readers)
+    close(ends)
+
+    assert all(
+        torch.equal(got[name], one[name]) for got, one in zip(arrived, wanted, strict=True) for name in one
+    )
+
+
+@pytest.mark.parametrize("mover", MOVERS)
+def test_the_source_casts(mover: str) -> None:
+    masters = {"layers.0.w": torch.linspace(0, 1, 3000)}
+    named = {name: one.bfloat16() for name, one in masters.items()}
+    plan = make_plan(manifests(ONE, masters), manifests(ONE, named))
+    arrived = blank(locals_of(ONE, named))
+    ends = MOVERS[mover](1, 1)
+
+    sync(plan, ends, locals_of(ONE, masters), arrived)
+    close(ends)
+
+    assert torch.equal(arrived[0]["layers.0.w"], named["layers.0.w"])
+
+
+@pytest.mark.parametrize("mover", MOVERS)
+def test_a_rank_that_has_nothing_to_move_is_done_at_once(mover: str) -> None:
+    ends = MOVERS[mover](1, 1)
+
+    assert ends[0][0].send((), lambda slot: torch.empty(0), timeout=1.0) == 0
+    assert ends[1][0].receive({}, lambda slot: torch.empty(0), timeout=1.0) == 0
+    close(ends)
+
+
+@pytest.mark.parametrize("mover", MOVERS)
+def test_ends_can_be_closed_again(mover: str) -> None:
+    ends = MOVERS[mover](1, 1)
+
+    close(ends)
+    close(ends)
+
+
+@pytest.mark.parametrize("mover", MOVERS)
+def test_a_source_that_does_not_come_is_an_error_when_the_time_is_over(mover: str) -> None:
+    named = model([[4]])
+    plan = make_plan(manifests(ONE, named), manifests(ONE, named))
+    ends = MOVERS[mover](1, 1)
+
+    with pytest.raises(WeightsLost, match="source rank 0"):
+        ends[1][0].receive(buckets_to(plan, 0, BUCKET_BYTES), lambda slot: torch.empty(0), timeout=0.05)
+    close(ends)
+
+
+def test_one_thread_can_be_source_and_then_target() -> None:
+    named = model([[4]])
+    plan = make_plan(manifests(ONE, named), manifests(ONE, named))
+    held, arrived = locals_of(ONE, named)[0], blank(locals_of(ONE, named))[0]
+    meeting = Meeting()
+
+    LocalSource(meeting, wait=False).send(
+        buckets_from(plan, 0, BUCKET_BYTES), lambda slot: read_slot(held, slot), timeout=1.0
+    )
+    LocalTarget(meeting).receive(
+        buckets_to(plan, 0, BUCKET_BYTES), lambda slot: write_slot(arrived, slot), timeout=1.0
+    )
+
+    assert torch.equal(arrived["layers.3.w0"], named["layers.3.w0"])
+
+
+def test_a_bucket_for_some_readers_has_nothing_for_others() -> None:
+    named = model([[8, 4]])
+    plan = make_plan(manifests(ONE, named), manifests(TWO, named))
+
+    buckets = buckets_from(plan, 0, BUCKET_BYTES, by_readers=True)
+
+    assert [bucket.readers for bucket in buckets] == [(0,), (1,)]
+    assert all(slot.targets == bucket.readers for bucket in buckets for slot in bucket.slots)
+
+
+def test_a_ring_that_is_closed_cannot_be_reached() -> None:
+    source = RingSource(0, BUCKET_BYTES)
+    assert reachable(source.address)
+    source.close()
+
+    assert not reachable(source.address)
+
+
+def test_a_target_that_sees_no_source_says_that_it_may_be_in_another_container() -> None:
+    named = model([[4]])
+    plan = make_plan(manifests(ONE, named), manifests(ONE, named))
+
+    with pytest.raises(WeightsLost, match="another container"):
+        RingTarget(0, {0: "nobody"}).receive(
+            buckets_to(plan, 0, BUCKET_BYTES), lambda slot: slot, timeout=1.0
+        )  # type: ignore[arg-type, return-value]
+
+
+def test_a_ring_costs_no_memory_before_it_is_used() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    before = resident()
+    source = RingSource(0, 1 << 30)
+    grown = resident() - before
+    source.close()
+
+    assert grown < 1 << 26
+
+
+def test_shared_weights_are_the_sources_memory() -> None:
+    source, target = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    readings = read_tensors(source), read_tensors(target)
+
+    share(readings[0].tensors, dict(target.named_parameters()), (readings[0].manifest, readings[1].manifest))
+    with torch.no_grad():
+        source.weight.fill_(7)
+
+    assert target.weight.eq(7).all() and target.bias.data_ptr() == source.bias.data_ptr()
+
+
+def test_weights_of_another_type_cannot_be_shared() -> None:
+    source, target = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).bfloat16()
+    readings = read_tensors(source), read_tensors(target)
+
+    with pytest.raises(DeclarationError, match="without share=True, which copies"):
+        share(
+            readings[0].tensors, dict(target.named_parameters()), (readings[0].manifest, readings[1].manifest)
+        )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="use host segments"):
+        DeviceSegments()
