@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,13 @@ settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local cluster of tests needs no token file
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip slow tests once the time is over that a run of CI has for them."""
+    after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
+    if after is not None and time.time() > float(after) and item.get_closest_marker("slow") is not None:
+        pytest.skip(f"no time left in this run of CI for {item.nodeid}")
 
 
 @pytest.fixture(scope="session")
