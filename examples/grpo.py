@@ -96,7 +96,7 @@ class Actor(px.Worker):
         )
         torch.manual_seed(settings.seed + 1 + self.rank)  # the same weights, but other samples
 
-    @px.register(px.Dispatch.DP_COMPUTE_PROTO, to_device=True)
+    @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
     def generate(self, questions: Tensor) -> dict[str, Tensor]:
         """Sample an answer to each question: tokens with the question in front, and log-probabilities."""
@@ -109,7 +109,7 @@ class Actor(px.Worker):
             log_probs.append(distribution.gather(1, token))
         return {"tokens": tokens, "log_probs": torch.cat(log_probs, dim=1)}
 
-    @px.register(px.Dispatch.DP_COMPUTE_METRIC, to_device=True)
+    @px.register(px.Dispatch.ROWS, collect="list", to_device=True)
     def update(self, answers: dict[str, Tensor], reference: Tensor, advantages: Tensor) -> dict[str, float]:
         """One optimizer step on this rank's answers and all others'."""
         settings, advantage = self.settings, advantages[:, None]
@@ -141,7 +141,7 @@ class Reference(px.Worker):
         self.digits = settings.digits
         self.model = copy.deepcopy(self.roles["actor"].model).requires_grad_(False)
 
-    @px.register(px.Dispatch.DP_COMPUTE_PROTO, to_device=True)
+    @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
     def log_probs(self, answers: dict[str, Tensor]) -> Tensor:
         """Log-probability of each answer token, (rows, digits)."""
@@ -151,7 +151,7 @@ class Reference(px.Worker):
 class Reward(px.Worker):
     """The judge."""
 
-    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    @px.register(px.Dispatch.ROWS)
     def score(self, answers: dict[str, Tensor]) -> Tensor:
         """The part of each answer's digits that are copied right, (rows,)."""
         digits = answers["log_probs"].shape[1]

@@ -118,7 +118,7 @@ class EmbeddingWorker(px.Worker):
     def __init__(self, model: str) -> None:
         self.embedder = Embedder(model, str(self.device))
 
-    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    @px.register(px.Dispatch.ROWS)
     def embed(self, images: Sequence[Array]) -> Array:
         return self.embedder(images)
 

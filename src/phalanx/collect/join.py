@@ -146,7 +146,7 @@ class _Join:
         except RecursionError:
             raise DispatchError(
                 "results cannot be joined: one holds itself or is nested too deep. Return rows in a flat structure, or "
-                "declare a mode that returns a list, such as Dispatch.DP_COMPUTE_METRIC"
+                'register the method with collect="list"'
             ) from None
 
     def join(self, values: list[Any], path: str) -> Any:
@@ -183,8 +183,8 @@ class _Join:
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
             raise DispatchError(
                 f"results cannot be joined{_at(path)}: {self._by_description(values)}: {error}. Return "
-                "rows of one shape and dtype from every rank, or declare a mode that returns a list, such as "
-                "Dispatch.DP_COMPUTE_METRIC"
+                "rows of one shape and dtype from every rank, or register the method with "
+                'collect="list"'
             ) from error
         places = places_of(self.order, self.rows, counts)
         return joined if places is None else ops.take(joined, places)
@@ -192,7 +192,7 @@ class _Join:
     def _differ(self, values: list[Any], path: str) -> DispatchError:
         return DispatchError(
             f"results cannot be joined{_at(path)}: {self._by_description(values)}. Return the same structure "
-            "from every rank, or declare a mode that returns a list, such as Dispatch.DP_COMPUTE_METRIC"
+            'from every rank, or register the method with collect="list"'
         )
 
     def _by_description(self, values: list[Any]) -> str:

@@ -55,7 +55,7 @@ class Probe(px.Worker):
             tensor.fill_(-1.0)
         return float(tensor.sum())
 
-    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    @px.register(px.Dispatch.ROWS)
     def rows(self, batch: Any) -> Any:
         """The rows that came here."""
         self.seen.append(batch)
