@@ -113,6 +113,7 @@ class WorkerGroup(GroupView):
         self._roles = bound
         core = GroupCore(self._card(bound, options), pool.transport, pool.world_size, owner=True)
         core.life.on_change = functools.partial(publisher.changed, core.life)
+        core.life.ground = pool
         core.made_of = bound
         super().__init__(Selection.whole(core))
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})

@@ -36,6 +36,8 @@ def pack(core: GroupCore) -> PortableGroup:
         raise DeclarationError(
             f"group {core.name!r} runs inline, in this process, and cannot be sent to another one; use the ray backend"
         )
+    if core.life.ground is not None:
+        core.life.ground.keep()  # the view there is to work even if nobody here holds the group
     return PortableGroup(
         backend=core.transport.name,
         card=core.card,

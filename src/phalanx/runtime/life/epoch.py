@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import PhalanxError
@@ -68,6 +69,14 @@ class Epoch:
         return [rank for rank, endpoint in enumerate(self.endpoints) if not transport.alive(endpoint)]
 
 
+class Ground(Protocol):
+    """What the ranks of a group stand on: slots, which are given back once nobody in this process holds them."""
+
+    def keep(self) -> None:
+        """Hold them also for others."""
+        ...
+
+
 class GroupLife:
     """Card, present epoch and state of a group. ``owner`` is False in a view that came from another process."""
 
@@ -78,6 +87,8 @@ class GroupLife:
         self.owner = owner
         self.lifecycle = Lifecycle(card.name)
         self.epoch = Epoch(0, size)
+        #: Held by whoever can call the group, or waits for a call of it.
+        self.ground: Ground | None = None
         self._lock = threading.RLock()
         #: Told of each change of state or epoch, quickly.
         self.on_change: Callable[[], None] | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.runtime.pools.booking import Holding, Tenant, accelerator_text, check_options, resource_of
+from phalanx.runtime.pools.dropped import dropped_slots
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.topology.placement import bundle_resources
@@ -19,6 +20,7 @@ from phalanx.transport.base import ReserveRequest, Transport
 
 _numbers = itertools.count(1)
 _booking = threading.Lock()  # groups may be started by several threads
+_kept: set[ResourcePool] = set()  # those of groups that other processes know
 _open: weakref.WeakSet[ResourcePool] = weakref.WeakSet()  # those that reserved slots and were not closed
 
 
@@ -81,6 +83,9 @@ class ResourcePool:
             detached=detached,
             reservation_name=request.name,
         )
+        self._finalizer = dropped_slots.give_back_without(holding, transport, holding.reservation)
+        if detached:
+            self._finalizer.detach()
         self.number = number
         self._detached = detached
         self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
@@ -274,13 +279,14 @@ class ResourcePool:
         """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
         for group in reversed(self.groups):
             group.close()
+        _kept.discard(self)
         if not self._owner:
             return
         for holding in self._holdings.values():
             if holding.open:
                 holding.open = False
                 holding.transport.release(holding.reservation)
-        _open.discard(self)
+        self._forget()
 
     def let_go(self, everything: bool = False) -> None:
         """Close the pool before its cluster is left; what is detached stays there unless ``everything`` is to go."""
@@ -290,7 +296,17 @@ class ResourcePool:
         finally:
             for holding in self._holdings.values():
                 holding.open = False
-            _open.discard(self)
+            _kept.discard(self)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._finalizer.detach()
+        _open.discard(self)
+
+    def keep(self) -> None:
+        """Hold the slots until they are given back, even if nobody in this process holds the pool any more."""
+        if not self.closed:
+            _kept.add(self)
 
     def __enter__(self) -> ResourcePool:
         return self
