@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.rowtypes import RowOps, list_like
 from phalanx.dispatch.settings import ByPiece, one_or_by_piece
-from phalanx.dispatch.shardable import ops_for
+from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import row_ops
 from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
 from phalanx.errors import DispatchError, InternalError

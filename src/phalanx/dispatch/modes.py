@@ -26,7 +26,7 @@ from phalanx.declare.modes import (
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
-from phalanx.dispatch.rows import Parts, over_ranks, plan_rows
+from phalanx.dispatch.row_modes import Recipients, over_ranks, plan_rows
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import count_rows
 from phalanx.dispatch.structure import is_future, unwrap
@@ -188,12 +188,12 @@ def _plan_mesh_rows(call: Call) -> CallPlan:
 
 
 def _plan_mesh_lists(call: Call) -> CallPlan:
-    parts = _over_mesh(call)
+    recipients = _over_mesh(call)
     meaning = " * ".join(f"{axis}_size" for axis in _dp_axes(call))
     return call.planned(
-        lambda argument: _dealt(call, argument, parts.count, meaning, parts.deal),
-        GatherPlan.collecting(call.mode, parts.take),
-        pieces=parts.of,
+        lambda argument: _dealt(call, argument, recipients.count, meaning, recipients.deal),
+        GatherPlan.collecting(call.mode, recipients.take),
+        pieces=recipients.of,
     )
 
 
@@ -201,7 +201,7 @@ def _dp_axes(call: Call) -> tuple[str, ...]:
     return PP_AS_DP if isinstance(call.mode, MeshMode) and call.mode.pp_as_dp else DP
 
 
-def _over_mesh(call: Call) -> Parts:
+def _over_mesh(call: Call) -> Recipients:
     mode, mesh, dp_axes = call.mode, _mesh(call), _dp_axes(call)
     groups = mesh.dp_groups(dp_axes)
     of = [0] * mesh.world_size
@@ -209,7 +209,9 @@ def _over_mesh(call: Call) -> Parts:
         for rank in ranks:
             of[rank] = piece
     leaders = mesh.leaders(dp_axes) if isinstance(mode, MeshMode) and mode.leader_only else None
-    return Parts(len(groups), of, mesh.collectors(dp_axes), None if leaders is None else frozenset(leaders))
+    return Recipients(
+        len(groups), of, mesh.collectors(dp_axes), None if leaders is None else frozenset(leaders)
+    )
 
 
 def _mesh(call: Call) -> Mesh:

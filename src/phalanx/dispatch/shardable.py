@@ -1,21 +1,256 @@
 """Which values have rows, and how rows are counted, cut and joined: a registry that users extend.
 
 Known from the start: torch tensors (jagged nested ones too) and numpy arrays along dim 0, lists, Arrow tables
-and record batches, TensorDict and tensorclass. Subclasses are found through their MRO. A 0-d tensor or array
-has no rows. Optional packages are never imported here: their types are known by name.
+and record batches, TensorDict and tensorclass. Subclasses are found through their MRO, and keep their type. A 0-d
+tensor or array has no rows. Optional packages are never imported here: their types are known by name, and their
+values bring what they need.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from phalanx.dispatch.rowtypes import BUILT_IN, BUILT_IN_BY_NAME, TENSOR_DICT, RowOps, make_ops
+import numpy as np
+
 from phalanx.errors import DispatchError
+from phalanx.wire.lazy import lazy
+from phalanx.wire.memory import concat_arrays, concat_rows
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RowOps:
+    """What can be done with the rows of one type; see :func:`phalanx.register_shardable`."""
+
+    kind: str
+    count: Callable[[Any], int | None]
+    slice: Callable[[Any, int, int], Any]
+    concat: Callable[[list[Any]], Any]
+    take: Callable[[Any, Sequence[int]], Any]
+    split: Callable[[Any, Sequence[int]], list[Any]]
+
+
+def _make_ops(
+    kind: str,
+    count: Callable[[Any], int | None],
+    slice: Callable[[Any, int, int], Any],
+    concat: Callable[[list[Any]], Any],
+    take: Callable[[Any, Sequence[int]], Any] | None = None,
+    split: Callable[[Any, Sequence[int]], list[Any]] | None = None,
+) -> RowOps:
+    def take_by_slices(value: Any, indices: Sequence[int]) -> Any:
+        return concat([slice(value, i, i + 1) for i in indices]) if len(indices) else slice(value, 0, 0)
+
+    def split_by_slices(value: Any, sizes: Sequence[int]) -> list[Any]:
+        stops = list(accumulate(sizes))
+        return [slice(value, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+
+    return RowOps(kind, count, slice, concat, take or take_by_slices, split or split_by_slices)
+
+
+def copy_state(source: object, made: object) -> None:
+    """Give ``made``, of the same class, the attributes of ``source``; what was cached from the whole stays behind."""
+    cls = type(source)
+    held = getattr(source, "__dict__", None)
+    if held is source:  # the dict whose keys are its attributes
+        object.__setattr__(made, "__dict__", made)
+        held = None
+    for name, value in (held or {}).items():
+        if not isinstance(getattr(cls, name, None), functools.cached_property):
+            object.__setattr__(made, name, value)
+    for name in _slots(cls):
+        if hasattr(source, name):
+            object.__setattr__(made, name, getattr(source, name))
+
+
+@functools.cache
+def _slots(cls: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _like(piece: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    # A piece is a leaf of its own: it keeps the flag, not the graph, which cannot leave this process.
+    return piece.requires_grad_() if source.requires_grad else piece
+
+
+def _tensor_count(tensor: torch.Tensor) -> int | None:
+    return tensor.size(0) if tensor.dim() else None
+
+
+def _tensor_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    if tensor.is_nested:
+        return _like(_nested_slice(tensor.detach(), start, stop), tensor)
+    if tensor.layout is not torch.strided:
+        return _tensor_take(tensor, range(start, stop))
+    return _like(tensor.detach()[start:stop], tensor)
+
+
+def _tensor_take(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    if tensor.is_nested:
+        rows = tensor.detach().unbind()
+        if not len(indices):
+            return _like(_nested_slice(tensor.detach(), 0, 0), tensor)
+        return _like(torch.nested.nested_tensor([rows[i] for i in indices], layout=tensor.layout), tensor)
+    index = torch.as_tensor(list(indices), dtype=torch.long, device=tensor.device)
+    return _like(tensor.detach().index_select(0, index), tensor)
+
+
+def _tensor_split(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        stops = accumulate(sizes)
+        return [_tensor_slice(tensor, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+    # One call for all pieces: a thousand views cost a few milliseconds less than slicing one by one.
+    if not tensor.requires_grad:
+        return list(tensor.split_with_sizes(list(sizes)))
+    return [piece.requires_grad_() for piece in tensor.detach().split_with_sizes(list(sizes))]
+
+
+def _tensor_concat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    first = tensors[0]
+    if not first.is_nested:
+        return concat_rows(tensors)
+    rows = [row for tensor in tensors for row in tensor.detach().unbind()]
+    if not rows:
+        return first.detach().clone()
+    return torch.nested.nested_tensor(rows, layout=first.layout)
+
+
+def _nested_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    if tensor.layout is not torch.jagged:
+        rows = list(tensor.unbind()[start:stop])
+        return torch.nested.nested_tensor(rows, dtype=tensor.dtype, device=tensor.device)
+    offsets: torch.Tensor = cast("Any", tensor).offsets()
+    first, last = int(offsets[start]), int(offsets[stop])
+    ragged: int = cast(
+        "Any", tensor
+    )._ragged_idx  # the dim in which rows differ; values lie end to end along it
+    return torch.nested.nested_tensor_from_jagged(
+        tensor.values().narrow(ragged - 1, first, last - first),
+        offsets[start : stop + 1] - first,
+        jagged_dim=ragged,
+    )
+
+
+def _array_count(array: np.ndarray[Any, Any]) -> int | None:
+    return array.shape[0] if array.ndim else None
+
+
+def _array_concat(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        return np.ma.concatenate(arrays)
+    joined, first = concat_arrays(arrays), arrays[0]
+    if type(first) in (np.ndarray, np.memmap) or isinstance(joined, type(first)):
+        return joined
+    typed = joined.view(type(first))  # such as a recarray
+    copy_state(first, typed)
+    return typed
+
+
+def list_like(source: list[Any], rows: list[Any]) -> list[Any]:
+    """``rows`` as a list of the same subclass and attributes as ``source``, none of whose own code is run."""
+    if type(source) is list:
+        return rows
+    made = list.__new__(type(source))
+    copy_state(source, made)
+    list.extend(made, rows)
+    return made
+
+
+def _list_slice(rows: list[Any], start: int, stop: int) -> list[Any]:
+    return list_like(rows, list.__getitem__(rows, slice(start, stop)))
+
+
+def _list_take(rows: list[Any], indices: Sequence[int]) -> list[Any]:
+    return list_like(rows, [list.__getitem__(rows, i) for i in indices])
+
+
+def _list_concat(lists: list[list[Any]]) -> list[Any]:
+    return list_like(lists[0], [row for rows in lists for row in list.__iter__(rows)])
+
+
+def _arrow_concat(tables: list[Any]) -> Any:
+    pyarrow = sys.modules["pyarrow"]
+    as_batch = isinstance(tables[0], pyarrow.RecordBatch)
+    if as_batch:
+        tables = [pyarrow.Table.from_batches([batch]) for batch in tables]
+    # Arrow joins without copying; written out and read back, the rows own their memory.
+    joined, sink = pyarrow.concat_tables(tables), pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, joined.schema) as writer:
+        writer.write_table(joined)
+    owned = pyarrow.ipc.open_stream(sink.getvalue()).read_all()
+    if not as_batch:
+        return owned
+    batches = owned.combine_chunks().to_batches()
+    return batches[0] if batches else tables[0].schema.empty_table().to_batches()[0]
+
+
+def _arrow_take(table: Any, indices: Sequence[int]) -> Any:
+    pyarrow = sys.modules["pyarrow"]
+    return table.take(pyarrow.array(indices, type=pyarrow.int64()))
+
+
+def _tensor_dict_count(value: Any) -> int | None:
+    return int(value.batch_size[0]) if len(value.batch_size) else None
+
+
+def _tensor_dict_take(value: Any, indices: Sequence[int]) -> Any:
+    return _locked_like(value, value[torch.as_tensor(list(indices), dtype=torch.long, device=value.device)])
+
+
+def _tensor_dict_slice(value: Any, start: int, stop: int) -> Any:
+    return _locked_like(value, value[start:stop])
+
+
+def _tensor_dict_concat(values: list[Any]) -> Any:
+    return _locked_like(values[0], torch.cat(values))
+
+
+def _locked_like(source: Any, made: Any) -> Any:
+    return made.lock_() if source.is_locked else made
+
+
+def _slice(value: Any, start: int, stop: int) -> Any:
+    return value[start:stop]
+
+
+_TENSOR_DICT = _make_ops(
+    "TensorDict", _tensor_dict_count, _tensor_dict_slice, _tensor_dict_concat, _tensor_dict_take
+)
+_ARROW = _make_ops(
+    "Arrow table",
+    lambda table: table.num_rows,
+    lambda table, start, stop: table.slice(start, stop - start),
+    _arrow_concat,
+    _arrow_take,
+)
+_TENSOR = _make_ops("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tensor_take, _tensor_split)
+_ARRAY = _make_ops("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])
+_LIST = _make_ops("list", list.__len__, _list_slice, _list_concat, _list_take)
+
+_BY_TYPE: dict[type, RowOps] = {np.ndarray: _ARRAY, list: _LIST}
+_BY_NAME: dict[str, RowOps] = {
+    "torch.Tensor": _TENSOR,
+    "tensordict.base.TensorDictBase": _TENSOR_DICT,
+    "pyarrow.lib.Table": _ARROW,
+    "pyarrow.lib.RecordBatch": _ARROW,
+}
 
 
 @dataclass(frozen=True)
@@ -31,9 +266,6 @@ def replicate(value: Any) -> Any:
     It may be an argument, or stand inside a tuple, dict or dataclass. The worker's method receives ``value``.
     """
     return Replicate(value)
-
-
-_BY_TYPE: dict[type, RowOps] = dict(BUILT_IN)
 
 
 def register_shardable(
@@ -72,7 +304,7 @@ def register_shardable(
             raise DispatchError(
                 f"register_shardable({cls.__name__}, {name}={function!r}): expected a function"
             )
-    _BY_TYPE[cls] = make_ops(cls.__name__, count, slice, concat, take)
+    _BY_TYPE[cls] = _make_ops(cls.__name__, count, slice, concat, take)
     _ops_of_type.cache_clear()
 
 
@@ -84,7 +316,7 @@ def ops_for(value: object) -> RowOps | None:
 @functools.lru_cache(maxsize=4096)
 def _ops_of_type(cls: type) -> RowOps | None:
     for base in cls.__mro__:
-        ops = _BY_TYPE.get(base) or BUILT_IN_BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
+        ops = _BY_TYPE.get(base) or _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
         if ops is not None:
             return ops
-    return TENSOR_DICT if getattr(cls, "_is_tensorclass", False) else None
+    return _TENSOR_DICT if getattr(cls, "_is_tensorclass", False) else None

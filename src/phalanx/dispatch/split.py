@@ -1,4 +1,10 @@
-"""Cutting rows into pieces: sizes, padding, and the pieces of one value."""
+"""Cutting rows into pieces: sizes, padding, and the pieces of one value.
+
+The words: a *leaf* is a value that is not taken apart (``structure``); it has rows (``shardable``) or is a setting
+(``settings``). A *piece* is what one rank, or all ranks of one dp coordinate, get of a value; a *cut* says which rows
+each piece gets. An *output* is what one rank returned; the outputs that are kept are the pieces of the result
+(``collect``).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,8 @@ from itertools import chain
 from typing import Any
 
 from phalanx.dispatch.plan import FuturePiece
-from phalanx.dispatch.rowtypes import RowOps
 from phalanx.dispatch.settings import ByPiece, Settings, digest, is_table_like
-from phalanx.dispatch.shardable import ops_for
+from phalanx.dispatch.shardable import RowOps, ops_for
 from phalanx.dispatch.structure import Build, Leaf, flatten, is_future, unwrap
 from phalanx.errors import DispatchError, PhalanxError
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.dispatch.rowtypes import copy_state
-from phalanx.dispatch.shardable import Replicate, ops_for
+from phalanx.dispatch.shardable import Replicate, copy_state, ops_for
 from phalanx.errors import DispatchError
 
 _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})

@@ -35,7 +35,7 @@ _SCALARS = (bool, int, float, complex, type(None))
 
 
 @dataclass(frozen=True)
-class Parts:
+class Recipients:
     """To whom the pieces go: ``of[p]`` is the piece of the rank at position ``p`` of the call's ranks.
 
     A range for ``of`` says that position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are
@@ -59,14 +59,14 @@ class Parts:
         return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
 
 
-def over_ranks(call: Call) -> Parts:
+def over_ranks(call: Call) -> Recipients:
     """A piece for each called rank."""
     everybody = range(len(call.ranks))
-    return Parts(len(call.ranks), everybody, everybody)
+    return Recipients(len(call.ranks), everybody, everybody)
 
 
-def plan_rows(call: Call, parts: Parts, whole: int | str | None = None) -> CallPlan:
-    """Rows split over ``parts``; the argument at ``whole`` goes to all as it is."""
+def plan_rows(call: Call, recipients: Recipients, whole: int | str | None = None) -> CallPlan:
+    """Rows split over the recipients; the argument at ``whole`` goes to all as it is."""
     mode = call.mode if isinstance(call.mode, MeshMode) else None
     uneven = mode is not None and (mode.balance is not None or mode.group_size > 1)
     if uneven or call.spec.pad_mask is not None:
@@ -76,27 +76,27 @@ def plan_rows(call: Call, parts: Parts, whole: int | str | None = None) -> CallP
         call = call.settled_call()  # what padding added can only be undone where the rows are counted
         taken = _TakenApart.of(call, whole)
     if taken.rows is None:
-        return _plan_without_rows(call, parts, taken)
-    cut = _cut(call, mode, parts.count, taken.rows)
+        return _plan_without_rows(call, recipients, taken)
+    cut = _cut(call, mode, recipients.count, taken.rows)
     plan = call.planned(
-        lambda argument: taken.given(argument, parts, cut),
-        _gather_plan(call, parts, cut),
-        parts.spread(cut.sizes),
+        lambda argument: taken.given(argument, recipients, cut),
+        _gather_plan(call, recipients, cut),
+        recipients.spread(cut.sizes),
         taken.shared,
-        parts.of,
+        recipients.of,
     )
-    return _with_mask(plan, call, parts.deal(_masks(cut)) if call.spec.pad_mask else None)
+    return _with_mask(plan, call, recipients.deal(_masks(cut)) if call.spec.pad_mask else None)
 
 
-def _plan_without_rows(call: Call, parts: Parts, taken: _TakenApart) -> CallPlan:
+def _plan_without_rows(call: Call, recipients: Recipients, taken: _TakenApart) -> CallPlan:
     """No row is known yet (futures alone), or there are none at all: then every rank gets the same."""
-    cut = Cut([0] * parts.count)
+    cut = Cut([0] * recipients.count)
     plan = call.planned(
-        lambda argument: taken.given(argument, parts, cut),
-        GatherPlan.collecting(call.mode, parts.take),
+        lambda argument: taken.given(argument, recipients, cut),
+        GatherPlan.collecting(call.mode, recipients.take),
         None,
         taken.shared,
-        parts.of if taken.futures else None,
+        recipients.of if taken.futures else None,
     )
     return _with_mask(plan, call, Same(None) if call.spec.pad_mask else None)
 
@@ -126,14 +126,14 @@ class _TakenApart:
         futures = any(is_future(leaf.value) for leaf in every)
         return cls(leaves, whole, rows_of(every, call.where), futures, tuple(shared.values()))
 
-    def given(self, argument: Argument, parts: Parts, cut: Cut) -> Same | Each:
+    def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
         """What the ranks get of one argument."""
         if argument.key == self.whole:
             return Same(unwrap(argument.value))
         leaves, build = self.leaves[argument.key]
         if not any(_differs(leaf) for leaf in leaves):
             return Same(unwrap(argument.value))
-        return parts.deal(split_leaves(leaves, build, cut, self.rows))
+        return recipients.deal(split_leaves(leaves, build, cut, self.rows))
 
 
 def _flattened(call: Call, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
@@ -166,14 +166,16 @@ def _cut(call: Call, mode: MeshMode[Any] | None, count: int, rows: int) -> Cut:
     return Cut([len(part) for part in indices], indices, pad)
 
 
-def _gather_plan(call: Call, parts: Parts, cut: Cut) -> GatherPlan:
-    sizes = parts.spread(cut.sizes)
-    real = sizes if parts.take == range(len(sizes)) else [sizes[position] for position in parts.take]
+def _gather_plan(call: Call, recipients: Recipients, cut: Cut) -> GatherPlan:
+    sizes = recipients.spread(cut.sizes)
+    real = (
+        sizes if recipients.take == range(len(sizes)) else [sizes[position] for position in recipients.take]
+    )
     trim = None
     if cut.pad_to_multiple is not None and any(size % cut.pad_to_multiple for size in real):
-        given = parts.spread(cut.given)
-        trim = [(given[position], sizes[position]) for position in parts.take]
-    return GatherPlan.collecting(call.mode, parts.take, rows=real, trim=trim, order=cut.order)
+        given = recipients.spread(cut.given)
+        trim = [(given[position], sizes[position]) for position in recipients.take]
+    return GatherPlan.collecting(call.mode, recipients.take, rows=real, trim=trim, order=cut.order)
 
 
 def _masks(cut: Cut) -> list[torch.Tensor]:
