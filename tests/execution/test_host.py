@@ -21,8 +21,8 @@ from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, Ran
 class Services:
     in_driver = True
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
-        return SlotFacts("n", "h", "127.0.0.1", (), 1), (), ""
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
 
     def folder(self) -> str:
         return ""

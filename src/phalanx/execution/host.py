@@ -76,14 +76,14 @@ class Host:
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
-        slot, log_paths, worker_id = self._services.facts()
+        slot, log_paths = self._services.facts()
         port, side, folder = 0, None, self._services.folder()
         if not self._services.in_driver:
             self._control = control()
             side = self._control.describe(folder) if self._control else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
-        return Facts(slot, os.getpid(), time.time(), port, log_paths, worker_id, side, folder)
+        return Facts(slot, os.getpid(), time.time(), port, log_paths, side, folder)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> None:
         """Become a rank: environment first, then the classes (which may import torch), then the instances."""

@@ -16,8 +16,8 @@ class Services(Protocol):
         """Whether the ranks share the driver's process (and so its environment and its event loop)."""
         ...
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
-        """Where this process runs, its log files and the backend's name of it."""
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        """Where this process runs, and its log files."""
         ...
 
     def folder(self) -> str:

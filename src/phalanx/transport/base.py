@@ -1,4 +1,7 @@
-"""The few verbs that a backend provides. Everything above speaks only to these.
+"""What a backend provides, as five contracts: placing, calling, storing, watching, noticing.
+
+Everything above speaks only to these. A new backend can meet them one by one, in this order: each has a conformance
+suite in :mod:`phalanx.testing.contracts`.
 
 A *reservation* is what a pool holds; an *endpoint* is one worker process; a *reference* stands for one value that
 is stored or still being computed. Only the transport looks inside them.
@@ -175,23 +178,8 @@ class NotReady(Exception):
     """Raised by ``fetch`` when its timeout expires."""
 
 
-class Transport(Protocol):
-    """A backend. Calls on one endpoint run in the order in which they were submitted."""
-
-    name: str
-    #: Whether a submitted call has ended when ``submit`` returns.
-    immediate: bool
-
-    def connected(self) -> bool:
-        """Whether the cluster that it was made for is still this process's; costs a fraction of a microsecond.
-
-        Once it is not, calls that need the cluster raise GroupClosed, and those that free something do nothing.
-        """
-        ...
-
-    def leave(self) -> None:
-        """End what this process keeps beside the cluster for its sake, after that was left. Idempotent."""
-        ...
+class Placing(Protocol):
+    """Slots, and the processes on them."""
 
     def nodes(self) -> list[NodeCapacity]:
         """The nodes of the cluster with their total and free resources."""
@@ -205,8 +193,20 @@ class Transport(Protocol):
         """Reserve all slots or none. Raises PlacementError: at once where it can never be, else at the timeout."""
         ...
 
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        """Reserve blocks anew whose node is gone; the blocks that moved. Raises PlacementError as reserve does."""
+        ...
+
     def release(self, reservation: Reservation) -> None:
         """Give the slots back; processes on them end. Idempotent."""
+        ...
+
+    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
+        """What names a detached reservation to other drivers."""
+        ...
+
+    def release_keys(self, keys: Sequence[str]) -> None:
+        """Give back what a driver that is gone had reserved. Idempotent."""
         ...
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
@@ -222,6 +222,25 @@ class Transport(Protocol):
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         """Start processes and wait for their reports. On failure nothing of them is left."""
         ...
+
+    def find(self, name: str) -> Any | None:
+        """The handle of a process that was started with that name and outlives its driver; None if there is none."""
+        ...
+
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
+        """End the processes at once, with all that they started, and wait until they are gone. Idempotent.
+
+        Returns:
+            The pids that could not be ended.
+        """
+        ...
+
+
+class Calling(Protocol):
+    """Calls on processes. Those on one of them run in the order in which they were submitted."""
+
+    #: Whether a submitted call has ended when ``submit`` returns.
+    immediate: bool
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         """Make the process a rank."""
@@ -242,26 +261,6 @@ class Transport(Protocol):
         """
         ...
 
-    def put(self, value: Any) -> Ref:
-        """Store a value once, to be named in any number of messages."""
-        ...
-
-    def store(self) -> StoreSpace | None:
-        """How full the store is in which ``put`` stores; None where it is not bounded."""
-        ...
-
-    def is_ref(self, value: Any) -> bool:
-        """Whether ``value`` is one of this backend's references, given by the user."""
-        ...
-
-    def ref_types(self) -> tuple[type, ...]:
-        """The types of this backend's references that users may hold."""
-        ...
-
-    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        """All values, in order. Raises FetchFailed at the first that failed, NotReady at the timeout."""
-        ...
-
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         """Positions of the references that have ended (up to at least ``count`` unless time runs out), and the rest."""
         ...
@@ -272,42 +271,6 @@ class Transport(Protocol):
 
     def disregard(self, refs: Sequence[Ref]) -> None:
         """Note that nobody will ask how these calls end, or that whoever had to know does; does not wait."""
-        ...
-
-    def find(self, name: str) -> Any | None:
-        """The handle of a process that was started with that name and outlives its driver; None if there is none."""
-        ...
-
-    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
-        """What names a detached reservation to other drivers."""
-        ...
-
-    def release_keys(self, keys: Sequence[str]) -> None:
-        """Give back what a driver that is gone had reserved. Idempotent."""
-        ...
-
-    def alive(self, endpoint: Endpoint) -> bool:
-        """Whether the process is still known to run; cheap, no round trip."""
-        ...
-
-    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
-        """End the processes at once, with all that they started, and wait until they are gone. Idempotent.
-
-        Returns:
-            The pids that could not be ended.
-        """
-        ...
-
-    def now(self) -> float:
-        """Seconds on the clock by which this backend waits."""
-        ...
-
-    def attend(self, endpoints: Sequence[Endpoint]) -> None:
-        """From now on, see to it that these ranks end with this process at the latest; does not wait."""
-        ...
-
-    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
-        """What each rank is doing, seen from outside: also of one that is busy or stopped. Takes under a second."""
         ...
 
     def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
@@ -322,8 +285,48 @@ class Transport(Protocol):
         """Cut the connections of the ranks' process groups, so that those in a collective get an error."""
         ...
 
-    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
-        """Send a signal to the ranks' processes, for fault injection."""
+    def now(self) -> float:
+        """Seconds on the clock by which this backend waits."""
+        ...
+
+
+class Storing(Protocol):
+    """Values behind references: stored, or what a call gave back."""
+
+    def put(self, value: Any) -> Ref:
+        """Store a value once, to be named in any number of messages."""
+        ...
+
+    def store(self) -> StoreSpace | None:
+        """How full the store is in which ``put`` stores; None where it is not bounded."""
+        ...
+
+    def ref_types(self) -> tuple[type, ...]:
+        """The types of this backend's references that users may hold."""
+        ...
+
+    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        """All values, in order. Raises FetchFailed at the first that failed, NotReady at the timeout."""
+        ...
+
+
+class Watching(Protocol):
+    """Processes as seen from beside them, also while they are busy, stopped or dead."""
+
+    def attend(self, endpoints: Sequence[Endpoint]) -> None:
+        """From now on, see to it that these ranks end with this process at the latest; does not wait."""
+        ...
+
+    def alive(self, endpoint: Endpoint) -> bool:
+        """Whether the process is still known to run; cheap, no round trip."""
+        ...
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
+        """What each rank is doing, seen from outside: also of one that is busy or stopped. Takes under a second."""
+        ...
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        """All that can be told of a lost rank: cause, last lines, hints. ``lost`` is what its call ended with."""
         ...
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
@@ -337,6 +340,14 @@ class Transport(Protocol):
         """
         ...
 
+    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
+        """Send a signal to the ranks' processes, for fault injection."""
+        ...
+
+
+class Noticing(Protocol):
+    """What a driver leaves for others on the cluster to find."""
+
     def job(self) -> str:
         """What this driver is called on the cluster."""
         ...
@@ -345,10 +356,19 @@ class Transport(Protocol):
         """Leave a small value for others on the cluster to find under that key, or take it back."""
         ...
 
-    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
-        """All that can be told of a lost rank: cause, last lines, hints. ``lost`` is what its call ended with."""
+
+class Transport(Placing, Calling, Storing, Watching, Noticing, Protocol):
+    """A backend: all five contracts on one cluster. What needs one of them asks for that one."""
+
+    name: str
+
+    def connected(self) -> bool:
+        """Whether the cluster that it was made for is still this process's; costs a fraction of a microsecond.
+
+        Once it is not, calls that need the cluster raise GroupClosed, and those that free something do nothing.
+        """
         ...
 
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        """Reserve blocks anew whose node is gone; the blocks that moved. Raises PlacementError as reserve does."""
+    def leave(self) -> None:
+        """End what this process keeps beside the cluster for its sake, after that was left. Idempotent."""
         ...

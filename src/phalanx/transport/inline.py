@@ -92,8 +92,8 @@ class InlineServices:
         self._facts = facts
         self._folder = folder
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
-        return self._facts, (), ""
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        return self._facts, ()
 
     def folder(self) -> str:
         return self._folder
@@ -241,9 +241,6 @@ class InlineTransport:
 
     def store(self) -> None:
         """Values lie in this process's own memory."""
-
-    def is_ref(self, value: Any) -> bool:
-        return isinstance(value, InlineRef)
 
     def ref_types(self) -> tuple[type, ...]:
         return (InlineRef,)

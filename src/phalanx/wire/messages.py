@@ -187,7 +187,6 @@ class Facts(NamedTuple):
     started: float
     store_port: int
     log_paths: tuple[str, ...] = ()
-    worker_id: str = ""
     side: SideChannel | None = None
     folder: str = ""
     files: str = ""

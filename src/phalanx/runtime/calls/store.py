@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from phalanx.errors import DispatchError
 from phalanx.show.sizes import size
-from phalanx.transport.base import StoreSpace, Transport
+from phalanx.transport.base import StoreSpace, Storing
 
 _UNCHECKED = 32 << 20
 _REPORTED_WITHIN_S = 0.3  # how long ago something was stored that the backend's statistics may not know of
@@ -27,7 +27,7 @@ class Room:
 
     unchecked = _UNCHECKED  # bytes; less than that is not looked at
 
-    def __init__(self, transport: Transport, wait: Callable[[float], bool] | None = None) -> None:
+    def __init__(self, transport: Storing, wait: Callable[[float], bool] | None = None) -> None:
         self._transport = transport
         self._wait = wait
         self._lately: deque[tuple[float, int]] = deque()

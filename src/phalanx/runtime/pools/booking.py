@@ -12,7 +12,7 @@ from phalanx.errors import DeclarationError
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.transport.base import Reservation, Transport
+from phalanx.transport.base import Placing, Reservation, Transport
 
 
 class Tenant(Protocol):
@@ -68,7 +68,7 @@ class Holding:
         return {self.resource: share(self.max_colocate_count)}
 
 
-def resource_of(transport: Transport, use_gpu: bool | str) -> str | None:
+def resource_of(transport: Placing, use_gpu: bool | str) -> str | None:
     """The name of the accelerator resource to ask for; None for slots without one."""
     if use_gpu is False:
         return None

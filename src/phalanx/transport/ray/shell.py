@@ -41,7 +41,7 @@ class RayServices:
         log_once()
         self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = _no_references
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...], str]:
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         context = ray.get_runtime_context()
         ids = next((tuple(map(str, found)) for found in context.get_accelerator_ids().values() if found), ())
         slot = SlotFacts(
@@ -51,7 +51,7 @@ class RayServices:
             accelerator_ids=ids,
             cpus_of_node=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         )
-        return slot, _log_paths(context.get_worker_id()), context.get_worker_id()
+        return slot, _log_paths(context.get_worker_id())
 
     def folder(self) -> str:
         logs = _logs_folder()

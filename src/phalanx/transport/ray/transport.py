@@ -189,9 +189,6 @@ class RayTransport:
     def store(self) -> StoreSpace | None:
         return placement.store_space()
 
-    def is_ref(self, value: Any) -> bool:
-        return isinstance(value, ray.ObjectRef)
-
     def ref_types(self) -> tuple[type, ...]:
         return (ray.ObjectRef,)
 

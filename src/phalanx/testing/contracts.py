@@ -1,0 +1,284 @@
+"""What each contract of a transport promises, as tests of its verbs themselves, without pools and groups.
+
+    class TestMyBackend(PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract):
+        @pytest.fixture(scope="class")
+        def transport(self):
+            return MyTransport()
+
+A new backend meets them in this order, each with the ones before it; then :mod:`phalanx.testing.conformance`, which
+looks at whole groups. Two slots with a tenth of a CPU are reserved once for all tests of a class.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.execution.factory import make_host
+from phalanx.topology.slots import Slot
+from phalanx.transport.base import (
+    Endpoint,
+    Facade,
+    FetchFailed,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    Ticket,
+    Transport,
+)
+from phalanx.transport.facade import facade_name
+from phalanx.wire.codec import encode
+from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, OUTPUT, RankCall, RankSetup
+
+_POOL = "contracts"
+_SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot
+_WITHIN_S = 60.0
+_numbers = itertools.count(1 << 20)
+
+
+class Small(px.Worker):
+    """A worker with a method for each way in which a call ends."""
+
+    def __init__(self, refuse: bool = False) -> None:
+        self.calls: list[Any] = []
+        if refuse:
+            raise ValueError("not to be made")
+
+    def rank_of(self) -> int:
+        """Needs no message."""
+        return self.rank
+
+    def note(self, value: Any) -> list[Any]:
+        """All values that came, in their order."""
+        self.calls.append(value)
+        return self.calls
+
+    def refuse(self) -> None:
+        """Raises."""
+        raise ValueError(f"rank {self.rank} refuses")
+
+
+_METHODS = tuple(Facade(facade_name("", name), "", name, True) for name in ("rank_of", "note", "refuse"))
+
+
+class _Ranks:
+    """Slots, processes and ranks for the tests of a class; ``transport`` is the subclass's own fixture."""
+
+    @pytest.fixture(scope="class")
+    def reservation(self, transport: Transport) -> Iterator[Reservation]:
+        """Two slots on one node."""
+        held = transport.reserve(ReserveRequest(_POOL, (2,), _SLOT, timeout=_WITHIN_S))
+        yield held
+        transport.release(held)
+
+    @pytest.fixture(scope="class")
+    def endpoints(self, transport: Transport, reservation: Reservation) -> Iterator[list[Endpoint]]:
+        """A rank in each of them."""
+        made = self.spawned(transport, reservation)
+        tickets = [self.become(transport, made, rank) for rank in range(2)]
+        transport.fetch([ticket.value for ticket in tickets], _WITHIN_S)
+        yield made
+        transport.kill(made)
+
+    def spawned(self, transport: Transport, reservation: Reservation) -> list[Endpoint]:
+        """Processes that are no ranks yet."""
+        slots = tuple(Slot(0, bundle, _POOL) for bundle in range(2))
+        return transport.spawn(
+            SpawnRequest("Small", _METHODS, slots, {_POOL: reservation}, _SHARE, make_host, timeout=_WITHIN_S)
+        )
+
+    def become(
+        self, transport: Transport, endpoints: Sequence[Endpoint], rank: int, **arguments: Any
+    ) -> Ticket:
+        """Make one of them a rank of two."""
+        setup = RankSetup(rank, 2, rank, 2, _POOL, 0, {})
+        body = encode({"": (Small, (), arguments)}).to_bytes()
+        return transport.setup(endpoints[rank], setup.pack(body), ())
+
+    def call(
+        self, transport: Transport, endpoint: Endpoint, method: str, *args: Any, returns: int = OUTPUT
+    ) -> Ticket:
+        """Send a call with its arguments in the message."""
+        body = encode((args, {})).to_bytes()
+        return transport.submit(endpoint, "", method, header(method, body, returns), (), returns)
+
+
+def header(method: str, body: bytes | None, returns: int = OUTPUT) -> bytes:
+    """A packed message; ``body`` None: the last reference holds the arguments."""
+    return RankCall(next(_numbers), ANY_EPOCH, "", method, True, returns, False, False, body).pack()
+
+
+class PlacingContract(_Ranks):
+    """Slots, and the processes on them."""
+
+    def test_nodes_tell_what_they_have_and_what_is_free(self, transport: Transport) -> None:
+        assert all(node.total["CPU"] >= node.available.get("CPU", 0.0) > 0 for node in transport.nodes()[:1])
+
+    def test_what_can_never_be_placed_is_refused_at_once(self, transport: Transport) -> None:
+        with pytest.raises(px.PlacementError, match="accelerator-of-nobody"):
+            transport.reserve(
+                ReserveRequest("never", (1,), {"accelerator-of-nobody": 1.0}, timeout=_WITHIN_S)
+            )
+
+    def test_what_is_held_is_told_until_it_is_released(self, transport: Transport) -> None:
+        held = transport.reserve(ReserveRequest("held-for-a-test", (1,), {"CPU": 0.01}, timeout=_WITHIN_S))
+        assert "held-for-a-test" in " ".join(holder.name for holder in transport.holders())
+        transport.release(held)
+        transport.release(held)
+        assert "held-for-a-test" not in " ".join(holder.name for holder in transport.holders())
+
+    def test_the_slots_of_a_block_lie_on_one_node(
+        self, transport: Transport, reservation: Reservation, endpoints: list[Endpoint]
+    ) -> None:
+        slots = [endpoint.slot for endpoint in endpoints]
+        nodes = transport.nodes_of(slots, {_POOL: reservation})
+        assert nodes == [endpoint.facts.slot.node_id for endpoint in endpoints]
+        assert len(set(nodes)) == 1
+
+    def test_processes_end_when_they_are_killed_also_twice(
+        self, transport: Transport, reservation: Reservation
+    ) -> None:
+        made = self.spawned(transport, reservation)
+        assert transport.kill(made) == ()
+        assert not any(map(transport.alive, made))
+        assert transport.kill(made) == ()
+
+    def test_nobody_bears_a_name_that_was_never_given(self, transport: Transport) -> None:
+        assert transport.find("a-name-of-nobody:0") is None
+
+
+class CallingContract(_Ranks):
+    """Calls on processes."""
+
+    def test_calls_run_in_the_order_in_which_they_were_submitted(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        tickets = [self.call(transport, endpoints[0], "note", index) for index in range(5)]
+        last = transport.fetch([tickets[-1].value], _WITHIN_S)[0]
+        assert last[-5:] == [0, 1, 2, 3, 4]
+
+    def test_a_call_without_a_message_runs(self, transport: Transport, endpoints: list[Endpoint]) -> None:
+        tickets = [transport.submit(endpoint, "", "rank_of", BARE, ()) for endpoint in endpoints]
+        assert transport.fetch([ticket.value for ticket in tickets], _WITHIN_S) == [0, 1]
+
+    def test_a_described_output_comes_with_its_rows(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        ticket = self.call(transport, endpoints[1], "rank_of", returns=DESCRIBED)
+        info, value = transport.fetch([ticket.info, ticket.value], _WITHIN_S)
+        assert (info.rows, value) == (None, 1)
+
+    def test_what_a_rank_raises_is_the_outcome_of_its_call(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        refused = self.call(transport, endpoints[1], "refuse").value
+        with pytest.raises(FetchFailed):
+            transport.fetch([refused], _WITHIN_S)
+        failure = transport.outcome(refused).failure
+        assert failure is not None
+        assert (failure.report.rank, failure.report.message) == (1, "rank 1 refuses")
+
+    def test_a_process_whose_worker_cannot_be_made_says_why(
+        self, transport: Transport, reservation: Reservation
+    ) -> None:
+        made = self.spawned(transport, reservation)
+        outcome = transport.outcome(self.become(transport, made, 0, refuse=True).value)
+        transport.kill(made)
+        assert outcome.failure is not None
+        assert outcome.failure.report.method == "__init__"
+
+    def test_waiting_parts_what_has_ended_from_the_rest(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        refs = [self.call(transport, endpoint, "rank_of").value for endpoint in endpoints]
+        assert transport.wait(refs, 2, _WITHIN_S) == ([0, 1], [])
+
+    def test_a_call_that_has_ended_is_not_dropped(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        ticket = self.call(transport, endpoints[0], "rank_of")
+        transport.fetch([ticket.value], _WITHIN_S)
+        assert len(transport.cancel(endpoints[:1], 1)) == 1
+        assert transport.fetch([ticket.value], _WITHIN_S) == [0]
+
+    def test_an_outcome_that_nobody_asks_for_may_be_disregarded(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        transport.disregard([self.call(transport, endpoints[0], "refuse").value])
+        assert transport.fetch([self.call(transport, endpoints[0], "rank_of").value], _WITHIN_S) == [0]
+
+    def test_the_clock_does_not_go_back(self, transport: Transport) -> None:
+        assert transport.now() <= transport.now()
+
+
+class StoringContract(_Ranks):
+    """Values behind references."""
+
+    def test_a_stored_value_can_be_fetched_as_often_as_one_likes(self, transport: Transport) -> None:
+        ref = transport.put(encode([1, 2]))
+        assert transport.fetch([ref, ref], _WITHIN_S) == [[1, 2], [1, 2]]
+
+    def test_what_users_may_hold_is_of_its_reference_types(self, transport: Transport) -> None:
+        assert isinstance(transport.put(1), transport.ref_types())
+
+    def test_arguments_may_lie_in_the_store(self, transport: Transport, endpoints: list[Endpoint]) -> None:
+        ref = transport.put(encode((("stored",), {})))
+        ticket = transport.submit(endpoints[1], "", "note", header("note", None), [ref])
+        assert transport.fetch([ticket.value], _WITHIN_S)[0][-1] == "stored"
+
+    def test_a_bounded_store_has_no_more_free_than_it_holds(self, transport: Transport) -> None:
+        space = transport.store()
+        assert space is None or 0 <= space.free <= space.capacity
+
+
+class WatchingContract(_Ranks):
+    """Processes as seen from beside them."""
+
+    def test_a_rank_is_alive_and_reachable(self, transport: Transport, endpoints: list[Endpoint]) -> None:
+        transport.attend(endpoints)
+        assert all(map(transport.alive, endpoints))
+        assert all(sight.reachable for sight in transport.sights(endpoints, stacks=True))
+
+    def test_a_rank_that_was_ended_is_neither_and_there_is_a_reason(
+        self, transport: Transport, reservation: Reservation
+    ) -> None:
+        made = self.spawned(transport, reservation)
+        transport.kill(made)
+        assert not any(sight.reachable for sight in transport.sights(made, stacks=False))
+        assert transport.post_mortem(made[0], None).reason
+
+    def test_files_of_its_node_can_be_read(
+        self, transport: Transport, endpoints: list[Endpoint], tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_bytes(b"0123456789")
+        path = str(tmp_path / "file")
+        assert transport.read(endpoints[0], path, 2, 3) == b"234"
+        assert transport.read(endpoints[0], path, -2, 9) == b"89"
+
+    def test_a_file_that_is_not_there_is_said_so(
+        self, transport: Transport, endpoints: list[Endpoint], tmp_path: Path
+    ) -> None:
+        with pytest.raises(FileNotFoundError):
+            transport.read(endpoints[0], str(tmp_path / "none"), 0, 1)
+
+
+class NoticingContract(_Ranks):
+    """What a driver leaves for others to find."""
+
+    def test_a_notice_can_be_left_and_taken_back_also_twice(self, transport: Transport) -> None:
+        assert isinstance(transport.job(), str)
+        key = "contracts-of-a-transport"
+        transport.publish(key, b"here")
+        transport.publish(key, None)
+        transport.publish(key, None)
+
+
+class TransportContracts(
+    PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract
+):
+    """All five."""
