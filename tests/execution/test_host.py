@@ -15,7 +15,8 @@ from phalanx.execution.host import Host
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, RankSetup, host_call
+from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankSetup, host_call
+from phalanx.wire.outputs import OUTPUT
 
 
 class Services:

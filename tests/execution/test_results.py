@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.collect.join import whole, with_rests
+from phalanx.collect.join import whole
 from phalanx.execution.results import described
 from phalanx.runtime.groups import core
 from phalanx.wire.codec import Encoded, decode
-from phalanx.wire.messages import DESCRIBED, HALVED, OUTPUT
+from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT, with_rests
 
 LARGE = 128  # columns of float32 that make 1024 rows large enough to be halved
 

@@ -17,28 +17,12 @@ from phalanx.dispatch.split import row_ops
 from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.lazy import is_tensor
-
-
-@dataclass(frozen=True)
-class Halves:
-    """An output of rows that came in two halves."""
-
-    first: Any
-    second: Any
-
-
-def with_rests(outputs: Sequence[Any], rests: Sequence[Any]) -> list[Any]:
-    """The outputs, each with the second half that belongs to it; ``rests`` has None for one that is whole."""
-    if not rests:
-        return list(outputs)
-    return [
-        output if rest is None else Halves(output, rest) for output, rest in zip(outputs, rests, strict=True)
-    ]
+from phalanx.wire.outputs import Halves, halves_of
 
 
 def whole(output: Any) -> Any:
     """An output as its rank returned it."""
-    return join_rows([output.first, output.second]) if isinstance(output, Halves) else output
+    return join_rows(halves_of(output)) if isinstance(output, Halves) else output
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
@@ -80,13 +64,9 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
     if in_halves:  # joined with all others at once: each is copied once
         pairs = list(zip(names, taken, strict=True))
-        names = [name for name, value in pairs for _ in _halves(value)]
-        taken = [half for value in taken for half in _halves(value)]
+        names = [name for name, value in pairs for _ in halves_of(value)]
+        taken = [half for value in taken for half in halves_of(value)]
     return _Join(names, plan.rows, plan.order).whole(taken)
-
-
-def _halves(value: Any) -> tuple[Any, ...]:
-    return (value.first, value.second) if isinstance(value, Halves) else (value,)
 
 
 def join_rows(pieces: Sequence[Any]) -> Any:

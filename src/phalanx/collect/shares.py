@@ -16,7 +16,7 @@ from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.settings import differing
 from phalanx.dispatch.split import check_rows, piece_bounds
 from phalanx.errors import DispatchError
-from phalanx.wire.messages import PartInfo
+from phalanx.wire.outputs import PartInfo
 
 _SHOWN = 8
 
@@ -62,7 +62,7 @@ def share_of(
     start, stop = piece_bounds(total, count, index)
     objects = counts
     if halved:
-        objects = [n for info, rows in zip(infos, counts, strict=True) for n in _halves(info, rows)]
+        objects = [n for info, rows in zip(infos, counts, strict=True) for n in info.rows_of_halves(rows)]
     if start == stop:  # of an object that has rows, if any: their dtype and shape are those of the result
         return Share([(next((at for at, rows in enumerate(objects) if rows), 0), range(0))])
     places = places_of(gather.order, gather.rows, counts)
@@ -79,12 +79,6 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
     """
     _check_settings(infos)
     return all(info.rows is None and info.settings for info in infos)
-
-
-def _halves(info: PartInfo, rows: int) -> tuple[int, int]:
-    """Rows of the first and of the second half of an output."""
-    first = min(info.first_rows or 0, rows)
-    return first, rows - first
 
 
 def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:

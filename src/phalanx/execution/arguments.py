@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from phalanx.collect.join import gather, join_rows, with_rests
+from phalanx.collect.join import gather, join_rows
 from phalanx.collect.shares import only_settings, share_of
 from phalanx.dispatch.split import pad_rows, piece_of, slice_rows, take_rows
 from phalanx.wire.arrival import current_arrival, received
 from phalanx.wire.codec import Policy, decode, decoding, nbytes_of
-from phalanx.wire.messages import PartInfo, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.messages import Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.outputs import PartInfo, with_rests
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
 

@@ -29,8 +29,9 @@ from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import ANY_EPOCH, HALVED, HOST, OUTPUT, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import ANY_EPOCH, HOST, RUN, Facts, RankCall, RankSetup
 from phalanx.wire.names import full_name
+from phalanx.wire.outputs import HALVED, OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 
 _REMEMBERED = 256

@@ -1,10 +1,4 @@
-"""From what a worker method returns to what its process gives back.
-
-A large output of rows that may be needed on several nodes is given back as two halves, each stored by itself. Whoever
-needs some rows of it, and they need not be those of one whole output, then fetches at most half an output too much at
-either end of what it needs: its own share and one output at most. On one node rows are read where they lie, and an
-output stays whole: it can then be read without any copy.
-"""
+"""From what a worker method returns to what its process gives back."""
 
 from __future__ import annotations
 
@@ -17,10 +11,9 @@ from phalanx.dispatch.structure import flatten
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import encode
 from phalanx.wire.lazy import is_tensor
-from phalanx.wire.messages import PartInfo
+from phalanx.wire.outputs import PartInfo
 
 PLAIN = (type(None), bool, int, float, str, bytes)
-_HALVED_FROM = 256 << 10  # bytes; below, another object costs more than the bytes that it saves
 
 
 def encoded(result: Any) -> Any:
@@ -37,12 +30,12 @@ def described(result: Any, *, halves: bool) -> tuple[Any, ...]:
     info = _info(result, getattr(whole, "nbytes", 0))
     if not halves:
         return info, whole
-    rows = info.rows
-    if rows is None or rows < 2 or info.nbytes < _HALVED_FROM or not _halves_are_rows(result):
+    halved = info.halved()
+    if halved is None or not _halves_are_rows(result):
         return info, whole, None
-    middle = -(-rows // 2)
-    first, second = slice_rows(result, 0, middle), slice_rows(result, middle, rows)
-    return info._replace(first_rows=middle), encode(first), encode(second)
+    middle = halved.first_rows or 0
+    first, second = slice_rows(result, 0, middle), slice_rows(result, middle, halved.rows or 0)
+    return halved, encode(first), encode(second)
 
 
 def _info(result: Any, nbytes: int) -> PartInfo:

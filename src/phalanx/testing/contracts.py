@@ -33,7 +33,8 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.facade import facade_name
 from phalanx.wire.codec import encode
-from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, OUTPUT, RankCall, RankSetup
+from phalanx.wire.messages import ANY_EPOCH, BARE, RankCall, RankSetup
+from phalanx.wire.outputs import DESCRIBED, OUTPUT
 
 _POOL = "contracts"
 _SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot

@@ -30,7 +30,8 @@ from phalanx.transport.base import (
 )
 from phalanx.transport.inline import InlineRef, InlineTransport
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import OUTPUT, RankCall
+from phalanx.wire.messages import RankCall
+from phalanx.wire.outputs import OUTPUT
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]

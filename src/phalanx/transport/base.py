@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from phalanx.topology.slots import Slot
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import OUTPUT, Facts
+from phalanx.wire.messages import Facts
+from phalanx.wire.outputs import OUTPUT
 
 if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
     from phalanx.topology.placement import Holder, NodeCapacity

@@ -41,7 +41,8 @@ from phalanx.transport.files import read_file
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
-from phalanx.wire.messages import BARE, OUTPUT, STORE_VARIABLE, RankSetup
+from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
+from phalanx.wire.outputs import OUTPUT
 
 _NODE = "inline"
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
+from phalanx.wire.outputs import OUTPUT
 
 #: First bytes of every message, so that an actor method can tell it from a plain argument.
 MAGIC = b"\x93phalanx\x01"
@@ -60,10 +61,6 @@ class RankCall(NamedTuple):
 
 #: Epoch of a call of which its sender does not say that all ranks of one epoch make it together.
 ANY_EPOCH = -1
-
-#: What a rank gives back: its output; a :class:`PartInfo` before it, for a result that may be handed on by reference;
-#: or such a result in two halves, each stored by itself, where they may be needed on different nodes.
-OUTPUT, DESCRIBED, HALVED = 1, 2, 3
 
 #: Sent in place of a packed message for a call without arguments whose output is kept. Every argument costs a process
 #: about a fifth of an empty call, so such a call has none. Its number is how many such calls its rank has been sent.
@@ -143,20 +140,6 @@ class Whole:
     rests: tuple[int, ...]
     gather: Any
     rows: tuple[int, int, int | None, int | None] | None = None
-
-
-class PartInfo(NamedTuple):
-    """What is known of a stored part without fetching it.
-
-    A part that lies in two halves has its first ``first_rows`` rows in the first; one that lies in one, all.
-    ``settings`` are path and digest of each leaf without rows, by which parts are compared; no digest where the leaf
-    is no plain value.
-    """
-
-    rows: int | None
-    nbytes: int
-    first_rows: int | None = None
-    settings: tuple[tuple[str, bytes], ...] = ()
 
 
 class SideChannel(NamedTuple):

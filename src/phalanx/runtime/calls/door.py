@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phalanx.collect.join import whole, with_rests
+from phalanx.collect.join import whole
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Outcome, Ref, Ticket, Transport
-from phalanx.wire.messages import HALVED, OUTPUT, Message
+from phalanx.wire.messages import Message
+from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
 
 
 @dataclass

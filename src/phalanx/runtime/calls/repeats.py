@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.listeners import CallListener, HeardCall
-from phalanx.wire.messages import OUTPUT, Message, RankCall
+from phalanx.wire.messages import Message, RankCall
+from phalanx.wire.outputs import OUTPUT
 
 
 @dataclass

@@ -19,7 +19,8 @@ from phalanx.runtime.calls.watch import Watch
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import NotReady
-from phalanx.wire.messages import HOST, OUTPUT, Message, RankCall
+from phalanx.wire.messages import HOST, Message, RankCall
+from phalanx.wire.outputs import OUTPUT
 
 _GRACE_S = 0.5
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"

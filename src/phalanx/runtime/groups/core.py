@@ -37,7 +37,8 @@ from phalanx.runtime.session.watchman import sentinel
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Transport
-from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HALVED, HOST, OUTPUT, Message, RankCall
+from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall
+from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 
 _log = logging.getLogger("phalanx")

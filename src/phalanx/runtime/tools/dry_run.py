@@ -21,7 +21,8 @@ from phalanx.show.sizes import size
 from phalanx.transport.base import FetchFailed, NotReady, Ref, StoreSpace, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, tokens_of
-from phalanx.wire.messages import DESCRIBED, OUTPUT, Message, PartInfo, Piece, RankCall, Whole
+from phalanx.wire.messages import Message, Piece, RankCall, Whole
+from phalanx.wire.outputs import DESCRIBED, OUTPUT, PartInfo
 
 _A_NUMBER = 1 << 55  # as long as those of calls, so that messages are as long as theirs
 _MARKERS = (FuturePiece, StoredValue, Readonly)
@@ -227,7 +228,7 @@ class Outputs:
         start, stop = piece_bounds(total, piece.count, piece.index)
         everything, offset = Fetched(), 0
         for part, info in zip(parts, told, strict=True):
-            nbytes = _overlapping(info, start - offset, stop - offset, halved=bool(piece.rests))
+            nbytes = info.nbytes_of(start - offset, stop - offset, halved=bool(piece.rests))
             everything += Fetched(nbytes, self._names([part]) if nbytes else ())
             offset += info.rows or 0
         return everything
@@ -250,13 +251,3 @@ class Outputs:
 def _total(infos: Sequence[PartInfo]) -> int | None:
     known = [info.rows for info in infos if info.rows is not None]
     return sum(known) if len(known) == len(infos) else None
-
-
-def _overlapping(info: PartInfo, start: int, stop: int, *, halved: bool) -> int:
-    """Bytes that are fetched of a part for its rows of [start, stop): of whole halves, else of just these rows."""
-    rows = info.rows or 0
-    if not halved:
-        return info.nbytes * max(0, min(stop, rows) - max(start, 0)) // max(1, rows)
-    first = rows if info.first_rows is None else info.first_rows
-    halves = [half for half in ((0, first), (first, rows)) if max(start, half[0]) < min(stop, half[1])]
-    return sum(info.nbytes * (end - begin) // rows for begin, end in halves)

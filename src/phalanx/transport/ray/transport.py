@@ -41,7 +41,8 @@ from phalanx.transport.ray.errors import (
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
-from phalanx.wire.messages import BARE, OUTPUT, packed_bare
+from phalanx.wire.messages import BARE, packed_bare
+from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 
 NAMESPACE = "phalanx"
