@@ -87,7 +87,7 @@ class Maker(px.Worker):
 def returns(request: pytest.FixtureRequest) -> Iterator[None]:
     """How outputs that may be handed on are stored; else it depends on the nodes on which groups lie."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(core, "_returns", lambda describe, _: request.param if describe else OUTPUT)
+        patched.setattr(core.GroupCore, "_returns", lambda _, describe: request.param if describe else OUTPUT)
         yield
 
 
