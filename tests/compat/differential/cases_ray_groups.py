@@ -9,6 +9,7 @@ import ray
 import torch
 from plain import attempt, load, plain
 from ray.util.placement_group import placement_group_table
+from sentence import Sentence
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
@@ -353,3 +354,30 @@ def case_devices() -> dict[str, Any]:
     }
     ended(group)
     return found
+
+
+def case_words() -> dict[str, str]:
+    """Of sentences that need a cluster: whether they are said."""
+    cluster()
+    manager = ray_base.ResourcePoolManager({"g": [99]}, {0: "g"})
+    listed = [
+        Sentence(
+            "worker_env",
+            lambda: Group(Pool([1], use_gpu=False), Cls(Toy), worker_env={"RANK": "1", "MINE": "2"}),
+            ValueError,
+            "Cannot override protected system env: {'RANK'}",
+        ),
+        Sentence(
+            "use_gpu",
+            lambda: Group(Pool([1], use_gpu=False), Cls(Toy), use_gpu=True),
+            ValueError,
+            "use_gpu is True but resource_pool.use_gpu is False",
+        ),
+        Sentence(
+            "too large",
+            manager.create_resource_pool,
+            ValueError,
+            "is less than total desired GPUs 99",
+        ),
+    ]
+    return {one.where: one.said() == one.text or one.said() for one in listed}
