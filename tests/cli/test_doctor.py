@@ -45,6 +45,20 @@ def test_a_healthy_machine_has_no_findings() -> None:
     assert findings(HEALTHY) == []
 
 
+@pytest.mark.parametrize(
+    ("why", "topics"),
+    [
+        ("no Ray cluster runs on this machine: start your driver first", []),
+        ("several clusters run on this machine: say which one by --address or RAY_ADDRESS", ["cluster"]),
+        ("the cluster at 10.0.0.1:6379 does not answer (timed out); is it running there?", ["cluster"]),
+    ],
+)
+def test_a_cluster_that_cannot_be_looked_at_is_a_finding_and_none_at_all_is_not(
+    why: str, topics: list[str]
+) -> None:
+    assert [topic for topic, _, _ in planted(cluster=None, no_cluster=why)] == topics
+
+
 def test_three_planted_problems_are_found_each_with_its_fix() -> None:
     found = planted(
         cluster=cluster(cpus=128),

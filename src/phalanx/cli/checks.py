@@ -212,7 +212,27 @@ def _security(m: Machine) -> Iterator[Finding]:
         )
 
 
-CHECKS = (_versions, _cores, _devices, _shared_memory, _memory, _limits, _ports, _kernel, _security)
+def _which_cluster(m: Machine) -> Iterator[Finding]:
+    if m.cluster is None and not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
+        yield Finding(
+            "cluster",
+            m.no_cluster,
+            "name the one that is meant by --address or RAY_ADDRESS; `ray stop` ends those that nobody needs",
+        )
+
+
+CHECKS = (
+    _versions,
+    _cores,
+    _devices,
+    _shared_memory,
+    _memory,
+    _limits,
+    _ports,
+    _kernel,
+    _security,
+    _which_cluster,
+)
 
 
 def facts(m: Machine) -> list[tuple[str, str]]:
