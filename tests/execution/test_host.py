@@ -85,7 +85,7 @@ def test_questions_of_the_library_are_answered_whatever_their_epoch(host: Host) 
 
 
 def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: Host) -> None:
-    host.enter_epoch(4)
+    host.run(host_call(questions.enter_epoch, 4, call=70000, epoch=3))
     assert host.run(message("ping", 4)) == 0
     with pytest.raises(RankFailure):
         host.run(message("ping", 3))

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from phalanx.declare.worker import Worker, WorkerContext, make
 from phalanx.errors import DispatchError, FailureKind, StaleEpoch
@@ -22,7 +22,7 @@ from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.imports import importing
 from phalanx.execution.journals import Journals, size_of
-from phalanx.execution.loops import Loop, at_once
+from phalanx.execution.loops import Loop, Way, at_once, awaited
 from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.services import Services
 from phalanx.tracing.journal import Noted
@@ -36,15 +36,6 @@ from phalanx.wire.side_channel import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 
 _REMEMBERED = 256
 _NOWHERE: AbstractContextManager[None] = nullcontext()
-
-
-class _Way(NamedTuple):
-    """How calls run here: the time of one, by number and name; how what it awaits comes to its end; and what it may
-    raise that is no answer to it, since it ends the process, or comes from whoever ends it."""
-
-    during: Callable[[int, str], AbstractContextManager[None]]
-    end: Callable[[Awaitable[Any]], Awaitable[Any]]
-    passes: tuple[type[BaseException], ...]
 
 
 class Host:
@@ -70,8 +61,8 @@ class Host:
         self.closers = Closers(own_process=not services.in_driver)
         # Ctrl-C reaches the ranks that live in the driver's process; in another one it is what a method raised.
         ends = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
-        self._here = _Way(self._during, self._loop.to_end_at_once, ends)
-        self._on_loop = _Way(self._during_task, _awaited, (SystemExit, GeneratorExit))
+        self._here = Way(self._during, self._loop.to_end_at_once, ends)
+        self._on_loop = Way(self._during_task, awaited, (SystemExit, GeneratorExit))
         if services.in_driver:
             self.run_bare = self._run_bare_in_driver
 
@@ -153,7 +144,7 @@ class Host:
         """As :meth:`run`, on the running loop: awaits of several calls interleave."""
         return await self._run(RankCall.unpack(data), refs, self._on_loop)
 
-    async def _run(self, call: RankCall, refs: Sequence[Any], way: _Way) -> Any:
+    async def _run(self, call: RankCall, refs: Sequence[Any], way: Way) -> Any:
         if call.epoch not in (ANY_EPOCH, self._epoch) and call.method != HOST:
             raise self._refusal(call.role, call.method, call.epoch)
         try:
@@ -388,10 +379,6 @@ class Host:
             node_id=setup.node_id if setup else None,
             log_path=self._log,
         )
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 def device_of(context: WorkerContext) -> Any:

@@ -5,9 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from phalanx.errors import InternalError
+
+
+class Way(NamedTuple):
+    """How calls run here: the time of one, by number and name; how what it awaits comes to its end; and what it may
+    raise that is no answer to it, since it ends the process, or comes from whoever ends it."""
+
+    during: Callable[[int, str], AbstractContextManager[None]]
+    end: Callable[[Awaitable[Any]], Awaitable[Any]]
+    passes: tuple[type[BaseException], ...]
+
+
+async def awaited(awaitable: Awaitable[Any]) -> Any:
+    """The value of an awaitable, on the running loop."""
+    return await awaitable
 
 
 def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -27,6 +27,11 @@ def close(host: Host) -> None:
     host.close()
 
 
+def enter_epoch(host: Host, number: int) -> None:
+    """Belong to another epoch from now on: calls of all ranks of any other one are refused."""
+    host.enter_epoch(number)
+
+
 def keep_record(host: Host, record: bytes) -> None:
     """Keep what a detached group leaves for drivers to come."""
     host.record = record

@@ -282,4 +282,4 @@ class NoticingContract(_Ranks):
 class TransportContracts(
     PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract
 ):
-    """All five."""
+    """All five: subclass it, or those that a backend meets so far, with a fixture ``transport``."""
