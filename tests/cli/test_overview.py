@@ -11,7 +11,7 @@ from rich.console import Console
 from phalanx.cli.logs import Line, Order, merged
 from phalanx.cli.overview import GroupNow, Overview, RankNow, doing, duration, rank_now, render
 from phalanx.cli.stack import alike
-from phalanx.show.published import GroupEntry, RankEntry, RunEntry
+from phalanx.show.notices import GroupEntry, RankEntry, RunEntry
 from phalanx.transport.base import Sight
 from phalanx.transport.ray.usage import Gpu, Usage, read_gpus
 

@@ -14,9 +14,9 @@ from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from phalanx.runtime.life.notices import publisher
-from phalanx.show.published import NoSuchGroup
+from phalanx.show.notices import NoSuchGroup
+from phalanx.transport.ray.cluster_reader import ClusterReader
 from phalanx.transport.ray.node_agents import RankObserver
-from phalanx.transport.ray.published import Onlooker
 from tests.runtime.fault_workers import within
 
 
@@ -35,11 +35,11 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     pool = RayResourcePool([2], use_gpu=False, name_prefix="observed")
     group = RayWorkerGroup(pool, RayClassWithInitArgs(Held), name_prefix="observed")
     refs = group.hold(str(tmp_path / "go"))
-    onlooker = Onlooker(ray.get_runtime_context().gcs_address)
-    observer = RankObserver(onlooker.address)
+    cluster_reader = ClusterReader(ray.get_runtime_context().gcs_address)
+    observer = RankObserver(cluster_reader.address)
     publisher.flush(10.0)
-    (name,) = [one.name for one in onlooker.published().groups if one.name.startswith("observed")]
-    ranks = onlooker.published().find(name).ranks
+    (name,) = [one.name for one in cluster_reader.notices().groups if one.name.startswith("observed")]
+    ranks = cluster_reader.notices().find(name).ranks
     busy = [{"hold"}, {"hold"}]
     seen = within(10.0, lambda: [set(sight.methods.values()) for sight in observer.sights(ranks)] == busy)
     (tmp_path / "go").touch()
@@ -53,4 +53,4 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     assert seen
     assert log.splitlines()[-1] == "held"
     with pytest.raises(NoSuchGroup):
-        onlooker.published().find(name)
+        cluster_reader.notices().find(name)

@@ -13,7 +13,7 @@ import ray
 
 import phalanx as px
 from phalanx.runtime.life.notices import group_entry
-from phalanx.show.published import RankEntry
+from phalanx.show.notices import RankEntry
 from phalanx.transport.ray.node_agents import RankObserver
 
 

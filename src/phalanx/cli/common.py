@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.errors import DispatchError
-from phalanx.show.published import GroupEntry, RankEntry
+from phalanx.show.notices import GroupEntry, RankEntry
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.published import Onlooker  # loads Ray
+    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
 
 Address = Annotated[
     str | None,
@@ -22,21 +22,21 @@ Address = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
-def onlooker(address: str | None) -> Onlooker:
+def cluster_reader(address: str | None) -> ClusterReader:
     """The cluster of that address.
 
     Raises:
         PlacementError: there is none, or it does not answer.
     """
-    from phalanx.transport.ray.published import Onlooker  # loads Ray
+    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
 
-    return Onlooker(address)
+    return ClusterReader(address)
 
 
 def complete_group(incomplete: str) -> list[str]:
     """Names of groups, for the shell; none where there is no cluster."""
     with contextlib.suppress(Exception):
-        groups = onlooker(None).published().groups
+        groups = cluster_reader(None).notices().groups
         return sorted(group.name for group in groups if group.name.startswith(incomplete))
     return []
 

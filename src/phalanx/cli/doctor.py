@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.cli.checks import Finding, facts, findings
-from phalanx.cli.common import Address, AsJson, onlooker
+from phalanx.cli.common import Address, AsJson, cluster_reader
 from phalanx.cli.machine import Machine, gather, variables
 from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.published import Onlooker  # loads Ray
+    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
 
 _FINDINGS = 1
 
@@ -51,12 +51,12 @@ def doctor(address: Address = None, as_json: AsJson = False) -> None:
         raise typer.Exit(_FINDINGS)
 
 
-def _cluster(address: str | None) -> tuple[Onlooker | None, str]:
+def _cluster(address: str | None) -> tuple[ClusterReader | None, str]:
     """The cluster that was named, or the one on this machine; where nobody named one, why there is none."""
     if address or running_cluster():
-        return onlooker(address), ""
+        return cluster_reader(address), ""
     try:
-        return onlooker(None), ""
+        return cluster_reader(None), ""
     except PlacementError as error:
         return None, str(error).splitlines()[0]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooker
+from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, cluster_reader
 from phalanx.errors import DispatchError
 from phalanx.show.logs import Lines, prefix_of
-from phalanx.show.published import GroupEntry, RankEntry
+from phalanx.show.notices import GroupEntry, RankEntry
 
 if TYPE_CHECKING:
     from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
@@ -79,8 +79,8 @@ def logs(
     """
     from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
-    cluster = onlooker(address)
-    found = cluster.published().find(group)
+    cluster = cluster_reader(address)
+    found = cluster.notices().find(group)
     ranks = chosen_ranks(found, rank)
     observer = RankObserver(cluster.address)
     try:

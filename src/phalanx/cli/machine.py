@@ -19,7 +19,7 @@ from phalanx.show.sizes import size
 from phalanx.transport.ray.usage import gpus
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.published import Onlooker  # loads Ray
+    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
 
 PACKAGES = ("phalanx", "ray", "torch", "numpy")
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC,
@@ -84,7 +84,9 @@ def variables() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k in VARIABLES or k.startswith(_PREFIXES)}
 
 
-def gather(onlooker: Onlooker | None = None, environment: Mapping[str, str] | None = None) -> Machine:
+def gather(
+    cluster_reader: ClusterReader | None = None, environment: Mapping[str, str] | None = None
+) -> Machine:
     """This machine now, and the cluster that was given; ``environment`` as it was before anybody changed it."""
     host = socket.gethostname()
     return Machine(
@@ -103,25 +105,25 @@ def gather(onlooker: Onlooker | None = None, environment: Mapping[str, str] | No
         infiniband=bool(_names("/sys/class/infiniband")),
         disk_used=_used("/tmp/ray") if os.path.isdir("/tmp/ray") else _used("/tmp"),
         token=os.path.isfile(os.path.expanduser("~/.ray/auth_token")) or "RAY_AUTH_TOKEN" in os.environ,
-        cluster=None if onlooker is None else _cluster(onlooker, host),
+        cluster=None if cluster_reader is None else _cluster(cluster_reader, host),
     )
 
 
-def _cluster(onlooker: Onlooker, host: str) -> Cluster:
-    nodes = [node for node in onlooker.nodes() if node.alive]
+def _cluster(cluster_reader: ClusterReader, host: str) -> Cluster:
+    nodes = [node for node in cluster_reader.nodes() if node.alive]
     here = [node.resources for node in nodes if node.host == host]
 
     def total(name: str) -> float:
         return sum(resources.get(name, 0.0) for resources in here)
 
     return Cluster(
-        address=onlooker.address,
+        address=cluster_reader.address,
         nodes=len(nodes),
         cpus=total("CPU"),
         gpus=total("GPU"),
         memory=int(total("memory")),
         object_store=int(total("object_store_memory")),
-        versions=_started_with(onlooker.metadata()),
+        versions=_started_with(cluster_reader.metadata()),
     )
 
 

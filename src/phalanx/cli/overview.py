@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.show.published import GroupEntry, RankEntry, RunEntry
+from phalanx.show.notices import GroupEntry, RankEntry, RunEntry
 from phalanx.show.sizes import size
 from phalanx.transport.base import Sight
 from phalanx.transport.ray.usage import Gpu, Usage

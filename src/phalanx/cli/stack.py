@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, onlooker
+from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, cluster_reader
 from phalanx.cli.overview import doing, duration
 from phalanx.collect.message import rank_list
-from phalanx.show.published import RankEntry
+from phalanx.show.notices import RankEntry
 from phalanx.transport.base import Sight
 
 
@@ -37,8 +37,8 @@ def stack(
     """
     from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
-    cluster = onlooker(address)
-    found = cluster.published().find(group)
+    cluster = cluster_reader(address)
+    found = cluster.notices().find(group)
     ranks = chosen_ranks(found, rank)
     observer = RankObserver(cluster.address)
     try:

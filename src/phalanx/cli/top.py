@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from phalanx.cli.common import Address, AsJson, complete_group, onlooker
+from phalanx.cli.common import Address, AsJson, cluster_reader, complete_group
 from phalanx.cli.overview import GroupNow, Overview, rank_now, render
-from phalanx.show.published import RankEntry
+from phalanx.show.notices import RankEntry
 from phalanx.transport.ray.usage import Usage
 
 if TYPE_CHECKING:
+    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
     from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
-    from phalanx.transport.ray.published import Onlooker  # loads Ray
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
@@ -54,7 +54,7 @@ def top(
     """
     from phalanx.transport.ray.node_agents import RankObserver  # loads Ray
 
-    cluster = onlooker(address)
+    cluster = cluster_reader(address)
     observer = RankObserver(cluster.address)
     looker = Looker(cluster, observer, group)
     try:
@@ -69,7 +69,7 @@ def top(
 class Looker:
     """Takes one look after another; what changes between two of them tells the use of processors."""
 
-    def __init__(self, cluster: Onlooker, observer: RankObserver, group: str | None) -> None:
+    def __init__(self, cluster: ClusterReader, observer: RankObserver, group: str | None) -> None:
         self._cluster = cluster
         self._observer = observer
         self._group = group
@@ -81,8 +81,8 @@ class Looker:
         Raises:
             NoSuchGroup: the group that was asked for is not there.
         """
-        published = self._cluster.published()
-        groups = published.groups if self._group is None else (published.find(self._group),)
+        notices = self._cluster.notices()
+        groups = notices.groups if self._group is None else (notices.find(self._group),)
         ranks = [rank for group in groups for rank in group.ranks]
         sights = self._observer.sights(ranks)
         usage = self._observer.usage(ranks)
@@ -96,7 +96,7 @@ class Looker:
         return Overview(
             address=self._cluster.address,
             at=time.time(),
-            runs=tuple(run for run in published.runs if self._group is None or run.run in runs),
+            runs=tuple(run for run in notices.runs if self._group is None or run.run in runs),
             groups=tuple(GroupNow(group, tuple(now[_key(rank)] for rank in group.ranks)) for group in groups),
         )
 

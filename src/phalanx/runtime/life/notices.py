@@ -19,7 +19,7 @@ from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.session.background import Background
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.show.logs import label_of
-from phalanx.show.published import GroupEntry, RankEntry, RunEntry, to_bytes
+from phalanx.show.notices import GroupEntry, RankEntry, RunEntry, to_bytes
 from phalanx.transport.base import Endpoint, Transport
 
 _FINISHED_WITHIN_S = 1.0

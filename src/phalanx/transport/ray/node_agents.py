@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from phalanx.show.published import RankEntry
+from phalanx.show.notices import RankEntry
 from phalanx.transport.base import Endpoint, Sight
 from phalanx.transport.ray.node_agent import NodeAgent, Target
 from phalanx.transport.ray.usage import Gpu, Usage

@@ -30,6 +30,7 @@ from phalanx.transport.base import (
 from phalanx.transport.facade import bare_name, facade_name
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import Connection, job_id
+from phalanx.transport.ray.cluster_reader import publish
 from phalanx.transport.ray.errors import (
     log_once,
     lost_of,
@@ -39,7 +40,6 @@ from phalanx.transport.ray.errors import (
     with_post_mortem,
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
-from phalanx.transport.ray.published import publish
 from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, packed_bare
 from phalanx.wire.outputs import OUTPUT

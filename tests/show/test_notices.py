@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.show.published import (
+from phalanx.show.notices import (
     GroupEntry,
     NoSuchGroup,
-    Published,
+    Notices,
     RankEntry,
     RunEntry,
-    read_published,
+    read_notices,
     to_bytes,
 )
 from phalanx.wire.messages import SideChannel
@@ -44,7 +44,7 @@ def group(name: str, of: str = "a", number: int = 1, detached: bool = False) -> 
 def test_entries_are_read_as_they_were_written() -> None:
     entries = [run("a"), run("b", started=0.5), group("one"), group("two", number=2)]
 
-    read = read_published({entry.key: to_bytes(entry) for entry in entries})
+    read = read_notices({entry.key: to_bytes(entry) for entry in entries})
 
     assert read.runs == (run("b", started=0.5), run("a"))
     assert read.groups_of("a") == (group("one"), group("two", number=2))
@@ -52,45 +52,45 @@ def test_entries_are_read_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"])
 def test_what_another_version_wrote_is_left_out(data: bytes) -> None:
-    assert read_published({"run/x": data, "group/x/1": data, "else": data}) == Published((), ())
+    assert read_notices({"run/x": data, "group/x/1": data, "else": data}) == Notices((), ())
 
 
 def test_a_group_is_found_by_its_name_or_the_beginning_of_it() -> None:
-    published = Published((), (group("trainer"), group("trainer-2"), group("rollout")))
+    notices = Notices((), (group("trainer"), group("trainer-2"), group("rollout")))
 
-    assert published.find("roll").name == "rollout"
-    assert published.find("trainer").name == "trainer"
+    assert notices.find("roll").name == "rollout"
+    assert notices.find("trainer").name == "trainer"
 
 
 def test_groups_of_one_name_are_told_apart_by_their_runs() -> None:
-    published = Published((), (group("trainer", of="a"), group("trainer", of="b")))
+    notices = Notices((), (group("trainer", of="a"), group("trainer", of="b")))
 
     with pytest.raises(NoSuchGroup, match="a/trainer, b/trainer"):
-        published.find("trainer")
-    assert published.find("b/trainer").run == "b"
+        notices.find("trainer")
+    assert notices.find("b/trainer").run == "b"
 
 
 def test_a_name_that_nobody_has_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(NoSuchGroup, match=r"'x'.*a/one, a/two"):
-        Published((), (group("one"), group("two"))).find("x")
+        Notices((), (group("one"), group("two"))).find("x")
     with pytest.raises(NoSuchGroup, match="no driver"):
-        Published((), ()).find("x")
+        Notices((), ()).find("x")
 
 
 def test_what_dead_drivers_left_is_stale() -> None:
-    published = Published(
+    notices = Notices(
         (run("a", "01"), run("b", "02")),
         (group("one", of="a"), group("two", of="b"), group("lost", of="gone")),
     )
 
-    stale = published.stale(["01"], ())
+    stale = notices.stale(["01"], ())
 
     assert stale == ["group/b/1", "group/gone/1", "run/b"]
-    assert published.without(stale) == Published((run("a", "01"),), (group("one", of="a"),))
+    assert notices.without(stale) == Notices((run("a", "01"),), (group("one", of="a"),))
 
 
 def test_a_detached_group_outlives_its_driver_as_long_as_its_processes() -> None:
-    published = Published((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
+    notices = Notices((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
 
-    assert published.stale([], ["server:0"]) == ["group/a/2"]
-    assert published.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
+    assert notices.stale([], ["server:0"]) == ["group/a/2"]
+    assert notices.stale([], []) == ["group/a/1", "group/a/2", "run/a"]

@@ -75,7 +75,7 @@ def to_bytes(entry: RunEntry | GroupEntry) -> bytes:
 
 
 @dataclass(frozen=True)
-class Published:
+class Notices:
     """All entries of a cluster."""
 
     runs: tuple[RunEntry, ...]
@@ -103,10 +103,10 @@ class Published:
         empty = [run for run in self.runs if run.run in dead and run.run not in left]
         return [entry.key for entry in (*gone, *empty)]
 
-    def without(self, keys: Iterable[str]) -> Published:
+    def without(self, keys: Iterable[str]) -> Notices:
         """The same without some entries."""
         out = set(keys)
-        return Published(
+        return Notices(
             tuple(run for run in self.runs if run.key not in out),
             tuple(group for group in self.groups if group.key not in out),
         )
@@ -136,7 +136,7 @@ class NoSuchGroup(PhalanxError):
     """No published group has the name that was given, or several have."""
 
 
-def read_published(entries: Mapping[str, bytes]) -> Published:
+def read_notices(entries: Mapping[str, bytes]) -> Notices:
     """The entries behind their keys; what another version wrote otherwise is left out."""
     runs: list[RunEntry] = []
     groups: list[GroupEntry] = []
@@ -149,7 +149,7 @@ def read_published(entries: Mapping[str, bytes]) -> Published:
                 groups.append(_group(value))
         except (TypeError, ValueError, KeyError):
             continue
-    return Published(
+    return Notices(
         tuple(sorted(runs, key=lambda run: run.started)),
         tuple(sorted(groups, key=lambda group: (group.run, group.number))),
     )

@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
-from phalanx.show.published import Published, read_published
+from phalanx.show.notices import Notices, read_notices
 
 _NAMESPACE = b"phalanx"
 _AUTH_VARIABLE = "RAY_AUTH_MODE"
@@ -45,8 +45,8 @@ class NodeView:
     resources: dict[str, float]
 
 
-class Onlooker:
-    """Reads a cluster's books from outside: no job, no process, no log of its own."""
+class ClusterReader:
+    """Reads what is known of a cluster from outside: no job, no process, no log of its own."""
 
     def __init__(self, address: str | None = None) -> None:
         self.address = find_cluster(address)
@@ -63,9 +63,9 @@ class Onlooker:
                 "`ray status` tells, and --address names another one"
             ) from None
 
-    def published(self) -> Published:
+    def notices(self) -> Notices:
         """What drivers that live, and detached groups, have published; what dead ones left is removed."""
-        found = read_published(self._entries())
+        found = read_notices(self._entries())
         jobs = [job for job, alive in self._jobs().items() if alive]
         stale = found.stale(jobs, ())
         if not stale:
@@ -173,12 +173,12 @@ def find_cluster(address: str | None = None) -> str:
 def _drivers_of(address: str) -> str:
     """Who runs on a cluster, in a line."""
     try:
-        published = Onlooker(address).published()
+        notices = ClusterReader(address).notices()
     except PlacementError:
         return "does not answer"
     runs = [
-        f"{run.script} (pid {run.pid}): {', '.join(g.name for g in published.groups_of(run.run)) or 'no groups'}"
-        for run in published.runs
+        f"{run.script} (pid {run.pid}): {', '.join(g.name for g in notices.groups_of(run.run)) or 'no groups'}"
+        for run in notices.runs
     ]
     return "; ".join(runs) or "no driver of phalanx"
 

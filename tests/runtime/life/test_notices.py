@@ -13,9 +13,9 @@ import ray
 import phalanx as px
 from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.session.connection import RUN_ID
-from phalanx.show.published import GroupEntry
+from phalanx.show.notices import GroupEntry
 from phalanx.testing import faults
-from phalanx.transport.ray.published import Onlooker
+from phalanx.transport.ray.cluster_reader import ClusterReader
 from tests.runtime.fault_workers import within
 
 
@@ -32,43 +32,43 @@ def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
 
 
 @pytest.fixture
-def onlooker(ray_cluster: None) -> Onlooker:
-    return Onlooker(ray.get_runtime_context().gcs_address)
+def cluster_reader(ray_cluster: None) -> ClusterReader:
+    return ClusterReader(ray.get_runtime_context().gcs_address)
 
 
-def seen(onlooker: Onlooker, name: str) -> list[GroupEntry]:
+def seen(cluster_reader: ClusterReader, name: str) -> list[GroupEntry]:
     assert publisher.flush(10.0)
-    return [group for group in onlooker.published().groups if group.name == name]
+    return [group for group in cluster_reader.notices().groups if group.name == name]
 
 
-def test_a_group_is_published_while_it_lives(pool: px.ResourcePool, onlooker: Onlooker) -> None:
+def test_a_group_is_published_while_it_lives(pool: px.ResourcePool, cluster_reader: ClusterReader) -> None:
     group = px.WorkerGroup(pool, Idle, name="published")
-    (entry,) = seen(onlooker, "published")
+    (entry,) = seen(cluster_reader, "published")
     group.close()
 
     assert (entry.run, entry.state, entry.epoch, entry.methods) == (RUN_ID, "ready", 0, {"": ["ping"]})
     assert [rank.pid for rank in entry.ranks] == [e.facts.pid for e in group.core.endpoints]
-    assert seen(onlooker, "published") == []
+    assert seen(cluster_reader, "published") == []
 
 
 def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
-    pool: px.ResourcePool, onlooker: Onlooker
+    pool: px.ResourcePool, cluster_reader: ClusterReader
 ) -> None:
     with px.WorkerGroup(pool, Idle, name="fragile") as group:
-        pids = [rank.pid for rank in seen(onlooker, "fragile")[0].ranks]
+        pids = [rank.pid for rank in seen(cluster_reader, "fragile")[0].ranks]
         faults.kill(group, rank=1)
         with pytest.raises(px.WorkerDiedError):
             group.ping()
-        (broken,) = seen(onlooker, "fragile")
+        (broken,) = seen(cluster_reader, "fragile")
         group.restart()
-        (back,) = seen(onlooker, "fragile")
+        (back,) = seen(cluster_reader, "fragile")
 
     assert (broken.state, "rank 1" in (broken.cause or "")) == ("broken", True)
     assert (back.state, back.epoch, back.cause) == ("ready", 1, None)
     assert set(pids).isdisjoint(rank.pid for rank in back.ranks)
 
 
-def test_what_a_killed_driver_left_is_removed_by_whoever_looks(onlooker: Onlooker) -> None:
+def test_what_a_killed_driver_left_is_removed_by_whoever_looks(cluster_reader: ClusterReader) -> None:
     script = (
         "import os, signal, sys, phalanx as px\n"
         "from phalanx.runtime.life.notices import publisher\n"
@@ -80,7 +80,7 @@ def test_what_a_killed_driver_left_is_removed_by_whoever_looks(onlooker: Onlooke
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", script, onlooker.address],
+        [sys.executable, "-c", script, cluster_reader.address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -88,14 +88,14 @@ def test_what_a_killed_driver_left_is_removed_by_whoever_looks(onlooker: Onlooke
     ) as driver:
         assert driver.stdout is not None
         driver.stdout.readline()
-        alive = [group.name for group in onlooker.published().groups]
+        alive = [group.name for group in cluster_reader.notices().groups]
         driver.communicate("go\n", timeout=30)
 
     assert "orphan" in alive
-    assert within(10.0, lambda: "orphan" not in [group.name for group in onlooker.published().groups])
+    assert within(10.0, lambda: "orphan" not in [group.name for group in cluster_reader.notices().groups])
 
 
 def test_a_cluster_that_is_not_there_is_one_line_of_advice() -> None:
     with pytest.raises(px.PlacementError, match=r"127\.0\.0\.1:1 does not answer.*--address") as caught:
-        Onlooker("127.0.0.1:1")
+        ClusterReader("127.0.0.1:1")
     assert "\n" not in str(caught.value)
