@@ -78,7 +78,7 @@ def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str
 
 def test_a_slice_is_shown_to_custom_functions_as_a_group_of_its_size() -> None:
     call = plan(spec_of(TWO_TO_ALL), FakeTarget(9), ([1, 2],), {}, ranks=[4, 5, 8], handle=FakeTarget(3))
-    assert [(rank, args) for rank, args, _ in call] == [(4, (1,)), (5, (2,)), (8, (1,))]
+    assert [(rank, args) for rank, args, _ in by_rank(call)] == [(4, (1,)), (5, (2,)), (8, (1,))]
 
 
 def test_rank_zero_gets_the_first_elements() -> None:

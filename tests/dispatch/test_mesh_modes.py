@@ -24,7 +24,7 @@ ROW_MODES = [Dispatch.mesh("actor"), Dispatch.MEGATRON_COMPUTE_PROTO]
 @pytest.mark.parametrize("mode", ROW_MODES)
 def test_peers_of_a_dp_coordinate_share_one_piece(mode: Any) -> None:
     call = plan(spec_of(mode), EIGHT, (torch.arange(4),), {})
-    pieces = [args[0] for _, args, _ in call]
+    pieces = [args[0] for _, args, _ in by_rank(call)]
     mesh = EIGHT.mesh()
     for rank, piece in enumerate(pieces):
         dp = mesh.coordinate(rank, "dp")
@@ -136,7 +136,7 @@ def test_a_balance_that_gives_no_length_per_row_is_refused(balance: Any, text: s
 def test_lengths_of_a_log_normal_are_even_within_two_percent() -> None:
     lengths = np.random.default_rng(0).lognormal(6, 1, 1000)
     call = plan(spec_of(Dispatch.mesh("actor", balance="lengths")), meshed(dp=8), (), {"lengths": lengths})
-    sums = [kwargs["lengths"].sum() for _, _, kwargs in call]
+    sums = [kwargs["lengths"].sum() for _, _, kwargs in by_rank(call)]
     assert max(sums) <= 1.02 * lengths.sum() / 8
 
 

@@ -66,7 +66,7 @@ def test_rank_zero_mode_returns_the_value_itself() -> None:
 @pytest.mark.parametrize("name", sorted(set(Dispatch.names()) - {"DIRECT_ROLLOUT_METHOD"}))
 def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
     call = plan(spec_of(Dispatch[name], execute=Execute.RANK_ZERO), FOUR, (1,), {"y": 2})
-    assert [(rank, args, kwargs) for rank, args, kwargs in call] == [(0, (1,), {"y": 2})]
+    assert [(rank, args, kwargs) for rank, args, kwargs in by_rank(call)] == [(0, (1,), {"y": 2})]
     assert call.gather.how == "value"
 
 
@@ -155,12 +155,12 @@ def test_wrong_arguments_are_refused_with_the_signature(mode: Any, args: Any, kw
 
 def test_a_slice_counts_as_a_world_of_its_own() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, ([10, 20],), {}, ranks=[3, 1])
-    assert [(rank, args) for rank, args, _ in call] == [(3, (10,)), (1, (20,))]
+    assert [(rank, args) for rank, args, _ in by_rank(call)] == [(3, (10,)), (1, (20,))]
 
 
 def test_a_slice_splits_rows_over_its_ranks() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (list(range(5)),), {}, ranks=range(1, 3))
-    assert [(rank, args[0]) for rank, args, _ in call] == [(1, [0, 1, 2]), (2, [3, 4])]
+    assert [(rank, args[0]) for rank, args, _ in by_rank(call)] == [(1, [0, 1, 2]), (2, [3, 4])]
 
 
 @pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
@@ -180,7 +180,7 @@ def test_ranks_outside_the_group_are_refused(ranks: list[int]) -> None:
 )
 def test_execute_all_deals_only_lists_of_world_size(args: Any, kwargs: Any, seen: list[Any]) -> None:
     call = plan_execute_all(FOUR, args, kwargs)
-    assert [(*a, *k.values())[0] for _, a, k in call] == seen
+    assert [(*a, *k.values())[0] for _, a, k in by_rank(call)] == seen
 
 
 def test_execute_all_deals_only_when_every_argument_can_be_dealt() -> None:
@@ -200,19 +200,19 @@ def test_execute_rank_zero_passes_lists_as_they_are() -> None:
 
 def test_padding_repeats_the_rows_of_the_piece_from_its_first() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4), FakeTarget(2), (torch.arange(5),), {})
-    assert [args[0].tolist() for _, args, _ in call] == [[0, 1, 2, 0], [3, 4, 3, 4]]
+    assert [args[0].tolist() for _, args, _ in by_rank(call)] == [[0, 1, 2, 0], [3, 4, 3, 4]]
     assert call.gather.trim == [(4, 3), (4, 2)]
 
 
 def test_a_piece_of_no_rows_stays_empty() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4), FakeTarget(2), ([7],), {})
-    assert [args[0] for _, args, _ in call] == [[7, 7, 7, 7], []]
+    assert [args[0] for _, args, _ in by_rank(call)] == [[7, 7, 7, 7], []]
 
 
 def test_the_mask_marks_real_rows() -> None:
     spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2, pad_mask="mask")
     call = plan(spec, FakeTarget(2), (torch.arange(5),), {})
-    masks = [kwargs["mask"] for _, _, kwargs in call]
+    masks = [kwargs["mask"] for _, _, kwargs in by_rank(call)]
     assert [mask.tolist() for mask in masks] == [[True, True, True, False], [True, True]]
     assert masks[0].dtype == torch.bool
 

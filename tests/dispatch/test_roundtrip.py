@@ -19,7 +19,7 @@ from phalanx.collect.join import gather, join_rows
 from phalanx.declare.modes import Dispatch
 from phalanx.dispatch.planner import plan
 from phalanx.dispatch.split import count_rows, split_rows
-from tests.dispatch.support import Batch, FakeTarget, meshed, outputs_of, run, same, spec_of
+from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, outputs_of, run, same, spec_of
 
 MAKERS: dict[str, Callable[[int], Any]] = {
     "tensor": lambda n: torch.arange(n * 2, dtype=torch.bfloat16).reshape(n, 2),
@@ -107,7 +107,7 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
 def test_every_rank_is_called_whatever_the_rows(rows: int, world: int) -> None:
     batch = {"x": torch.arange(rows), "temperature": 0.7}
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), (batch,), {})
-    seen = [args[0] for _, args, _ in call]
+    seen = [args[0] for _, args, _ in by_rank(call)]
     assert len(seen) == world
     assert [len(piece["x"]) for piece in seen] == call.rows
     assert all(piece["temperature"] == 0.7 for piece in seen)

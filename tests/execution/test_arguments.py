@@ -19,7 +19,8 @@ from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
 from phalanx.execution.arguments import Arguments
 from phalanx.execution.results import described
-from phalanx.wire.messages import PartInfo, Piece, Whole
+from phalanx.wire.messages import Piece, Whole
+from phalanx.wire.outputs import PartInfo
 from tests.dispatch.support import meshed, outputs_of, spec_of
 
 ATOMS = st.sampled_from([None, 0, 1, 0.5, float("nan"), "a", b"b"])

@@ -63,9 +63,8 @@ class Arguments:
 
     def _whole(self, whole: Whole) -> Any:
         """A result as its caller would get it, or one of its even pieces."""
-        copied = (
-            whole.gather.how == "rows" or whole.rows is not None
-        )  # by the join; else the worker gets them as they are
+        # What is joined is copied by that; all else the worker gets as it lies.
+        copied = whole.gather.how == "rows" or whole.rows is not None
         with self._parts_decoded(Policy.VIEW if copied else current_arrival().policy):
             outputs = self._fetch([self._refs[i] for i in whole.parts])
             rests = self._fetch([self._refs[i] for i in whole.rests]) if whole.rests else ()
