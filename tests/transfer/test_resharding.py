@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from phalanx.transfer.boxes import volume
 from phalanx.transfer.buckets import buckets_from, buckets_to
-from phalanx.transfer.places import Place, Places
+from phalanx.transfer.places import Hop, Place, Places
 from phalanx.transfer.plan import Plan
 from phalanx.transfer.planner import make_plan
-from phalanx.transfer.tensors import read_slot, run_in_process, write_slot
+from phalanx.transfer.readers.plain import read_tensors
+from phalanx.transfer.tensors import Watch, read_slot, run_in_process, write_slot
 from tests.transfer.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -141,3 +142,37 @@ def test_masters_of_32_bits_are_cast_on_the_way() -> None:
     run_in_process(plan, locals_of(layout, named), arrived)
 
     assert same(arrived, locals_of(layout, as_bf16)) and plan.nbytes == 24
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes)
+def test_what_movers_carry_over_each_hop_is_all_there_is(
+    source: Layout, target: Layout, sizes: list[list[int]]
+) -> None:
+    plan = planned(source, target, model(sizes), per_node=2)
+
+    def carried(hops: list[Hop] | None) -> int:
+        streams = (buckets_from(plan, rank, 4096, hops) for rank in range(source.ranks))
+        return sum(slot.nbytes for stream in streams for bucket in stream for slot in bucket.slots)
+
+    assert sum(carried([hop]) for hop in Hop) == carried(None)
+
+
+def test_a_tensor_that_is_written_while_it_is_sent_is_named() -> None:
+    tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    watch = Watch(tensors)
+    assert watch.written() == []
+
+    tensors["b"].add_(1)
+
+    assert watch.written() == ["b"]
+
+
+def test_an_optimizer_step_on_a_published_parameter_is_seen() -> None:
+    layer = torch.nn.Linear(2, 1, bias=False)
+    watch = Watch(read_tensors(layer).tensors)
+    layer(torch.ones(1, 2)).sum().backward()
+
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+    assert watch.written() == ["weight"]

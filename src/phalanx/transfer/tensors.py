@@ -10,7 +10,7 @@ from phalanx.errors import InternalError
 from phalanx.transfer.buckets import Slot
 from phalanx.transfer.plan import Plan
 
-__all__ = ["cut", "dtype_named", "echo", "name_of", "read_slot", "run_in_process", "write_slot"]
+__all__ = ["Watch", "cut", "dtype_named", "echo", "name_of", "read_slot", "run_in_process", "write_slot"]
 
 Tensors = Mapping[str, torch.Tensor]
 """Local tensors of one rank by name, as a reader gives them beside the manifest."""
@@ -46,6 +46,21 @@ def read_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
 def write_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
     """Where what arrives in ``slot`` belongs: a view of the target's parameter."""
     return cut(tensors[slot.target_name], slot.target_at, slot.sizes)
+
+
+class Watch:
+    """Tells whether tensors were written to since it was made, by the counters that torch keeps of in-place changes.
+
+    Made before the source sends and asked afterwards: what changed in between travelled half old, half new. A write
+    through ``tensor.data`` or into the memory from elsewhere does not count; digests find those.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._seen = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+
+    def written(self) -> list[str]:
+        """Names of the tensors that were."""
+        return sorted(name for name, (tensor, seen) in self._seen.items() if tensor._version != seen)
 
 
 def echo(plan: Plan, tensors: Tensors) -> None:
