@@ -14,7 +14,7 @@ from phalanx.movers.ipc import DeviceSegments
 from phalanx.movers.local import LocalSource, LocalTarget, Meeting, share
 from phalanx.movers.ring import RingSource, RingTarget, reachable
 from phalanx.movers.store import StoreSource, StoreTarget
-from phalanx.transfer.buckets import buckets_from, buckets_to
+from phalanx.transfer.buckets import Slot, buckets_from, buckets_to
 from phalanx.transfer.plan import Plan
 from phalanx.transfer.planner import make_plan
 from phalanx.transfer.readers.plain import read_tensors
@@ -226,6 +226,35 @@ def test_a_target_that_sees_no_source_says_that_it_may_be_in_another_container()
         RingTarget(0, {0: "nobody"}).receive(
             buckets_to(plan, 0, BUCKET_BYTES), lambda slot: slot, timeout=1.0
         )  # type: ignore[arg-type, return-value]
+
+
+def test_a_segment_is_not_filled_again_before_it_was_read() -> None:
+    named = {f"layers.0.w{index}": torch.full((1024,), float(index)) for index in range(5)}
+    plan = make_plan(manifests(ONE, named), manifests(ONE, named))
+    held, arrived = locals_of(ONE, named)[0], blank(locals_of(ONE, named))[0]
+    third, overtaken = threading.Event(), list[bool]()
+    names = list[str]()
+    source = RingSource(0, BUCKET_BYTES, segments=2)
+    target = RingTarget(0, {0: source.address})
+
+    def read(slot: Slot) -> torch.Tensor:
+        names.append(slot.source_name)
+        if len(names) == 3:
+            third.set()
+        return read_slot(held, slot)
+
+    def write(slot: Slot) -> torch.Tensor:
+        overtaken.append(not overtaken and third.wait(0.2))
+        return write_slot(arrived, slot)
+
+    work = (buckets_from(plan, 0, BUCKET_BYTES), read)
+    sending = threading.Thread(target=lambda: source.send(*work, timeout=20.0))
+    sending.start()
+    target.receive(buckets_to(plan, 0, BUCKET_BYTES), write, timeout=20.0)
+    sending.join()
+    close(([source], [target]))
+
+    assert len(names) == 5 and not any(overtaken)
 
 
 def test_a_ring_costs_no_memory_before_it_is_used() -> None:

@@ -1,9 +1,9 @@
 """Digests of what was sent and of what arrived, one per piece, so that sides of other shards can be compared.
 
-A piece is a box of the global tensor; its elements are digested in the box's own order and the digest begins with
-the name and the offsets of the box. Two pieces that were swapped, a neighbour's piece, and rows in another order
-therefore differ. What digests cannot find: a wrong ``rename`` between tensors of equal shapes, because both sides name
-the piece by the same pair.
+A piece is a box of the global tensor, and its elements are digested in the box's own order, whatever the layout of
+the side that does it. Two pieces that were swapped, a neighbour's piece, and rows in another order therefore
+differ. What digests cannot find: a wrong ``rename`` between tensors of equal shapes, because both sides name the
+piece by the same pair.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def _of_piece(
 ) -> bytes:
     name, at = (pair.source, piece.source_at) if side == "source" else (pair.target, piece.target_at)
     part = cut(tensors[name], at, piece.box.sizes)
-    head = f"{pair.target}{piece.box}".encode()
-    return tensor_digest(part, dtype_named(lane.dtype), verify=verify, version=version, head=head)
+    return tensor_digest(part, dtype_named(lane.dtype), verify=verify, version=version)
 
 
 def tensor_digest(
@@ -95,7 +94,6 @@ def tensor_digest(
     *,
     verify: Verify = "sampled",
     version: int = 0,
-    head: bytes = b"",
 ) -> bytes:
     """8 bytes that depend on the elements of ``tensor``, as ``dtype``, and on their order.
 
@@ -103,10 +101,8 @@ def tensor_digest(
     """
     dtype = dtype or tensor.dtype
     if verify == "full":
-        return _full(tensor, dtype, head)
-    text = hashlib.blake2b(head, digest_size=8)
-    text.update(_bytes(_sample(tensor, dtype, version), dtype))
-    return text.digest()
+        return _full(tensor, dtype)
+    return hashlib.blake2b(_bytes(_sample(tensor, dtype, version), dtype), digest_size=8).digest()
 
 
 def _sample(tensor: torch.Tensor, dtype: torch.dtype, version: int) -> torch.Tensor:
@@ -117,10 +113,10 @@ def _sample(tensor: torch.Tensor, dtype: torch.dtype, version: int) -> torch.Ten
     return tensor[..., version * _TURN % step :: step]
 
 
-def _full(tensor: torch.Tensor, dtype: torch.dtype, head: bytes) -> bytes:
+def _full(tensor: torch.Tensor, dtype: torch.dtype) -> bytes:
     from xxhash import xxh3_64  # loaded by those who ask for it: nothing else here needs it
 
-    text: Any = xxh3_64(head)
+    text: Any = xxh3_64()
     if tensor.is_contiguous() and tensor.dtype == dtype:
         text.update(_bytes(tensor, dtype))
     else:
