@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.listeners import Listeners
+from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.life.epoch import GroupCard, GroupLife
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Ticket

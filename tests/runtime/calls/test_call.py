@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.listeners import CallListener, HeardCall, Listeners
+from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.life.lifecycle import State
 from phalanx.transport.base import Lost
 from tests.runtime.calls.fake_ranks import LATE, FakeTransport, call_on, endpoints, life_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from phalanx.collect.join import gather
@@ -13,33 +12,17 @@ from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, Seen, decide
 from phalanx.runtime.calls.listeners import Heard, Listeners
+from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.seconds import bounded
-from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned, Status, raisable
+from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned, Status, WaitOver, raisable
 from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.transport.base import FetchFailed, NotReady
-from phalanx.wire.arrival import Meter
 from phalanx.wire.codec import Policy, decoding
 
 T = TypeVar("T")
 
 _CANCELLED_WITHIN_S = 10.0
-
-
-@dataclass(frozen=True)
-class CallRules:
-    """How the calls of a group are waited for.
-
-    ``consequences`` is False where whoever makes the call acts on its end (a start, a repeat): the group is then
-    neither broken nor closed by it, and nothing is stopped. ``verify`` has a look at the outputs before they are joined
-    (debug mode). ``met`` counts the bytes that arrive.
-    """
-
-    grace_s: float
-    met: Meter | None = None
-    consequences: bool = True
-    init: bool = False
-    verify: Callable[[Call, Sequence[Any]], None] | None = None
 
 
 class Call:
@@ -168,7 +151,7 @@ class Call:
         """Raises CallTimeout where only this wait is over."""
         try:
             return Returned(next(self._follow(self._joined, limit)))
-        except _WaitOver as over:
+        except WaitOver as over:
             raise over.error from None
         except Exception as error:
             # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
@@ -180,7 +163,7 @@ class Call:
         given: set[int] = set()
         try:
             yield from self._follow(lambda until: self._one_by_one(until, given), limit)
-        except _WaitOver as over:
+        except WaitOver as over:
             raise over.error from None
         except Exception as error:
             self.tell_end(error)
@@ -202,7 +185,7 @@ class Call:
                 ending = self._failed()
             self.act(ending)
             if ending.error is not None:
-                raise (ending.error if ending.over else _WaitOver(ending.error)) from None
+                raise (ending.error if ending.over else WaitOver(ending.error)) from None
             until = None  # all ranks have ended by now
 
     def _check(self) -> None:
@@ -423,11 +406,3 @@ class Call:
             self.told = True
             if self.heard.ended:
                 self.tell(self.heard.ended, error)
-
-
-class _WaitOver(Exception):
-    """One wait for a call is over; the call is not."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error

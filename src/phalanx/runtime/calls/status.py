@@ -47,3 +47,11 @@ def raisable(error: BaseException) -> BaseException:
     fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
     fresh.__suppress_context__ = error.__suppress_context__
     return fresh if type(fresh) is type(error) else error
+
+
+class WaitOver(Exception):
+    """One wait for a call is over; the call is not."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error

@@ -20,12 +20,13 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import CallCancelled, WorkerDiedError
 from phalanx.execution import questions
 from phalanx.runtime.calls.agreement import Executed, check_order, check_replicated
-from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.compose import Outlet, messages
 from phalanx.runtime.calls.counts import Book, CallMeter, process
 from phalanx.runtime.calls.door import DirectArrivals, DirectDoor, Door, Outgoing
 from phalanx.runtime.calls.listeners import Listeners, everywhere
 from phalanx.runtime.calls.repeats import Repeats
+from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.runtime.calls.watch import Watch
@@ -149,7 +150,7 @@ class GroupCore:
         """
         self._check()
         call = self._call(
-            plan, role, spec.name, self.new_number(), timeout, stall_report_after, collector, began
+            plan, role, spec.name, self.new_number(), timeout, stall_report_after, collector, began, chosen
         )
         heard = call.heard
         if heard.planned:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.runtime.calls.call import Call, CallRules
+from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.door import DirectArrivals, Outgoing
 from phalanx.runtime.calls.listeners import Listeners, everywhere
+from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Ticket

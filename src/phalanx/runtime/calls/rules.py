@@ -1,0 +1,26 @@
+"""How the calls of a group are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.runtime.calls.listeners import HeardCall
+from phalanx.wire.arrival import Meter
+
+
+@dataclass(frozen=True)
+class CallRules:
+    """How the calls of a group are waited for.
+
+    ``consequences`` is False where whoever makes the call acts on its end (a start, a repeat): the group is then
+    neither broken nor closed by it, and nothing is stopped. ``verify`` has a look at the outputs before they are joined
+    (debug mode). ``met`` counts the bytes that arrive.
+    """
+
+    grace_s: float
+    met: Meter | None = None
+    consequences: bool = True
+    init: bool = False
+    verify: Callable[[HeardCall, Sequence[Any]], None] | None = None
