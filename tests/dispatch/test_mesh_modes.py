@@ -80,7 +80,7 @@ def test_a_mesh_of_another_size_is_refused() -> None:
 def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
     spec = spec_of(Dispatch.mesh("actor", leader_only=True), pad_to_multiple=2, pad_mask="mask")
     call = plan(spec, EIGHT, (torch.arange(6),), {"scale": 2, "table": replicate([1])})
-    leaders = [rank for rank, args, _ in call if args[0] is not None]
+    leaders = [rank for rank, args, _ in by_rank(call) if args[0] is not None]
     assert [EIGHT.mesh().coordinates(rank) for rank in leaders] == [
         {"pp": 0, "dp": 0, "tp": 0},
         {"pp": 0, "dp": 1, "tp": 0},

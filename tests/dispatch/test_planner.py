@@ -189,7 +189,7 @@ def test_execute_all_deals_only_when_every_argument_can_be_dealt() -> None:
 
 
 def test_execute_all_without_arguments_calls_every_rank() -> None:
-    assert [rank for rank, _, _ in plan_execute_all(FOUR, (), {})] == [0, 1, 2, 3]
+    assert list(plan_execute_all(FOUR, (), {}).ranks) == [0, 1, 2, 3]
 
 
 def test_execute_rank_zero_passes_lists_as_they_are() -> None:
