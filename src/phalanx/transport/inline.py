@@ -18,7 +18,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,7 +216,7 @@ class InlineTransport:
         ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=returns > OUTPUT)
         return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
 
-    def _run(self, endpoint: Endpoint, work: Any, split: bool = False) -> Any:
+    def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
         rank: _Rank = endpoint.handle
         with self._lock:
             if not rank.alive:

@@ -175,7 +175,7 @@ class Reaper:
                     os.kill(pid, signal.SIGKILL)
         return left
 
-    def answer(self, request: dict[str, Any]) -> Any:
+    def answer(self, request: dict[str, Any]) -> int | list[int] | None:
         if "watch" in request:
             for pid, *identity in request["watch"]:
                 self.watched[pid] = Watched(pid, *identity)

@@ -21,7 +21,7 @@ from phalanx.transport.facade import bare_name
 from phalanx.transport.ray.errors import log_once
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import is_message
+from phalanx.wire.messages import Facts, is_message
 
 
 def _no_references(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -89,7 +89,7 @@ class Shell:
     def __init__(self, factory: HostFactory) -> None:
         self._host = type(self)._px_host = factory(RayServices())
 
-    def _px_report(self) -> Any:
+    def _px_report(self) -> Facts:
         return self._host.report()
 
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
@@ -152,7 +152,7 @@ class AsyncShell:
         self._host = factory(self._services)
         self._turns = Turns()
 
-    async def _px_report(self) -> Any:
+    async def _px_report(self) -> Facts:
         return self._host.report()
 
     async def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
@@ -166,14 +166,14 @@ class AsyncShell:
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
     name, role, method, _ = facade
 
-    async def forward_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def forward_async(self: AsyncShell, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
             await self._turns.come(args[1] if len(args) > 1 else ())
             return await self._host.run_async(*args)
         await self._turns.come(self._services.upstream(args, kwargs))
         return portable(await self._host.run_plain_async(role, method, args, kwargs))
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
         if is_message(args):
             return self._host.run(*args)
         return portable(self._host.run_plain(role, method, args, kwargs))
@@ -193,7 +193,7 @@ def _bare(facade: Facade) -> Any:
     """
     _, role, method, _ = facade
 
-    def call(cls: Any) -> Any:
+    def call(cls: type[Shell]) -> Any:
         return cls._px_host.run_bare(role, method)
 
     return classmethod(call)
