@@ -99,7 +99,7 @@ def test_lines_of_other_kinds_and_of_unknown_calls_are_passed_over() -> None:
     assert read(lines, key(0)).parts.keys() == {1}
 
 
-def test_a_tape_that_cannot_be_written_says_so_once_and_goes_on(
+def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -113,7 +113,7 @@ def test_a_tape_that_cannot_be_written_says_so_once_and_goes_on(
     ]
 
 
-def test_a_tape_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.tracing.journal._LIMIT", 200)
     journal = Journal(str(path))
     for number in range(100):
