@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray import exceptions as rayx
+from ray.experimental import get_local_object_locations
 
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
@@ -216,8 +217,12 @@ class RayTransport:
             return outcome_of(error)
 
     def disregard(self, refs: Sequence[Ref]) -> None:
-        for ref in refs if self.connected() else ():
-            ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
+        if not self.connected() or not refs:
+            return
+        stored = get_local_object_locations(list(refs))
+        for ref in refs:
+            if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
+                ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
 
     def find(self, name: str) -> Any | None:
         try:
