@@ -85,8 +85,8 @@ def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
         {"pp": 0, "dp": 0, "tp": 0},
         {"pp": 0, "dp": 1, "tp": 0},
     ]
-    assert all(kwargs["scale"] == 2 and kwargs["table"] == [1] for _, _, kwargs in call)
-    assert [rank for rank, _, kwargs in call if kwargs["mask"] is not None] == leaders
+    assert all(kwargs["scale"] == 2 and kwargs["table"] == [1] for _, _, kwargs in by_rank(call))
+    assert [rank for rank, _, kwargs in by_rank(call) if kwargs["mask"] is not None] == leaders
 
 
 @pytest.mark.parametrize(
