@@ -12,8 +12,8 @@ import pytest
 import ray
 
 import phalanx as px
+from phalanx.declare.classes import class_spec
 from phalanx.declare.names import RESERVED
-from phalanx.declare.register import class_spec
 from phalanx.runtime.api.group import WorkerGroup
 
 

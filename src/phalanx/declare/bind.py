@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.declare.classes import class_spec
 from phalanx.declare.names import RESERVED
-from phalanx.declare.register import class_spec
 from phalanx.declare.spec import ClassSpec
 from phalanx.errors import DeclarationError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.bind import ClassWithInitArgs
-from phalanx.declare.register import class_spec
+from phalanx.declare.classes import class_spec
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.declare.bind import ClassWithInitArgs, Colocation, unwrap
+from phalanx.declare.classes import class_spec
 from phalanx.declare.modes import (
     AllToAll,
     CustomMode,
@@ -19,7 +20,6 @@ from phalanx.declare.modes import (
     RankZero,
     Rows,
 )
-from phalanx.declare.register import class_spec
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup

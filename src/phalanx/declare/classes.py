@@ -1,0 +1,98 @@
+"""What a worker class offers through a group: its registered methods, inherited ones included."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.declare.names import RESERVED
+from phalanx.declare.register import MARK
+from phalanx.declare.spec import ClassSpec, MethodSpec
+from phalanx.errors import DeclarationError
+
+
+@dataclass(frozen=True)
+class _Cached:
+    spec: ClassSpec
+
+
+def class_spec(cls: type) -> ClassSpec:
+    """The registered methods of ``cls``, inherited ones included; computed once per class.
+
+    A subclass that overrides a registered method keeps the registration unless it registers its own.
+
+    Raises:
+        DeclarationError: a registered name would hide an attribute of the group, or the function is none that
+            a group can call (a generator, a static or class method, a property).
+    """
+    cached = cls.__dict__.get("__phalanx_class_spec__")
+    if isinstance(cached, _Cached):
+        return cached.spec
+    methods: dict[str, MethodSpec] = {}
+    for base in reversed(cls.__mro__):
+        for name, attribute in vars(base).items():
+            partial = _mark_of(cls, name, attribute)
+            if partial is not None or name in methods:
+                _check_name(cls, name)
+                methods[name] = _complete(cls, name, partial or methods[name])
+    spec = ClassSpec(cls, methods)
+    try:
+        type.__setattr__(cls, "__phalanx_class_spec__", _Cached(spec))
+    except TypeError:  # classes of C extensions take no attributes; they are looked at anew each time
+        return spec
+    return spec
+
+
+def _mark_of(cls: type, name: str, attribute: Any) -> MethodSpec | None:
+    inner = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
+    partial = getattr(inner, MARK, None) if inspect.isfunction(inner) else None
+    if partial is not None and not inspect.isfunction(attribute):
+        raise DeclarationError(
+            f"{cls.__name__}.{name} is registered but is a {type(attribute).__name__}; "
+            "only plain methods (def or async def with self) can be called through a group"
+        )
+    return partial
+
+
+def _check_name(cls: type, name: str) -> None:
+    if name in RESERVED:
+        raise DeclarationError(
+            f"{cls.__name__}.{name}: a registered method may not be called {name!r}, because it would hide "
+            f"the group's own attribute group.{name}; rename it. Names taken: {', '.join(sorted(RESERVED))}"
+        )
+
+
+def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
+    function = getattr(cls, name)
+    if not callable(function):
+        raise DeclarationError(
+            f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(
+            f"{cls.__name__}.{name} is a generator; a registered method returns one value. Return a list, or "
+            "call the method once per piece and use group.<method>.submit(...)"
+        )
+    return replace(
+        partial,
+        name=name,
+        is_async=inspect.iscoroutinefunction(function),
+        signature=_signature(function),
+        doc=inspect.getdoc(function),
+    )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return None
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        parameters = parameters[1:]  # self
+    return signature.replace(parameters=parameters)
