@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from phalanx.declare.classes import class_spec
 from phalanx.declare.names import RESERVED
@@ -27,6 +27,13 @@ _REFUSED_RAY_OPTIONS = {
 }
 
 
+class RemoteClass(Protocol):
+    """A class decorated with ``@ray.remote``."""
+
+    @property
+    def options(self) -> Callable[..., object]: ...
+
+
 class ClassWithInitArgs:
     """What a group makes on each rank: ``cls(*args, **kwargs)``.
 
@@ -37,7 +44,7 @@ class ClassWithInitArgs:
         DeclarationError: ``cls`` is no class, or an abstract one, or a group cannot offer its registered methods.
     """
 
-    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, cls: type[Any] | RemoteClass, *args: Any, **kwargs: Any) -> None:
         self.cls, self.ray_options = unwrap(cls)
         self.args = args
         self.kwargs = kwargs
@@ -60,6 +67,10 @@ class ClassWithInitArgs:
         return f"{self.cls.__name__}.bind({', '.join(given)})"
 
 
+#: What a role, or a group of one class, is made of.
+WorkerClass: TypeAlias = type[Any] | RemoteClass | ClassWithInitArgs
+
+
 @dataclass(frozen=True)
 class Colocation:
     """Several roles that live in one process per rank; made by :func:`colocate`."""
@@ -70,7 +81,7 @@ class Colocation:
         return f"px.colocate({dict(self.roles)!r})"
 
 
-def colocate(roles: Mapping[str, Any]) -> Colocation:
+def colocate(roles: Mapping[str, WorkerClass]) -> Colocation:
     """Put several classes into one process per rank.
 
     Args:
@@ -96,7 +107,7 @@ def colocate(roles: Mapping[str, Any]) -> Colocation:
     return Colocation({role: as_bound(given) for role, given in roles.items()})
 
 
-def as_bound(given: Any) -> ClassWithInitArgs:
+def as_bound(given: WorkerClass) -> ClassWithInitArgs:
     """``given`` as class with arguments; the bare class stands for itself without arguments."""
     return given if isinstance(given, ClassWithInitArgs) else ClassWithInitArgs(given)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from phalanx.declare.bind import Colocation, as_bound
+from phalanx.declare.bind import Colocation, WorkerClass, as_bound
 from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
 from phalanx.execution import questions
 from phalanx.runtime.api.views import GroupView
@@ -109,7 +109,7 @@ class AttachedGroup(GroupView):
             self.core.life.finish_close()
 
 
-def attach(name: str, cls: Any = None, *, timeout: float = 30.0) -> AttachedGroup:
+def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: float = 30.0) -> AttachedGroup:
     """The detached group of that name.
 
     Args:
@@ -166,7 +166,7 @@ def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
     )
 
 
-def _check_methods(name: str, record: GroupCard, cls: Any) -> None:
+def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
     bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
     expected = {
         (role, method): (repr(spec.mode), str(spec.signature))

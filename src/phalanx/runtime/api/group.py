@@ -9,7 +9,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
 
-from phalanx.declare.bind import ClassWithInitArgs, Colocation, as_bound
+from phalanx.declare.bind import ClassWithInitArgs, Colocation, WorkerClass, as_bound
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.views import GroupView
@@ -64,7 +64,7 @@ class WorkerGroup(GroupView):
     def __init__(
         self,
         pool: ResourcePool,
-        cls: Any,
+        cls: WorkerClass | Colocation,
         *,
         mesh: Mesh | Mapping[str, Mesh] | None = None,
         name: str | None = None,

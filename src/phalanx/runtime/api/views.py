@@ -181,7 +181,7 @@ class GroupView:
         ranks: Sequence[int] | None = None,
         calls: int = 1,
         *,
-        methods: Sequence[Any] | None = None,
+        methods: Sequence[str | Callable[..., object]] | None = None,
         folder: str | Path | None = None,
         tool: Literal["torch", "nsys"] = "torch",
         activities: Sequence[Literal["cpu", "cuda"]] | None = None,
@@ -229,7 +229,7 @@ class GroupView:
         self,
         path: str | Path,
         rank: int | None = None,
-        method: Any = None,
+        method: str | Callable[..., object] | None = None,
         calls: int = 1,
         *,
         when: Literal["call", "error"] = "call",
@@ -303,7 +303,9 @@ class GroupView:
         ranks = f"{len(self)} ranks" if part is None else f"ranks {list(part)}"
         return f"<{type(self).__name__} {self.name}: {ranks}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., GroupView], tuple[PortableGroup, tuple[int, ...], str, Which]]:
         chosen = self._selection
         return _rebuild, (pack(chosen.core), chosen.ranks, chosen.role, chosen.which)
 

@@ -92,9 +92,9 @@ class Call:
         self.collector = collector
         self.began = began
         self.started = life.transport.now()
-        self.limit = limit = bounded(limit)
+        self.limit = limit = None if limit is None else bounded(limit)
         self.deadline = None if limit is None else self.started + limit
-        self.stall_after = stall_after = bounded(stall_after)
+        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
         self.stall_at = None if stall_after is None else self.started + stall_after
         self.trace = ""
         self.told = False

@@ -8,9 +8,9 @@ from typing import Any
 from phalanx.errors import DispatchError
 
 
-def bounded(seconds: float | None) -> float | None:
+def bounded(seconds: float) -> float | None:
     """The seconds, or None where that is longer than any wait, such as ``float("inf")``: then there is no bound."""
-    return None if seconds is None or seconds > threading.TIMEOUT_MAX else seconds
+    return None if seconds > threading.TIMEOUT_MAX else seconds
 
 
 def checked(timeout: Any, where: str) -> float | None:

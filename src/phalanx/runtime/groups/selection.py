@@ -195,7 +195,9 @@ class Selection:
             )
         return tuple(dict.fromkeys(ranks))
 
-    def method_names(self, verb: str, methods: Sequence[Any] | None) -> tuple[str, ...] | None:
+    def method_names(
+        self, verb: str, methods: Sequence[str | Callable[..., object]] | None
+    ) -> tuple[str, ...] | None:
         """Names of methods, given by name or as methods of the class.
 
         Raises:
@@ -203,7 +205,7 @@ class Selection:
         """
         if methods is None:
             return None
-        names = [getattr(method, "__name__", method) for method in methods]
+        names = [one if isinstance(one, str) else getattr(one, "__name__", repr(one)) for one in methods]
         roles = self.core.card.callables
         known = {"run"} | {name for role, found in roles.items() if self.role in ("", role) for name in found}
         known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def start_profile(
     selection: Selection,
     ranks: Sequence[int] | None,
     calls: int,
-    methods: Sequence[Any] | None,
+    methods: Sequence[str | Callable[..., object]] | None,
     folder: str | Path | None,
     tool: str,
     activities: Sequence[str] | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -114,7 +114,7 @@ def start_recording(
     selection: Selection,
     path: str | Path,
     rank: int | None,
-    methods: Sequence[Any] | None,
+    methods: Sequence[str | Callable[..., object]] | None,
     calls: int,
     when: Literal["call", "error"],
     state: bool,
