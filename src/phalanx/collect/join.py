@@ -18,14 +18,15 @@ from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.lazy import is_tensor
 from phalanx.wire.outputs import Halves, halves_of
+from phalanx.wire.value import Value
 
 
-def whole(output: Any) -> Any:
+def whole(output: Value) -> Value:
     """An output as its rank returned it."""
     return join_rows(halves_of(output)) if isinstance(output, Halves) else output
 
 
-def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
+def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
     """The value of a call.
 
     Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; all
@@ -69,7 +70,7 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Any = None) -> Any:
     return _Join(names, plan.rows, plan.order).whole(taken)
 
 
-def join_rows(pieces: Sequence[Any]) -> Any:
+def join_rows(pieces: Sequence[Any]) -> Value:
     """The rows of ``pieces`` as one value, in order; the inverse of ``px.split_rows``.
 
     Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
@@ -86,7 +87,7 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     return _Join([f"piece {index}" for index in range(len(pieces))]).whole(list(pieces))
 
 
-def collect_all_to_all(group: Any, outputs: list[Any]) -> list[Any]:
+def collect_all_to_all(group: Value, outputs: list[Any]) -> list[Any]:
     """The outputs as they are, by rank: a ``collect_fn`` for custom modes."""
     return outputs
 
@@ -119,7 +120,7 @@ class _Join:
     rows: Sequence[int] | None = None
     order: Sequence[int] | None = None
 
-    def whole(self, values: list[Any]) -> Any:
+    def whole(self, values: list[Any]) -> Value:
         try:
             return self.join(values, "")
         except RecursionError:
@@ -128,7 +129,7 @@ class _Join:
                 'register the method with collect="list"'
             ) from None
 
-    def join(self, values: list[Any], path: str) -> Any:
+    def join(self, values: list[Any], path: str) -> Value:
         nodes = [node_of(value) for value in values]
         first = nodes[0]
         if first is not None and all(_alike(first, node) for node in nodes):
@@ -141,7 +142,7 @@ class _Join:
             raise self._differ(values, path)
         return _owned(one_or_by_piece(values)) if ops is None else self._rows(ops, values, path)
 
-    def _children(self, first: Node, nodes: list[Node], path: str) -> Any:
+    def _children(self, first: Node, nodes: list[Node], path: str) -> Value:
         columns = [dict(zip(node.keys, node.values, strict=True)) for node in nodes] if first.named else None
         joined: list[Any] = []
         for index, step in enumerate(first.steps):
@@ -152,7 +153,7 @@ class _Join:
             joined.append(self.join(column, path + step))
         return first.rebuild(joined)
 
-    def _rows(self, ops: RowOps, values: list[Any], path: str) -> Any:
+    def _rows(self, ops: RowOps, values: list[Any], path: str) -> Value:
         counts = [ops.count(value) or 0 for value in values]
         filled = [value for value, count in zip(values, counts, strict=True) if count] or values[:1]
         if ops.kind == "list":
@@ -187,7 +188,7 @@ def _alike(first: Node, other: Node | None) -> bool:
     return set(first.keys) == set(other.keys) if first.named else first.keys == other.keys
 
 
-def _described(value: Any) -> str:
+def _described(value: Value) -> str:
     node, name = node_of(value), type(value).__name__
     if node is not None:
         inside = ", ".join(str(key) for key in node.keys) if node.named else f"{len(node.values)} elements"
@@ -211,7 +212,7 @@ def _at(path: str) -> str:
     return f" at {path}" if path else ""
 
 
-def _trimmed(value: Any, given: int, real: int) -> Any:
+def _trimmed(value: Value, given: int, real: int) -> Value:
     """``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
     if given == real:
         return value
@@ -226,14 +227,14 @@ def _has_rows(leaf: Leaf, given: int) -> bool:
     return ops is not None and ops.count(leaf.value) == given
 
 
-def _cut_leaf(leaf: Leaf, given: int, real: int) -> Any:
+def _cut_leaf(leaf: Leaf, given: int, real: int) -> Value:
     ops = ops_for(leaf.value)
     return (
         ops.slice(leaf.value, 0, real) if ops is not None and ops.count(leaf.value) == given else leaf.value
     )
 
 
-def _owned(value: Any) -> Any:
+def _owned(value: Value) -> Value:
     """``value`` with tensors and arrays in it copied out of whatever memory holds them."""
     if is_tensor(value):
         return value.detach().clone()

@@ -17,6 +17,7 @@ from phalanx.topology.slots import Slot
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Facts
 from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.value import Value
 
 if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
     from phalanx.topology.placement import Holder, NodeCapacity
@@ -294,7 +295,7 @@ class Calling(Protocol):
 class Storing(Protocol):
     """Values behind references: stored, or what a call gave back."""
 
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Value) -> Ref:
         """Store a value once, to be named in any number of messages."""
         ...
 

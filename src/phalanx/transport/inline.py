@@ -43,6 +43,7 @@ from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
 from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.value import Value
 
 _NODE = "inline"
 
@@ -53,14 +54,14 @@ class InlineRef:
     __slots__ = ("_encoded", "_value", "failure", "lost")
 
     def __init__(
-        self, value: Any = None, failure: RankFailure | None = None, lost: Lost | None = None
+        self, value: Value = None, failure: RankFailure | None = None, lost: Lost | None = None
     ) -> None:
         self._encoded = isinstance(value, Encoded | Bundle)
         self._value = pickle.dumps(value, 5) if self._encoded else value
         self.failure = failure
         self.lost = lost
 
-    def get(self) -> Any:
+    def get(self) -> Value:
         if self.failure is not None:
             raise self.failure
         if self.lost is not None:
@@ -237,7 +238,7 @@ class InlineTransport:
             return Ticket(outputs[0], info, *outputs[1:])
         return InlineRef(value)
 
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Value) -> Ref:
         return InlineRef(value)
 
     def store(self) -> None:

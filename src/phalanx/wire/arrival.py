@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
+from phalanx.wire.value import Value
+
 __all__ = ["Arrival", "Meter", "Policy", "current_arrival", "decoding", "received"]
 
 
@@ -87,7 +89,7 @@ class decoding:
         policy: Policy = Policy.PRIVATE,
         *,
         restore: Callable[[Any], Any] | None = None,
-        device: Any = None,
+        device: Value = None,
         every_tensor: bool = False,
         meter: Meter | None = None,
         shared: list[memoryview] | None = None,

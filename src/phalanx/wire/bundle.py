@@ -14,6 +14,7 @@ from typing import Any
 
 from phalanx.wire.arrival import Policy
 from phalanx.wire.codec import Encoded
+from phalanx.wire.value import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Bundle:
         return _bundle, (facts, *map(pickle.PickleBuffer, parts))
 
 
-def _bundle(facts: Sequence[tuple[int, int, str | None, Sequence[Any]]], *parts: Any) -> Bundle:
+def _bundle(facts: Sequence[tuple[int, int, str | None, Sequence[Any]]], *parts: Value) -> Bundle:
     # Stands in stored objects by name.
     views = [memoryview(part) for part in parts]
     bounds = accumulate((1 + count for count, *_ in facts), initial=0)

@@ -24,6 +24,7 @@ from phalanx.wire import pack, unpack
 from phalanx.wire.arrival import Policy, current_arrival, decoding, received
 from phalanx.wire.lazy import is_tensor_type
 from phalanx.wire.leaves import large_leaves, nbytes_of
+from phalanx.wire.value import Value
 
 __all__ = [
     "Encoded",
@@ -69,7 +70,7 @@ class Encoded:
             return self.head
         return _join(self)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Value) -> tuple[Any, ...]:
         if protocol < _PROTOCOL:
             return decode, (self.to_bytes(),)
         head = self.head if len(self.head) < _HEAD_OUT_OF_BAND else pickle.PickleBuffer(self.head)
@@ -79,7 +80,7 @@ class Encoded:
 
 
 def encode(
-    value: Any,
+    value: Value,
     *,
     hoist: Hoist | None = None,
     shared: Mapping[int, Any] | None = None,
@@ -115,7 +116,7 @@ _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 _PLAIN_DEPTH = 4
 
 
-def _is_plain(value: Any, depth: int) -> bool:
+def _is_plain(value: Value, depth: int) -> bool:
     """Whether plain pickle does: atoms in lists, tuples and dicts that are not deep."""
     kind = type(value)
     if kind in _ATOMS:
@@ -130,7 +131,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     return False
 
 
-def _all_plain(values: Any, kinds: set[type], depth: int) -> bool:
+def _all_plain(values: Value, kinds: set[type], depth: int) -> bool:
     if kinds <= _ATOMS:
         return True
     if depth == 0 or not kinds <= _PLAIN_KINDS:
@@ -158,11 +159,11 @@ class _Pickler(cloudpickle.Pickler):
         self._hoist = hoist
         self._shared = shared
 
-    def again(self, value: Any) -> None:
+    def again(self, value: Value) -> None:
         """Pickle ``value`` in the same way, only to see whether that works."""
         _Pickler(io.BytesIO(), self._hoist, self._shared).dump(value)
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Value) -> Any:
         kind = type(obj)
         if self._shared and id(obj) in self._shared:
             return self._replace(self._shared[id(obj)])
@@ -177,7 +178,7 @@ class _Pickler(cloudpickle.Pickler):
             reduced = pack.reduce_array(self.sink, obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
-    def _replace(self, token: Any) -> tuple[Any, ...]:
+    def _replace(self, token: Value) -> tuple[Any, ...]:
         self.tokens.append(token)
         return unpack.token, (len(self.tokens) - 1,)
 
@@ -198,7 +199,7 @@ def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
     return take
 
 
-def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Any:
+def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Value:
     """The value of ``data``, arriving as the `decoding` block around the call says (default: private memory).
 
     ``restore(token)`` gives the object for a hoisted token; without it, what `decoding` says, and else the
@@ -222,12 +223,12 @@ def tokens_of(data: bytes | Encoded) -> Sequence[Any]:
     return () if data[:1] == b"\x80" else _split(data).tokens
 
 
-def _decode_parts(head: Any, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Any) -> Any:
+def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
     sent = None if policy is None else Policy(policy)
     return _load(Encoded(head, list(buffers), own, tokens, sent), None)
 
 
-def _load(encoded: Encoded, restore: Restore | None) -> Any:
+def _load(encoded: Encoded, restore: Restore | None) -> Value:
     arrival = current_arrival()
     nbytes = encoded.nbytes
     received.add(nbytes)

@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 
 from phalanx.errors import PhalanxError
+from phalanx.wire.value import Value
 
 if sys.version_info < (3, 11):
     import exceptiongroup  # pyright: ignore[reportMissingImports]
@@ -171,14 +172,14 @@ def _pack(exc: BaseException, depth: int) -> _Packed:
     )
 
 
-def _item(name: str, value: Any) -> _Item:
+def _item(name: str, value: Value) -> _Item:
     data = _dumps(value)
     if data is not None and len(data) > ITEM_LIMIT:
         data = None
     return _Item(name, type_name_of(type(value)), data)
 
 
-def _dumps(value: Any) -> bytes | None:
+def _dumps(value: Value) -> bytes | None:
     # The objects are the user's: their __reduce__ and __getstate__ may raise anything.
     try:
         return cloudpickle.dumps(value, protocol=5)
@@ -201,7 +202,7 @@ def _members(exc: BaseException) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def _member_value(member: MemberDescriptorType | GetSetDescriptorType, exc: BaseException) -> Any:
+def _member_value(member: MemberDescriptorType | GetSetDescriptorType, exc: BaseException) -> Value:
     try:
         return member.__get__(exc, type(exc))
     except Exception:
@@ -245,7 +246,7 @@ def _child(packed: _Packed) -> BaseException:
     return parts.whole or assemble(parts.cls, parts)
 
 
-def _loads(item: _Item, lost: list[str], default: Any) -> Any:
+def _loads(item: _Item, lost: list[str], default: Value) -> Value:
     if item.data is not None:
         try:
             return pickle.loads(item.data)
@@ -267,11 +268,11 @@ def _find_class(packed: _Packed) -> type[BaseException] | None:
     return found if _is_exception_class(found) else None
 
 
-def _is_exception_class(found: Any) -> bool:
+def _is_exception_class(found: Value) -> bool:
     return isinstance(found, type) and issubclass(found, BaseException)
 
 
-def _named_class(module: str, qualname: str) -> Any:
+def _named_class(module: str, qualname: str) -> Value:
     try:
         found: Any = sys.modules.get(module) or importlib.import_module(module)
         for name in qualname.split("."):
@@ -281,7 +282,7 @@ def _named_class(module: str, qualname: str) -> Any:
     return found
 
 
-def _native_base(cls: type[BaseException]) -> Any:
+def _native_base(cls: type[BaseException]) -> Value:
     """The C type that decides the memory layout, such as OSError: the only one whose `__new__` is safe."""
     base: type = cls
     while base.__flags__ & _HEAP_TYPE and base.__base__ is not None:
@@ -289,7 +290,7 @@ def _native_base(cls: type[BaseException]) -> Any:
     return base
 
 
-def _set_member(exc: BaseException, name: str, value: Any) -> None:
+def _set_member(exc: BaseException, name: str, value: Value) -> None:
     for cls in type(exc).__mro__:
         member = vars(cls).get(name)
         if isinstance(member, MemberDescriptorType | GetSetDescriptorType):

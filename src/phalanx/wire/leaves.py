@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.wire.lazy import is_tensor, lazy
+from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ _NUMBERS = frozenset({NoneType, bool, int, float, complex})
 _TEXTS = frozenset({str, bytes, bytearray})
 
 
-def nbytes_of(value: Any, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
+def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
     """About how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
 
     Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
@@ -54,7 +55,7 @@ def nbytes_of(value: Any, skip: tuple[type, ...] = (), known: Collection[int] = 
     return total
 
 
-def _size_it_tells(item: Any) -> int:
+def _size_it_tells(item: Value) -> int:
     """The ``nbytes`` that Arrow tables and the like have; a guess for other objects."""
     nbytes = getattr(item, "nbytes", None)
     return nbytes if isinstance(nbytes, int) else _OBJECT_BYTES
@@ -68,7 +69,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> int:
     return tensor.values().nbytes * 2  # compressed: the values, and indices of about their size
 
 
-def large_leaves(value: Any, threshold: int) -> list[Leaf]:
+def large_leaves(value: Value, threshold: int) -> list[Leaf]:
     """The different tensors and arrays of at least ``threshold`` bytes in ``value``, in the order met."""
     found: list[Leaf] = []
     for item in _walk(value):
@@ -87,7 +88,7 @@ class _Many:
     nbytes: int
 
 
-def _walk(value: Any, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
+def _walk(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
     """Every object in the value once, depth first, containers not included; long lists of atoms as one."""
     stack: list[Any] = [value]
     seen: set[int] = set(known)
@@ -109,7 +110,7 @@ def _walk(value: Any, skip: tuple[type, ...] = (), known: Collection[int] = ()) 
             stack.extend(reversed(inside))
 
 
-def _children(item: Any) -> list[Any] | None:
+def _children(item: Value) -> list[Any] | None:
     """What lies inside a container, or None for a leaf."""
     if is_tensor(item) or isinstance(item, np.ndarray):
         return None
@@ -144,7 +145,7 @@ def _captured(function: FunctionType) -> list[Any] | None:
     return [*cells, *(function.__defaults__ or ())] or None
 
 
-def _is_filled(cell: Any) -> bool:
+def _is_filled(cell: Value) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:  # a name that is bound only later
@@ -152,7 +153,7 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _attributes(item: Any) -> list[Any] | None:
+def _attributes(item: Value) -> list[Any] | None:
     """The attributes of an object whose class leaves pickling to ``object``."""
     cls = type(item)
     plain = not isinstance(item, ModuleType) and (

@@ -18,6 +18,7 @@ import numpy as np
 
 from phalanx.wire import recycle
 from phalanx.wire.lazy import is_tensor, lazy
+from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ class _Owned:
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, owner: Any, address: int, nbytes: int) -> None:
+    def __init__(self, owner: Value, address: int, nbytes: int) -> None:
         self.owner = owner
         self.__array_interface__ = {
             "data": (address, False),
@@ -76,7 +77,7 @@ class _Owned:
         }
 
 
-def bytes_at(owner: Any, address: int, nbytes: int) -> Bytes:
+def bytes_at(owner: Value, address: int, nbytes: int) -> Bytes:
     """The memory at ``address`` as a writable array that keeps ``owner`` alive.
 
     Used instead of ``Tensor.numpy()``, which forbids the tensor to be resized from then on, and instead of
@@ -155,7 +156,7 @@ def _byte_jobs(dst: Bytes, src: Bytes) -> list[Callable[[], None]]:
     return [piece(start) for start in range(0, dst.nbytes, _CHUNK)]
 
 
-def copy_into(dst: Any, src: Any) -> None:
+def copy_into(dst: Value, src: Value) -> None:
     """Copy the bytes of ``src`` to ``dst``: one-dimensional uint8 tensors, arrays or buffers of equal length.
 
     Large copies are divided over threads (``PARALLEL_FROM``).
@@ -190,7 +191,7 @@ def _private_copy(view: memoryview) -> torch.Tensor:
     return block
 
 
-def _as_bytes(buffer: Any) -> Bytes:
+def _as_bytes(buffer: Value) -> Bytes:
     if is_tensor(buffer):
         return bytes_of(buffer)
     if isinstance(buffer, np.ndarray):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.value import Value
 
 #: First bytes of every message, so that an actor method can tell it from a plain argument.
 MAGIC = b"\x93phalanx\x01"
@@ -78,7 +79,7 @@ def packed_bare(number: int, role: str, method: str) -> bytes:
 NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 
 
-def host_call(function: Callable[..., Any], *args: Any, call: int, epoch: int) -> bytes:
+def host_call(function: Callable[..., Any], *args: Value, call: int, epoch: int) -> bytes:
     """The message that has a rank run ``function(host, *args)``, all of which pickle to a few bytes."""
     body = pickle.dumps(((function, *args), {}), 5)
     return RankCall(call, epoch, "", HOST, True, OUTPUT, False, False, body).pack()

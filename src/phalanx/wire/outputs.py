@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from phalanx.wire.value import Value
+
 #: How many objects a rank gives back: its output; a :class:`PartInfo` before it, for a result that may be handed on by
 #: reference; or that and such a result in two halves (the second one None where it is whole all the same).
 OUTPUT, DESCRIBED, HALVED = 1, 2, 3
@@ -70,6 +72,6 @@ def with_rests(outputs: Sequence[Any], rests: Sequence[Any]) -> list[Any]:
     ]
 
 
-def halves_of(output: Any) -> tuple[Any, ...]:
+def halves_of(output: Value) -> tuple[Any, ...]:
     """The halves of an output, or the output itself where it came whole."""
     return (output.first, output.second) if isinstance(output, Halves) else (output,)

@@ -29,6 +29,7 @@ import numpy as np
 from phalanx.wire import unpack
 from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import bytes_at, bytes_of
+from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ class Sink:
         return self._buffers
 
     def place_of(
-        self, owner: Any, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
+        self, owner: Value, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
     ) -> Place:
         """The place of these bytes of ``device``; ``read()`` gives them as a uint8 array.
 
@@ -193,7 +194,7 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
             plain = plain.contiguous()
     address, nbytes = plain.data_ptr(), count * plain.element_size()
 
-    def read() -> Any:
+    def read() -> Value:
         if device == _host():
             return bytes_at(plain, address, nbytes)
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
@@ -229,7 +230,7 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
         else:
             array = np.ascontiguousarray(array)
 
-    def read() -> Any:
+    def read() -> Value:
         return array.transpose(_slowest_first(array)).reshape(-1).view(np.uint8)
 
     place = sink.place_of(array, _host(), array.__array_interface__["data"][0], array.nbytes, read)

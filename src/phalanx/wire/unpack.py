@@ -17,6 +17,7 @@ from phalanx.errors import InternalError
 from phalanx.wire.arrival import Arrival, Policy, current_arrival
 from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import allocate, bytes_at, private_copies, tensor_over
+from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ class Frame:
             self._as_type[index, dtype] = whole.view(dtype)
         return self._as_type[index, dtype]
 
-    def array_buffer(self, place: Place, nbytes: int = 0) -> Any:
+    def array_buffer(self, place: Place, nbytes: int = 0) -> Value:
         """The bytes at ``place`` as what arrays and other types take: writable exactly where it is private."""
         if isinstance(place, int):
             return self.block(place, nbytes).numpy() if self._private else self._whole(place)
@@ -120,7 +121,7 @@ class Frame:
     def _whole(self, index: int) -> memoryview:
         return _aligned(self._views[index]).data.toreadonly()
 
-    def token(self, index: int) -> Any:
+    def token(self, index: int) -> Value:
         """The object for hoisted token ``index``, restored once."""
         if index not in self._objects:
             given = self._tokens[index]
@@ -221,12 +222,12 @@ def subclass(
     return torch.Tensor._make_subclass(cls, plain, bool(flags & REQUIRES_GRAD))
 
 
-def set_state(obj: torch.Tensor, state: Any) -> None:
+def set_state(obj: torch.Tensor, state: Value) -> None:
     """Give a tensor the attributes that it had."""
     torch_utils._set_obj_state(obj, state)
 
 
-def array(place: Place, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
+def array(place: Place, dtype: Value, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Value:
     """An array over the bytes at ``place``, with ``strides`` in bytes (None: C order)."""
     if place == -1:
         return np.empty(shape, dtype)
@@ -235,6 +236,6 @@ def array(place: Place, dtype: Any, shape: tuple[int, ...], strides: tuple[int, 
     return np.ndarray(shape, kind, buffer=buffer, strides=strides)
 
 
-def token(index: int) -> Any:
+def token(index: int) -> Value:
     """The object that travelled as token ``index``."""
     return _frame().token(index)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
+from phalanx.wire.value import Value
+
 __all__ = ["explain_unpicklable"]
 
 _DEEPEST = 32
@@ -15,7 +17,7 @@ _DEEPEST = 32
 Try = Callable[[Any], None]
 
 
-def explain_unpicklable(value: Any, error: BaseException, attempt: Try) -> str:
+def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str:
     """The message for ``error`` from pickling ``value``; ``attempt(part)`` pickles a part or raises."""
     path, part = _search(value, attempt)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
@@ -26,7 +28,7 @@ def explain_unpicklable(value: Any, error: BaseException, attempt: Try) -> str:
     )
 
 
-def _search(value: Any, attempt: Try) -> tuple[str, Any]:
+def _search(value: Value, attempt: Try) -> tuple[str, Any]:
     """The innermost part that fails and its path: ``args[0]['lock']`` for the arguments of a call."""
     path, part = "", value
     for _ in range(_DEEPEST):
@@ -38,7 +40,7 @@ def _search(value: Any, attempt: Try) -> tuple[str, Any]:
     return path, part
 
 
-def _fails(part: Any, attempt: Try) -> bool:
+def _fails(part: Value, attempt: Try) -> bool:
     try:
         attempt(part)
     except Exception:
@@ -46,7 +48,7 @@ def _fails(part: Any, attempt: Try) -> bool:
     return False
 
 
-def _is_call(value: Any) -> bool:
+def _is_call(value: Value) -> bool:
     return (
         type(value) is tuple
         and len(value) == 2
@@ -55,12 +57,12 @@ def _is_call(value: Any) -> bool:
     )
 
 
-def _parts_of_call(call: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_call(call: Value) -> Iterator[tuple[str, Any]]:
     yield from ((f"args[{index}]", item) for index, item in enumerate(call[0]))
     yield from ((f"kwargs[{key!r}]", item) for key, item in call[1].items())
 
 
-def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _parts(value: Value, path: str) -> Iterator[tuple[str, Any]]:
     base = path or "value"
     if isinstance(value, dict):
         yield from ((f"{base}[{key!r}]", item) for key, item in value.items())

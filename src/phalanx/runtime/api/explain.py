@@ -30,11 +30,12 @@ from phalanx.runtime.session import connection as cluster
 from phalanx.show.sizes import size
 from phalanx.show.tables import Table
 from phalanx.topology.mesh import Mesh
+from phalanx.wire.value import Value
 
 _METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare call", "options")
 
 
-def explain(subject: Any) -> Table:
+def explain(subject: Value) -> Table:
     """A table of what something is, without starting anything.
 
     Args:

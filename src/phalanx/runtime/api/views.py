@@ -21,6 +21,7 @@ from phalanx.runtime.tools.profile import Profile, start_profile
 from phalanx.runtime.tools.record import Record, start_recording
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
+from phalanx.wire.value import Value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,11 +128,11 @@ class GroupView:
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any, Any]:
         return BoundMethod(self._selection, spec, self)
 
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
         """Call a method by name, registered or not (one that is not gets the same arguments on every rank)."""
         return self._named(method)(*args, **kwargs)
 
-    def submit(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+    def submit(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """As :meth:`call`, but returns at once with the future."""
         return self._named(method).submit(*args, **kwargs)
 
@@ -150,7 +151,7 @@ class GroupView:
     def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
     @overload
     def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
-    def method(self, function: Any, /) -> Any:
+    def method(self, function: Value, /) -> Value:
         """The typed handle of a method: ``group.method(Accumulator.add)`` takes what ``add`` takes.
 
         What it gives is known to type checkers from ``@px.register``: for ``ONE_TO_ALL`` a list of what ``add`` gives.
@@ -162,7 +163,7 @@ class GroupView:
             )
         return self._named(name)
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], *args: Value, **kwargs: Value) -> Value:
         """Run ``function(worker, *args, **kwargs)`` on every rank; any function, lambdas and closures included.
 
         In a group of several roles, ``worker`` is the mapping of role names to instances.
@@ -262,7 +263,7 @@ class GroupView:
         methods = None if method is None else [method]
         return start_recording(self._selection, path, rank, methods, calls, when, state)
 
-    def execute_all_sync(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+    def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
         """Call a method on all ranks and wait: outputs by rank.
 
         Arguments are dealt out, one element per rank, when every one of them is a list of world_size elements;
@@ -270,27 +271,27 @@ class GroupView:
         """
         return self.execute_all_async(method, *args, **kwargs).result()
 
-    def execute_all_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
+    def execute_all_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
         began = self.core.began()
         spec = self._selection.spec_of(method)
         return self._send(self._selection.plan_execute_all(spec, args, kwargs), spec, began)
 
-    def execute_all(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[list[Any]]:
+    def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
         """The same as :meth:`execute_all_async`."""
         return self.execute_all_async(method, *args, **kwargs)
 
-    def execute_rank_zero_sync(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def execute_rank_zero_sync(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
         """Call a method on rank 0 only, with the arguments as they are, and wait: its value."""
         return self.execute_rank_zero_async(method, *args, **kwargs).result()
 
-    def execute_rank_zero_async(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+    def execute_rank_zero_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
         began = self.core.began()
         spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
         return self._send(self._selection.plan_execute_rank_zero(spec, args, kwargs), spec, began)
 
-    def execute_rank_zero(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+    def execute_rank_zero(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """The same as :meth:`execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method, *args, **kwargs)
 
@@ -325,7 +326,7 @@ class RankView(GroupView):
     def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
     @overload
     def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
-    def method(self, function: Any, /) -> Any:
+    def method(self, function: Value, /) -> Value:
         """The typed handle of a method, as that of the group."""
         return super().method(function)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from phalanx.collect.message import rank_list
 from phalanx.errors import RankReport, RanksDiverged
+from phalanx.wire.value import Value
 
 
 class Executed(NamedTuple):
@@ -73,7 +74,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     )
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: Value, b: Value) -> bool:
     """Whether two outputs are the same bit for bit; NaN is the same as NaN."""
     if type(a) is not type(b):
         return False
@@ -90,7 +91,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _bytes(array: Any) -> bytes:
+def _bytes(array: Value) -> bytes:
     """The content of a torch tensor or a numpy array."""
     if hasattr(array, "detach"):
         import torch
@@ -100,7 +101,7 @@ def _bytes(array: Any) -> bytes:
     return array.tobytes()
 
 
-def _odd_ones(values: Sequence[Any], equal: Any) -> tuple[list[int], int]:
+def _odd_ones(values: Sequence[Any], equal: Value) -> tuple[list[int], int]:
     """Positions of the values that differ from the most common one, and a position of that one."""
     kinds: list[list[int]] = []
     for position, value in enumerate(values):
@@ -113,7 +114,7 @@ def _odd_ones(values: Sequence[Any], equal: Any) -> tuple[list[int], int]:
     return [position for kind in kinds if kind is not usual for position in kind], usual[0]
 
 
-def _short(value: Any) -> str:
+def _short(value: Value) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
 

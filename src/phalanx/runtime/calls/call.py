@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.collect.join import gather
-from phalanx.dispatch.plan import CallPlan
+from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, Seen, decide
@@ -19,6 +19,7 @@ from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.transport.base import FetchFailed, NotReady
 from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.value import Value
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Call:
         *,
         limit: float | None = None,
         stall_after: float | None = None,
-        collector: Any = None,
+        collector: Target | None = None,
         began: int = 0,
     ) -> None:
         self.life = life
@@ -113,7 +114,7 @@ class Call:
         """Whether its value or its error stands."""
         return type(self.status) in (Returned, Raised)
 
-    def result(self, timeout: float | None) -> Any:
+    def result(self, timeout: float | None) -> Value:
         """Wait, give its value or raise its error; both stay.
 
         Raises:
@@ -209,7 +210,7 @@ class Call:
         """In what memory its outputs are decoded: rows are copied by being joined."""
         return Policy.VIEW if self.plan.gather.how == "rows" else Policy.PRIVATE
 
-    def _join(self, outputs: Sequence[Any]) -> Any:
+    def _join(self, outputs: Sequence[Any]) -> Value:
         heard, met = self.heard, self.rules.met
         if met is not None:
             for output in outputs:
@@ -388,7 +389,7 @@ class Call:
         self.tell_end(status.error if isinstance(status, Raised) else None)
         return True
 
-    def tell(self, hooks: Sequence[Callable[..., None]], *what: Any) -> None:
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
         """Tell its listeners of a step; whoever raises is removed, and the call goes on."""
         for hook in hooks:
             try:

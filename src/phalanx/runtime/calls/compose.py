@@ -17,6 +17,7 @@ from phalanx.transport.base import Ref, Ticket, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import NO_ARGUMENTS, Message, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.value import Value
 
 Hoist = Mapping[type, Callable[[Any], Any]]
 
@@ -60,7 +61,7 @@ class Outlet:
         if self.call is not None:
             self.call.tell(self.call.heard.passed, future.call)
 
-    def value_of(self, future: CallFuture[Any]) -> Any:
+    def value_of(self, future: CallFuture[Any]) -> Value:
         """The result of a call that has to come through the driver."""
         return future.result()
 
@@ -87,7 +88,7 @@ class References:
         self.refs.append(ref)
         return len(self.refs) - 1
 
-    def _put(self, value: Any, policy: Policy | None = None) -> Stored:
+    def _put(self, value: Value, policy: Policy | None = None) -> Stored:
         return Stored(self._add(self._outlet.put(encode(value, policy=policy))))
 
     def _reference(self, ref: Ref) -> Reference:
@@ -240,7 +241,7 @@ _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
 def encode_body(
-    outlet: Outlet, value: Any, admit: Callable[[int, int], None] | None = None
+    outlet: Outlet, value: Value, admit: Callable[[int, int], None] | None = None
 ) -> tuple[bytes | None, tuple[Ref, ...]]:
     """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
 
@@ -250,7 +251,7 @@ def encode_body(
 
 
 def _encoded_body(
-    outlet: Outlet, value: Any, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
+    outlet: Outlet, value: Value, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
 ) -> tuple[Encoded, tuple[Ref, ...]]:
     references = References(outlet, begin)
     encoded = encode(value, hoist=references.hoist(), shared=shared)

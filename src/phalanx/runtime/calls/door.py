@@ -11,6 +11,7 @@ from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Outcome, Ref, Ticket, Transport
 from phalanx.wire.messages import Message
 from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
+from phalanx.wire.value import Value
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Arrivals(Protocol):
         """What the outputs can be fetched by, together with those of other calls; None where they cannot."""
         ...
 
-    def output(self, position: int) -> Any:
+    def output(self, position: int) -> Value:
         """The output of an ended rank. Raises FetchFailed."""
         ...
 
@@ -97,7 +98,7 @@ class DirectArrivals:
     def fetched_with_others(self) -> Sequence[Ref] | None:
         return None if self._rests else self._values
 
-    def output(self, position: int) -> Any:
+    def output(self, position: int) -> Value:
         ticket = self._tickets[position]
         parts = [ticket.value] if ticket.rest is None else [ticket.value, ticket.rest]
         output, *second = self._transport.fetch(parts)

@@ -16,6 +16,7 @@ from phalanx.runtime.calls.status import Raised, Returned, raisable
 from phalanx.runtime.calls.together import together
 from phalanx.runtime.session.waiters import Pending, waiters
 from phalanx.transport.base import Ticket, Transport
+from phalanx.wire.value import Reduced, Value
 
 T = TypeVar("T")
 
@@ -157,7 +158,7 @@ class CallFuture(Generic[T]):
         parts = [tickets[position] for position in gather.take]
         return parts if all(part.info is not None for part in parts) else None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Reduced:
         raise DeclarationError(
             "a CallFuture belongs to its driver; pass it as an argument of a group's method (its bytes then go from "
             "worker to worker), or send its result()"
@@ -201,5 +202,5 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
     return [future.result() for future in futures]
 
 
-def _result_by(future: CallFuture[Any], deadline: float | None) -> Any:
+def _result_by(future: CallFuture[Any], deadline: float | None) -> Value:
     return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from phalanx.dispatch.plan import CallPlan
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.wire.messages import Message
+from phalanx.wire.value import Value
 
 _log = logging.getLogger("phalanx")
 
@@ -144,7 +145,7 @@ class Listeners:
         for inner in list(self._inner):
             inner._changed()
 
-    def tell(self, hooks: Sequence[Callable[..., None]], *what: Any) -> None:
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
         """Tell of one step; whoever raises is removed."""
         for hook in hooks:
             try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from phalanx.errors import DispatchError
+from phalanx.wire.value import Value
 
 
 def bounded(seconds: float) -> float | None:
@@ -13,7 +13,7 @@ def bounded(seconds: float) -> float | None:
     return None if seconds > threading.TIMEOUT_MAX else seconds
 
 
-def checked(timeout: Any, where: str) -> float | None:
+def checked(timeout: Value, where: str) -> float | None:
     """Seconds to wait for a result, None for ever.
 
     Raises:

@@ -11,6 +11,7 @@ from phalanx.runtime.calls.store import Room
 from phalanx.runtime.session import connection as cluster
 from phalanx.transport.base import FetchFailed, Ref, Transport
 from phalanx.wire.codec import Policy, decoding, encode
+from phalanx.wire.value import Reduced, Value
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class StoredValue(Generic[T]):
                 f"a px.put value of {self.nbytes} bytes cannot be had: {why}. Put the value again"
             ) from error
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Reduced:
         raise DeclarationError(
             "a px.put value belongs to its driver; pass it as an argument of a group's method, which gets the value "
             "itself in its place"
@@ -66,7 +67,7 @@ class StoredValue(Generic[T]):
         return f"<px.put value of {self.nbytes} bytes>"
 
 
-def put(value: Any, *, readonly: bool = False, backend: str | None = None) -> StoredValue[Any]:
+def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> StoredValue[Any]:
     """Store a value once and use it in any number of calls, on any group of the same backend.
 
     Args:

@@ -21,6 +21,7 @@ from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import NotReady
 from phalanx.wire.messages import HOST, Message, RankCall
 from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.value import Value
 
 _GRACE_S = 0.5
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
@@ -72,7 +73,7 @@ def ask(
     what: str,
     ranks: Sequence[int],
     function: Callable[..., Any],
-    *args: Any,
+    *args: Value,
     number: int | None = None,
     epoch: Epoch | None = None,
 ) -> Asked:

@@ -16,7 +16,7 @@ from phalanx.collect.failures import combine
 from phalanx.config import settings
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import CallCancelled, WorkerDiedError
 from phalanx.execution import questions
 from phalanx.runtime.calls.agreement import Executed, check_order, check_replicated
@@ -129,7 +129,7 @@ class GroupCore:
         spec: MethodSpec,
         role: str,
         timeout: float | None,
-        collector: Any,
+        collector: Target | None,
         *,
         describe: bool = False,
         stall_report_after: float | None = None,
@@ -178,7 +178,7 @@ class GroupCore:
         spec: MethodSpec,
         role: str,
         timeout: float | None,
-        collector: Any,
+        collector: Target | None,
         stall_report_after: float | None,
     ) -> Call:
         """Send a call that needs no message; see :meth:`takes_bare`."""
@@ -223,7 +223,7 @@ class GroupCore:
         number: int,
         timeout: float | None,
         stall_report_after: float | None,
-        collector: Any,
+        collector: Target | None,
         began: int,
         chosen: bool = False,
     ) -> Call:

@@ -11,6 +11,7 @@ from phalanx.config import Shown, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.runtime.life.policy import Restart
 from phalanx.topology.mesh import Mesh
+from phalanx.wire.value import Value
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class GroupOptions:
         return replace(self, **changes)
 
 
-def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> GroupOptions:
+def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> GroupOptions:
     """The options, with meshes resolved to the group's size.
 
     Raises:
@@ -96,7 +97,7 @@ def checked_options(mesh: Any, world_size: int, given: Mapping[str, Any]) -> Gro
     return GroupOptions(meshes=_meshes(mesh, world_size), start_timeout=start_timeout, **values)
 
 
-def _meshes(given: Any, world_size: int) -> dict[str, Mesh]:
+def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
     if given is None:
         return {}
     named = {"default": given} if isinstance(given, Mesh) else given

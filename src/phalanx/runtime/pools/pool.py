@@ -17,6 +17,7 @@ from phalanx.show.tables import Table
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
 from phalanx.transport.base import ReserveRequest, Transport
+from phalanx.wire.value import Reduced
 
 _numbers = itertools.count(1)
 _booking = threading.Lock()  # groups may be started by several threads
@@ -321,7 +322,7 @@ class ResourcePool:
         kind = next((h.resource for h in self._holdings.values() if h.resource), "CPU")
         return f"<ResourcePool {self.name}: {list(self._view.shape)} {kind} slots{state}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Reduced:
         raise DeclarationError(
             "a ResourcePool belongs to the driver that made it and cannot be sent to another process; send the "
             "WorkerGroup (it travels as a view), or make the pool detached and use px.attach there"

@@ -13,6 +13,7 @@ from typing import Any
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.transport.base import Transport
+from phalanx.wire.value import Value
 
 #: Scopes the names of this run's placement groups and actors, so that two runs never meet.
 RUN_ID = secrets.token_hex(3)
@@ -55,7 +56,7 @@ def init(
     num_gpus: float | None = None,
     address: str | None = None,
     show_ranks: str | int | Sequence[int] | None = None,
-    **ray_options: Any,
+    **ray_options: Value,
 ) -> None:
     """Start or join the cluster with options of your own. Optional: the first pool does it with defaults.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +37,7 @@ class Capture(ABC):
         self._over = False
         self._notes: list[str] = []
 
-    def _begin(self, arm: Callable[..., Any], end: Callable[..., Any], order: Any) -> None:
+    def _begin(self, arm: Callable[..., Any], end: Callable[..., Any], order: Value) -> None:
         """Have the ranks begin; if one refuses, none does."""
         armed = ask(self._core, self.verb, self._ranks, arm, self._key, order)
         self._core.life.before_end.append(self._end)

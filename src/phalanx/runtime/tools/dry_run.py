@@ -23,12 +23,13 @@ from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, tokens_of
 from phalanx.wire.messages import Message, Piece, RankCall, Whole
 from phalanx.wire.outputs import DESCRIBED, OUTPUT, PartInfo
+from phalanx.wire.value import Value
 
 _A_NUMBER = 1 << 55  # as long as those of calls, so that messages are as long as theirs
 _MARKERS = (FuturePiece, StoredValue, Readonly)
 
 
-def leaves_of(value: Any, kinds: type | tuple[type, ...]) -> Iterator[Any]:
+def leaves_of(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
     """The objects of some kinds in a value, found in tuples, dicts and dataclasses as planning finds them."""
     if isinstance(value, kinds):
         yield value
@@ -118,7 +119,7 @@ class DryRun:
             future_rows=next((self.outputs.rows(t, refs) for t in tokens if isinstance(t, Piece)), None),
         )
 
-    def _read_bytes(self, ref: Any, part: bytes | int | None) -> int:
+    def _read_bytes(self, ref: Value, part: bytes | int | None) -> int:
         return ref.nbytes(part) if isinstance(ref, _Unstored) else self._put_before.get(id(ref), 0)
 
 
@@ -179,7 +180,7 @@ class DryOutlet(Outlet):
     def passes(self, future: CallFuture[Any]) -> None:
         self.outputs.add(future)
 
-    def value_of(self, future: CallFuture[Any]) -> Any:
+    def value_of(self, future: CallFuture[Any]) -> Value:
         if not any(future is one for one in self.made_here):
             self.made_here.append(future)
         return future.result() if future.done() else None
@@ -205,7 +206,7 @@ class Outputs:
         parts = self.add(future)
         return self._all(parts) if parts else Fetched(None)
 
-    def fetched(self, token: Any, refs: Sequence[Ref]) -> Fetched:
+    def fetched(self, token: Value, refs: Sequence[Ref]) -> Fetched:
         """What a rank fetches for one token of its message."""
         if isinstance(token, Whole):
             return self._all([refs[index] for index in token.parts])

@@ -20,11 +20,12 @@ from phalanx.runtime.tools.dry_run import DryRun, Fetched, leaves_of
 from phalanx.show.explanation import ArgumentFacts, CallExplanation, Hop, RankFacts
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.wire.codec import large_leaves, nbytes_of
+from phalanx.wire.value import Value
 
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
-def finished_result(future: CallFuture[Any]) -> Any:
+def finished_result(future: CallFuture[Any]) -> Value:
     """The value of a future that planning must see; explaining a call waits for nothing.
 
     Raises:
@@ -163,7 +164,7 @@ def _arguments(
         )
 
 
-def described(value: Any) -> str:
+def described(value: Value) -> str:
     """What a value is, in a few words: "tensor float32 [8, 4]", "dict of 2"."""
     if isinstance(value, Replicate | Readonly):
         return described(value.value)
@@ -222,7 +223,7 @@ def _travel(run: DryRun, plan: CallPlan, argument: Same | Each, bare: bool) -> s
     return "stored once" if large_leaves(argument.value, run.outlet.inline_bytes) else body
 
 
-def _futures(value: Any) -> Iterator[CallFuture[Any]]:
+def _futures(value: Value) -> Iterator[CallFuture[Any]]:
     """The futures in a value, those of which there is a piece too."""
     for leaf in leaves_of(value, (CallFuture, FuturePiece)):
         yield leaf.future if isinstance(leaf, FuturePiece) else leaf

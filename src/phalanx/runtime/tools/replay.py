@@ -25,9 +25,10 @@ from phalanx.transport.inline import InlineServices
 from phalanx.wire.codec import decode, decoding, encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import RUN, STORE_VARIABLE
+from phalanx.wire.value import Value
 
 
-def replay(path: str | Path, *, method: str | None = None) -> Any:
+def replay(path: str | Path, *, method: str | None = None) -> Value:
     """Run recorded calls again in this process, on a worker made as the rank's was, and give the last one's value.
 
     The worker knows its rank, the world size, the meshes and the group's variables, but is alone: process groups of
@@ -87,7 +88,7 @@ class Replay:
             found["LOCAL_RANK"] = "0"
         return {**found, STORE_VARIABLE: "inline", REPLAYED_VARIABLE: alone}
 
-    def run(self, *, method: str | None = None, debugger: pdb.Pdb | None = None) -> Any:
+    def run(self, *, method: str | None = None, debugger: pdb.Pdb | None = None) -> Value:
         """Make the worker, run the calls, give the last one's value.
 
         Args:
@@ -126,7 +127,7 @@ class Replay:
             raise _cause(failure) from None
         return host
 
-    def _unpickled(self, data: bytes, what: str) -> Any:
+    def _unpickled(self, data: bytes, what: str) -> Value:
         try:
             return decode(data)
         except (ImportError, AttributeError) as error:
@@ -136,7 +137,7 @@ class Replay:
                 "modules to PYTHONPATH"
             ) from error
 
-    def _call(self, host: _Alone, call: RecordedCall, debugger: pdb.Pdb | None) -> Any:
+    def _call(self, host: _Alone, call: RecordedCall, debugger: pdb.Pdb | None) -> Value:
         device = host.device() if call.to_device else None
         with decoding(device=device, every_tensor=device is not None):
             args, kwargs = self._unpickled(call.body, f"an argument of {name_of(call)}")
@@ -156,12 +157,12 @@ class _Alone(Host):
         target = self._target(role)
         return functools.partial(args[0], target) if method == RUN else getattr(target, method)
 
-    def to_end(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def to_end(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         """Call it; an ``async`` one to its end."""
         result = function(*args, **kwargs)
         return self._loop.to_end(result) if inspect.isawaitable(result) else result
 
-    def device(self) -> Any:
+    def device(self) -> Value:
         """The device of the worker."""
         return device_of(self._context)
 
@@ -181,14 +182,14 @@ def _with_state(made: dict[str, Any], states: dict[str, tuple[str, Any]]) -> dic
 class _Given:
     """Stands for a class whose only object is known."""
 
-    def __init__(self, instance: Any) -> None:
+    def __init__(self, instance: Value) -> None:
         self._instance = instance
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Value:
         return self._instance
 
 
-def _loaded(cls: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+def _loaded(cls: Any, state: Value, *args: Value, **kwargs: Value) -> Value:
     instance = cls(*args, **kwargs)
     instance.load_state_dict(state)
     return instance

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from phalanx.config import settings
 from phalanx.errors import DeclarationError
@@ -21,6 +20,7 @@ from phalanx.tracing.events import Trace
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.otel import export
 from phalanx.tracing.report import Report, report
+from phalanx.wire.value import Value
 
 _log = logging.getLogger("phalanx")
 
@@ -106,7 +106,7 @@ class Tracer:
             made = replace(made, title=title)
         return write(made, Path(path), charts or {})
 
-    def to_opentelemetry(self, provider: Any = None) -> int:
+    def to_opentelemetry(self, provider: Value = None) -> int:
         """Give what was recorded to OpenTelemetry as spans; how many they were. Needs the extra ``phalanx[otel]``.
 
         Args:

@@ -15,6 +15,7 @@ from ray._private.worker import global_worker
 
 from phalanx.errors import GroupClosed
 from phalanx.transport.base import CLUSTER_LEFT
+from phalanx.wire.value import Value
 
 _log = logging.getLogger("phalanx")
 
@@ -113,7 +114,7 @@ def around_shutdown(before: Callable[[], None], after: Callable[[], None]) -> No
     shutdown = ray.shutdown
 
     @functools.wraps(shutdown)
-    def in_order(*args: Any, **kwargs: Any) -> Any:
+    def in_order(*args: Value, **kwargs: Value) -> Value:
         try:
             before()
         except Exception:

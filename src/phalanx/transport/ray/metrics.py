@@ -11,11 +11,11 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from typing import Any
 
 from phalanx.config import settings
 from phalanx.show.meters import Meters, meters
 from phalanx.transport.ray.cluster import Connection
+from phalanx.wire.value import Value
 
 _EVERY_S = 5.0
 _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
@@ -24,7 +24,7 @@ _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
 class Exporter:
     """Hands what the meters hold to Ray; ``made_of`` is the module ``ray.util.metrics``."""
 
-    def __init__(self, source: Meters, made_of: Any) -> None:
+    def __init__(self, source: Meters, made_of: Value) -> None:
         tags = ("group", "method")
         self._source = source
         self._calls = made_of.Counter("phalanx_calls_total", "Calls that ended.", tag_keys=tags)

@@ -23,6 +23,7 @@ from phalanx.transport.ray.post_mortem import PostMortem, node_memory, oom_kills
 from phalanx.transport.ray.usage import Gpu, Usage, gpus, usage_of
 from phalanx.wire import side_channel
 from phalanx.wire.messages import SideChannel
+from phalanx.wire.value import Value
 
 _STACKS_SIGNAL = signal.SIGUSR2
 _STACKS_WITHIN_S = 0.4
@@ -227,7 +228,7 @@ class NodeAgent:
             oom_kills=risen, memory=memory or 0, node_memory=node_memory()
         )
 
-    def _ask(self, request: Mapping[str, Any]) -> Any:
+    def _ask(self, request: Mapping[str, Any]) -> Value:
         """One request to the reaper, which is started for the first one; under the lock."""
         for _ in range(2):
             if self._reaper is None:  # or the one before was killed: the new one learns all anew

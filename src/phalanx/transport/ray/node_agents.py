@@ -21,6 +21,7 @@ from phalanx.show.notices import RankEntry
 from phalanx.transport.base import Endpoint, Sight
 from phalanx.transport.ray.node_agent import NodeAgent, Target
 from phalanx.transport.ray.usage import Gpu, Usage
+from phalanx.wire.value import Value
 
 _ANSWERS_WITHIN_S = 10.0
 _HERE = ""
@@ -43,7 +44,7 @@ class NodeAgents:
         self._lock = threading.Lock()
 
     def ask(
-        self, places: Sequence[Place], verb: str, *args: Any, timeout: float, each: bool = False
+        self, places: Sequence[Place], verb: str, *args: Value, timeout: float, each: bool = False
     ) -> list[Any]:
         """``verb(targets, *args)`` of the agents of all these nodes at once, by rank; None where no answer came.
 
@@ -95,7 +96,7 @@ class NodeAgents:
         """The other nodes that have an agent."""
         return list(self._remote)
 
-    def _actor(self, node: str) -> Any:
+    def _actor(self, node: str) -> Value:
         with self._lock:
             if node not in self._remote:
                 where = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -128,7 +129,7 @@ class OwnRanks:
         self._agents.tell(places, "watch")
 
     def ask(
-        self, endpoints: Sequence[Endpoint], verb: str, *args: Any, timeout: float, each: bool = False
+        self, endpoints: Sequence[Endpoint], verb: str, *args: Value, timeout: float, each: bool = False
     ) -> list[Any]:
         """As :meth:`NodeAgents.ask`."""
         return self._agents.ask(self._places(endpoints), verb, *args, timeout=timeout, each=each)
@@ -199,7 +200,7 @@ class RankObserver:
             ray.shutdown()
             self._connected = False
 
-    def _ask(self, ranks: Sequence[RankEntry], verb: str, *args: Any, each: bool = False) -> list[Any]:
+    def _ask(self, ranks: Sequence[RankEntry], verb: str, *args: Value, each: bool = False) -> list[Any]:
         places = [Place(_HERE if rank.host == self._host else rank.node_id, _target(rank)) for rank in ranks]
         if any(place.node != _HERE for place in places):
             self._connect()
@@ -234,7 +235,7 @@ def _by_node(places: Sequence[Place]) -> dict[str, list[int]]:
     return found
 
 
-def _spread(answers: list[Any], part: Sequence[int], answer: Any, each: bool) -> None:
+def _spread(answers: list[Any], part: Sequence[int], answer: Value, each: bool) -> None:
     """Give a node's answer to its ranks: one value for a single one, else a list by rank."""
     if each or not isinstance(answer, list):
         for index in part:

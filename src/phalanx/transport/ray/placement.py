@@ -23,6 +23,7 @@ from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, pla
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import ReserveRequest, StoreSpace
 from phalanx.transport.ray.errors import node_is_gone
+from phalanx.wire.value import Value
 
 NODE_LABEL = "ray.io/node-id"
 
@@ -199,7 +200,7 @@ def release(reservation: RayReservation) -> None:
             time.sleep(0.002)
 
 
-def keys_of(reservation: Any) -> tuple[str, ...]:
+def keys_of(reservation: Value) -> tuple[str, ...]:
     """Ids of the placement groups of a reservation. (Names would be found in one Ray namespace only.)"""
     return tuple(group.id.hex() for group in reservation.groups)
 

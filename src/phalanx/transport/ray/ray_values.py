@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ray
 from ray.actor import ActorHandle
 
 from phalanx.wire.codec import encode
+from phalanx.wire.value import Value
 
 _AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: Value) -> Value:
     return value
 
 
@@ -20,7 +19,7 @@ def _itself(value: Any) -> Any:
 _RAYS_OWN = dict.fromkeys((ray.ObjectRef, ActorHandle), _itself)
 
 
-def portable(value: Any) -> Any:
+def portable(value: Value) -> Value:
     """``value`` as it should be given to Ray: tensors out of band, a view without the rest of its storage.
 
     What comes out at the other end is the value itself, in memory of its own.

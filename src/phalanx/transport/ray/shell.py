@@ -22,6 +22,7 @@ from phalanx.transport.ray.errors import log_once
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Facts, is_message
+from phalanx.wire.value import Value
 
 
 def _no_references(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -95,7 +96,7 @@ class Shell:
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
         self._host.setup(data, refs)
 
-    def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+    def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.run(data, refs)
 
 
@@ -158,7 +159,7 @@ class AsyncShell:
     async def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
         self._host.setup(data, refs)
 
-    async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+    async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         await self._turns.come(refs)
         return await self._host.run_async(data, refs)
 
@@ -166,14 +167,14 @@ class AsyncShell:
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
     name, role, method, _ = facade
 
-    async def forward_async(self: AsyncShell, *args: Any, **kwargs: Any) -> Any:
+    async def forward_async(self: AsyncShell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
             await self._turns.come(args[1] if len(args) > 1 else ())
             return await self._host.run_async(*args)
         await self._turns.come(self._services.upstream(args, kwargs))
         return portable(await self._host.run_plain_async(role, method, args, kwargs))
 
-    def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Shell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
             return self._host.run(*args)
         return portable(self._host.run_plain(role, method, args, kwargs))
@@ -184,7 +185,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
     return chosen
 
 
-def _bare(facade: Facade) -> Any:
+def _bare(facade: Facade) -> Value:
     """The same without parameters, of the class: Ray then neither binds nor sends any.
 
     It gives each method of an instance a hidden parameter for its own tracing, and so binds on either side of every
@@ -193,14 +194,14 @@ def _bare(facade: Facade) -> Any:
     """
     _, role, method, _ = facade
 
-    def call(cls: type[Shell]) -> Any:
+    def call(cls: type[Shell]) -> Value:
         return cls._px_host.run_bare(role, method)
 
     return classmethod(call)
 
 
 @functools.lru_cache(maxsize=256)
-def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Any:
+def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Value:
     """The Ray actor class for a user's class; cached, so that a second group exports nothing anew."""
     base = AsyncShell if asynchronous else Shell
     facades = {facade.name: _forward(facade, class_name, asynchronous) for facade in methods}

@@ -45,6 +45,7 @@ from phalanx.transport.ray.shell import actor_class
 from phalanx.wire.messages import BARE, packed_bare
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
+from phalanx.wire.value import Value
 
 NAMESPACE = "phalanx"
 _KILLED_WITHIN_S = 5.0
@@ -185,7 +186,7 @@ class RayTransport:
         info, *outputs = remote.options(num_returns=returns).remote(*args)
         return Ticket(outputs[0], info, *outputs[1:])
 
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Value) -> Ref:
         return ray.put(value)
 
     def store(self) -> StoreSpace | None:
