@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -46,10 +47,17 @@ class Loop:
         async def wait() -> Any:
             return await awaitable
 
-        loop = self._loop = self._loop or asyncio.new_event_loop()
+        loop = self._made()
         if _running() is None:
             return loop.run_until_complete(wait())
         return _on_other_thread(lambda: loop.run_until_complete(wait()))  # inline, inside a notebook's loop
+
+    def _made(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # A rank that runs in the driver's process ends by being dropped; the loop holds sockets.
+            weakref.finalize(self, self._loop.close).atexit = False
+        return self._loop
 
     async def to_end_at_once(self, awaitable: Awaitable[Any]) -> Any:
         """The same for a coroutine that runs by :func:`at_once`."""
