@@ -85,7 +85,7 @@ class FakeArrivals:
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
-        ended = [position for position in positions if self.outcomes[position] is not LATE]
+        ended = [position for position in positions if self.outcomes[position] is not LATE][:count]
         if len(ended) < min(count, len(positions)):
             self.transport.time += timeout or 0.0
         return ended, [position for position in positions if position not in ended]

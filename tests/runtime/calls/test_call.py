@@ -15,7 +15,7 @@ from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.listeners import CallListener, HeardCall, Listeners
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.life.lifecycle import State
-from phalanx.transport.base import Lost
+from phalanx.transport.base import FetchFailed, Lost
 from tests.runtime.calls.fake_ranks import LATE, FakeTransport, call_on, endpoints, life_of
 
 
@@ -236,6 +236,42 @@ def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> N
         assert isinstance(future.exception(), ValueError)
     finally:
         gc.enable()
+
+
+def test_a_call_that_a_restart_ended_is_freed_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = life_of(1)
+    call = call_on(life, ValueError("odd"))
+
+    def restarted_meanwhile(timeout: float | None) -> Any:
+        life.begin_restart()
+        life.enter(endpoints(1, first=5))
+        raise FetchFailed
+
+    monkeypatch.setattr(call.arrivals, "fetch", restarted_meanwhile)
+    gc.disable()
+    try:
+        with pytest.raises(px.StaleEpoch):
+            call.result(None)
+        seen = weakref.ref(call)
+        del call
+        monkeypatch.undo()
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed() -> None:
+    life = life_of(2)
+
+    with pytest.raises(px.WorkerDiedError):
+        list(call_on(life, Lost("gone", "signal SIGKILL"), 1).stream(None))
+
+    assert life.lifecycle.cause is not None
+    assert life.lifecycle.cause.__traceback__ is None
+
+
+def test_a_failed_rank_is_seen_beside_one_that_returned_and_one_that_is_late() -> None:
+    assert call_on(life_of(3), 1, ValueError("odd"), LATE).has_failed()
 
 
 class Steps(CallListener):

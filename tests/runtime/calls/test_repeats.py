@@ -1,15 +1,27 @@
-"""Which calls a restart makes again, without any ranks."""
+"""Which calls a restart makes again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+import phalanx as px
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.runtime.calls.repeats import Repeats
+from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.wire.messages import Message
 
 RANKS = (0, 1)
+
+
+class Loader(px.Worker):
+    """What it loads is loaded again after a restart."""
+
+    @px.register(replay=True)
+    def load(self, number: int) -> int:
+        return number
 
 
 @dataclass(eq=False)
@@ -50,6 +62,18 @@ def test_a_call_that_failed_leaves_the_one_before_it() -> None:
     repeats.ended(failed := add(repeats, "bad"), error=ValueError())
     assert to_make(repeats) == [b"good"]
     assert failed is not None
+
+
+def test_whoever_counts_calls_by_rank_hears_of_the_end_of_one_that_a_restart_makes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(CallsUnderWay, "ended", lambda self, call, error: ended.append(call.method))
+
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        px.WorkerGroup(pool, Loader).any.load(1)
+
+    assert ended == ["load"]
 
 
 def test_a_call_whose_future_is_held_is_kept_until_it_ends() -> None:

@@ -72,6 +72,31 @@ def test_a_call_that_is_composed_while_the_group_is_closed_says_so(group: Any) -
         group.add(WhilePickled(group.close))
 
 
+def test_a_call_that_waits_for_room_while_the_group_is_restarted_says_so(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = group.core
+    group.count()
+    monkeypatch.setattr(core, "_most_under_way", 1)
+    monkeypatch.setattr(core.under_way, "make_room", lambda most: core.life.begin_restart())
+
+    with pytest.raises(px.GroupBroken, match="is being restarted"):
+        group.add(1)
+
+
+def test_a_group_whose_restart_failed_keeps_no_frames_of_whoever_asked_for_it(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Counter) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(Counter, "__init__", fail)
+    with pytest.raises(px.WorkerInitError):
+        group.restart()
+
+    assert group.core.lifecycle.cause.__traceback__ is None
+
+
 def test_a_cancel_and_a_close_at_once_leave_a_closed_group_and_one_error() -> None:
     with (
         scripted(lambda what, number: "hang" if (what, number) == ("call", 1) else "fine"),

@@ -162,14 +162,16 @@ class Call:
         """``(rank, output)`` as they come. Raises as :meth:`result` does."""
         limit = None if timeout is None else self.life.transport.now() + timeout
         given: set[int] = set()
+        failure: BaseException | None = None
         try:
             yield from self._follow(lambda until: self._one_by_one(until, given), limit)
         except WaitOver as over:
             raise over.error from None
         except Exception as error:
-            self.tell_end(error)
-            raise
-        self.tell_end(None)
+            failure = error.with_traceback(None)
+        self.tell_end(failure)
+        if failure is not None:
+            raise raisable(failure)  # the group may keep the error, but not the frames of whoever streams
 
     def _follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
         """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
@@ -177,13 +179,16 @@ class Call:
         self._check()
         until = limit if self.deadline is None else earliest(limit, self.deadline)
         while True:
+            late = False
             try:
                 yield from attempt(until)
                 return
             except NotReady:
-                ending = self._late(limit)
+                late = True
             except FetchFailed:
-                ending = self._failed()
+                pass
+            # Not while that one is handled: an error of this would keep it, and so these frames, as its context.
+            ending = self._late(limit) if late else self._failed()
             self.act(ending)
             if ending.error is not None:
                 raise (ending.error if ending.over else WaitOver(ending.error)) from None
@@ -238,7 +243,8 @@ class Call:
 
     def has_failed(self) -> bool:
         """Whether a rank is known to have failed; does not wait."""
-        ended = self.arrivals.wait(range(len(self.plan.ranks)), 1, 0)[0]
+        everyone = range(len(self.plan.ranks))
+        ended = self.arrivals.wait(everyone, len(everyone), 0)[0]
         return not all(self.arrivals.outcome(position).ok for position in ended)
 
     def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:

@@ -148,9 +148,10 @@ class GroupCore:
             StaleEpoch: it was restarted while the call was being made; nothing was sent.
             DispatchError: an argument cannot be pickled.
         """
-        self._check()
+        epoch = self._check()
+        number = self.new_number()
         call = self._call(
-            plan, role, spec.name, self.new_number(), timeout, stall_report_after, collector, began, chosen
+            epoch, plan, role, spec.name, number, timeout, stall_report_after, collector, began, chosen
         )
         heard = call.heard
         if heard.planned:
@@ -182,8 +183,8 @@ class GroupCore:
         stall_report_after: float | None,
     ) -> Call:
         """Send a call that needs no message; see :meth:`takes_bare`."""
-        self._check()
-        call = self._call(plan, role, spec.name, BARE_CALLS, timeout, stall_report_after, collector, 0)
+        epoch = self._check()
+        call = self._call(epoch, plan, role, spec.name, BARE_CALLS, timeout, stall_report_after, collector, 0)
         self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT)
         self._recent.append(weakref.ref(call))
         return call
@@ -201,22 +202,25 @@ class GroupCore:
         """
         return self.life.owner and not self.debug and not self.listeners.heard.planned
 
-    def _check(self) -> None:
-        """See to it that a call can be sent now.
+    def _check(self) -> Epoch:
+        """See to it that a call can be sent now; the epoch that it is of.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
         """
+        if len(self._recent) >= self._most_under_way:
+            self.under_way.make_room(self._most_under_way)  # which may take long: first
         lifecycle = self.life.lifecycle
         if self.reviver is not None and lifecycle.state is State.BROKEN:
             self.reviver()
+        epoch = self.life.epoch  # before the state: one that has no processes yet is then not taken
         if lifecycle.state is not State.READY:
             lifecycle.check_callable()
-        if len(self._recent) >= self._most_under_way:
-            self.under_way.make_room(self._most_under_way)
+        return epoch
 
     def _call(
         self,
+        epoch: Epoch,
         plan: CallPlan,
         role: str,
         method: str,
@@ -227,7 +231,7 @@ class GroupCore:
         began: int,
         chosen: bool = False,
     ) -> Call:
-        """A call of the present epoch; a deadline of it is looked after from now on."""
+        """A call of that epoch; a deadline of it is looked after from now on."""
         card = self.life.card
         limit = timeout if timeout is not None else card.call_timeout
         stall = stall_report_after if stall_report_after is not None else card.stall_report_after
@@ -235,7 +239,7 @@ class GroupCore:
             sentinel.add(self)
         return Call(
             self.life,
-            self.life.epoch,
+            epoch,
             plan,
             role,
             method,
@@ -282,7 +286,7 @@ class GroupCore:
         """The messages, which a restart sends again."""
         sent = list(composed)
         self.listeners.add(self.repeats)
-        call.heard = self.listeners.heard
+        call.heard = call.listeners.heard
         yield from sent
         self.repeats.add(call, sent)
 

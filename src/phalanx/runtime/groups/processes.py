@@ -10,6 +10,7 @@ from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.execution import questions
 from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import launch
@@ -146,8 +147,8 @@ class GroupProcesses:
 
 
 def _as_cause(group: str, error: BaseException) -> PhalanxError:
-    if isinstance(error, PhalanxError):
-        return error
+    if isinstance(kept := raisable(error), PhalanxError):  # a copy: the group keeps no frames of its caller
+        return kept
     text = f"group {group!r} could not be restarted: {type(error).__name__}: {error}"
     return GroupBroken(text, group=group)
 

@@ -165,16 +165,19 @@ class RayTransport:
         returns: int = OUTPUT,
     ) -> Ticket:
         if data == BARE:
-            endpoint.bare_calls += 1
+            number = endpoint.bare_calls + 1  # counted once it was sent: the rank counts those that came
             key = role + "//" + method
             bare = endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method)
             try:
                 if bare is not None:
-                    return Ticket(bare.remote())
+                    ticket = Ticket(bare.remote())
+                    endpoint.bare_calls = number
+                    return ticket
             except TypeError:
                 # Ray's own tracing is on: it adds an argument, which methods of a class do not take.
                 endpoint.methods[key] = None
-            data = packed_bare(BARE_CALLS + endpoint.bare_calls, role, method)
+            data = packed_bare(BARE_CALLS + number, role, method)
+            endpoint.bare_calls = number
         remote = endpoint.methods.get(role + "/" + method)
         if remote is None:
             handle = endpoint.handle
