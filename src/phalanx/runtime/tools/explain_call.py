@@ -284,7 +284,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
     text = f"the rows of {count} joined, {whose}"
     text += ", in the caller's order" if gather.order is not None else ""
     text += ", without the padding" if gather.trim is not None else ""
-    return text + "; outputs without rows as a list"
+    return text + "; settings once where all agree, else by piece"
 
 
 def _from_axes(mesh: Mesh, spec: MethodSpec) -> str:
