@@ -50,6 +50,22 @@ def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group
     assert life.lifecycle.state is State.BROKEN
 
 
+def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    life, told = life_of(2), list[BaseException | None]()
+    other = call_on(life, Lost("stopped"), Lost("stopped"))
+
+    def ask_the_other(stopped: object) -> tuple[int, ...]:
+        told.append(CallFuture(other).exception())
+        return ()
+
+    monkeypatch.setattr(life.transport, "kill", ask_the_other)
+    with pytest.raises(ValueError):
+        call_on(life, ValueError("odd"), LATE).result(None)
+
+    assert isinstance(told[0], px.GroupBroken)
+    assert "odd" in str(told[0])
+
+
 def test_a_lost_rank_breaks_the_group() -> None:
     life = life_of(2)
 

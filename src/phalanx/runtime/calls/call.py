@@ -317,14 +317,14 @@ class Call:
         if not self.rules.consequences:
             return
         life, epoch = self.life, self.epoch
-        if ending.stop:  # the group is broken next, so no call follows
-            epoch.stopped.update(ending.stop)
-            life.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
+        epoch.stopped.update(ending.stop)
         if ending.closes:
             life.begin_close()
             life.finish_close()
         elif ending.breaks and isinstance(ending.error, PhalanxError):
             life.broken(ending.error, epoch)
+        if ending.stop:  # last: what goes down with these ranks is to find the cause, and no call to follow
+            life.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
 
     def cancel(self) -> bool:
         """End it; see ``CallFuture.cancel``. False if it was over before."""
