@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
+import phalanx as px
 from phalanx.runtime.calls.listeners import STEPS, CallListener, HeardCall, Listeners
 from tests.runtime.calls.fake_ranks import call_on, life_of
 
@@ -44,6 +46,33 @@ def test_a_listener_of_everything_hears_of_the_calls_of_one_group_too() -> None:
     call_on(life_of(1), 1, listeners=inner).result(None)
 
     assert ends.count == 1
+
+
+class Asked(CallListener):
+    """Notes the numbers of calls that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def asked(self, call: HeardCall) -> None:
+        self.numbers.append(call.number)
+
+
+class Echo(px.Worker):
+    @px.register
+    def give(self, value: int) -> int:
+        return value
+
+
+def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group: Any = px.WorkerGroup(pool, Echo)
+        group.core.listeners.add(asked := Asked())
+        futures = [group.give.submit(1), group.give.submit(2)]
+
+        px.gather(*futures)
+
+    assert asked.numbers == [future.call.number for future in futures]
 
 
 def test_a_call_is_heard_by_those_who_were_there_when_it_was_planned() -> None:

@@ -175,7 +175,7 @@ class Call:
 
     def _follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
         """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
-        self._tell_asked()
+        self.tell_asked()
         self._check()
         until = limit if self.deadline is None else earliest(limit, self.deadline)
         while True:
@@ -403,7 +403,8 @@ class Call:
             except Exception as error:
                 self.listeners.drop(hook, error)
 
-    def _tell_asked(self) -> None:
+    def tell_asked(self) -> None:
+        """Tell its listeners that somebody waits for it."""
         if self.heard.asked:
             self.tell(self.heard.asked)
 

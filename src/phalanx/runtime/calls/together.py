@@ -20,6 +20,8 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     refs = _refs_of(calls)
     if refs is None:
         return False
+    for call in calls:
+        call.tell_asked()
     first = calls[0]
     transport = first.life.transport
     limit = None if timeout is None else transport.now() + timeout
