@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
@@ -49,7 +50,7 @@ class Loop:
 
         loop = self._made()
         if _running() is None:
-            return loop.run_until_complete(wait())
+            return _until_complete(loop, wait())
         return _on_other_thread(lambda: loop.run_until_complete(wait()))  # inline, inside a notebook's loop
 
     def _made(self) -> asyncio.AbstractEventLoop:
@@ -62,6 +63,19 @@ class Loop:
     async def to_end_at_once(self, awaitable: Awaitable[Any]) -> Any:
         """The same for a coroutine that runs by :func:`at_once`."""
         return self.to_end(awaitable)
+
+
+def _until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Its value; where a signal handler raises instead, it is cancelled, else it would go on with the next call."""
+    task = loop.create_task(coroutine)
+    try:
+        return loop.run_until_complete(task)
+    except BaseException:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                loop.run_until_complete(task)
+        raise
 
 
 def _running() -> asyncio.AbstractEventLoop | None:
