@@ -76,6 +76,7 @@ def test_nothing_is_left_when_the_driver_is_killed() -> None:
 
     driver.send_signal(signal.SIGKILL)
     driver.wait()
+    driver.stdout.close()
 
     def left() -> list[object]:
         groups = [

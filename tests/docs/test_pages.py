@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import phalanx as px
+from phalanx.dispatch import shardable
 from tests.docs.pages import DOCS, ROOT, Block, backend_of, blocks, name_of, pages, same_output
 
 OUTPUT = "Output"
@@ -67,6 +69,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, for pages that write files."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def own_row_types() -> Iterator[None]:
+    """What a page registers as rows, such as pandas' frames, ends with the page."""
+    before = dict(shardable._BY_TYPE)
+    yield
+    shardable._BY_TYPE.clear()
+    shardable._BY_TYPE.update(before)
+    shardable._ops_of_type.cache_clear()
 
 
 @pytest.fixture

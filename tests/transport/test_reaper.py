@@ -61,6 +61,8 @@ def tree() -> Iterator[Tree]:
     for pid in made.alive():
         os.kill(pid, 9)
     made.process.wait(5.0)
+    assert made.process.stdout is not None
+    made.process.stdout.close()
 
 
 def within(seconds: float, condition: Callable[[], object]) -> bool:

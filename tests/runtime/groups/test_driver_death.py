@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,27 @@ class Driver:
         return [pid for pid in self.pids if is_there(pid)] + groups
 
 
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Driver]]:
+    """Starts drivers; closes what they were heard by."""
+    started: list[Driver] = []
+
+    def start(ending: str) -> Driver:
+        started.append(Driver(ending))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.process.kill()
+        driver.process.communicate()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
-def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(signum: signal.Signals) -> None:
+def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
+    signum: signal.Signals, start: Callable[[str], Driver]
+) -> None:
     free = ray.available_resources()["object_store_memory"]
-    driver = Driver("call")
+    driver = start("call")
     assert all(map(is_there, driver.pids))
     assert within(10.0, driver.waits)
 
@@ -77,22 +95,26 @@ def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(signum
 
 
 @pytest.mark.parametrize(("ending", "code"), [("exception", 1), ("exit", 3), ("return", 0)])
-def test_nothing_is_left_after_the_driver_leaves_the_with_block(ending: str, code: int) -> None:
-    driver = Driver(ending)
+def test_nothing_is_left_after_the_driver_leaves_the_with_block(
+    ending: str, code: int, start: Callable[[str], Driver]
+) -> None:
+    driver = start(ending)
 
     assert driver.process.wait(15.0) == code
 
     assert within(5.0, lambda: not driver.left()), driver.left()
 
 
-def test_two_runs_of_one_script_at_once_do_not_meet_and_one_may_be_killed() -> None:
-    first, second = Driver("call"), Driver("call")
+def test_two_runs_of_one_script_at_once_do_not_meet_and_one_may_be_killed(
+    start: Callable[[str], Driver],
+) -> None:
+    first, second = start("call"), start("call")
 
     first.process.kill()
 
     assert within(5.0, lambda: not first.left()), first.left()
     assert all(map(is_there, second.pids))
-    third = Driver("return")
+    third = start("return")
     assert third.process.wait(15.0) == 0
     second.process.kill()
     assert within(5.0, lambda: not second.left())
