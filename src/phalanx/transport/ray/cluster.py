@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import socket
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -11,12 +13,14 @@ from typing import Any
 
 import ray
 from ray._private import auto_init_hook
+from ray._private import utils as ray_utils
 from ray._private.worker import global_worker
 
 from phalanx.errors import GroupClosed
 from phalanx.transport.base import CLUSTER_LEFT
 from phalanx.wire.value import Value
 
+_ANSWERS_WITHIN_S = 2.0
 _log = logging.getLogger("phalanx")
 
 
@@ -26,13 +30,42 @@ def is_running() -> bool:
 
 
 def start(options: dict[str, Any]) -> None:
-    """Connect to the cluster that ``options`` or the environment name; start a local one if there is none."""
+    """Connect to the cluster that ``options`` or the environment name; start a local one if there is none.
+
+    Ray notes the cluster that was started last on this machine, also once that has died, and would wait for it for a
+    minute; one that does not answer is passed over.
+    """
+    noted = None if options.get("address") or os.environ.get("RAY_ADDRESS") else _noted_address()
+    if noted is not None and not _answers(noted):
+        _log.warning(
+            "the Ray cluster that was started last on this machine, %s, does not answer; a new one is started",
+            noted,
+        )
+        options = {**options, "address": "local"}
     defaults: dict[str, Any] = {
         "include_dashboard": False,
         "log_to_driver": True,
         "logging_level": logging.WARNING,
     }
     ray.init(**{**defaults, **options})
+
+
+def _noted_address() -> str | None:
+    """The address of the cluster that Ray's ``init()`` would join; None where there is none, or nobody can tell."""
+    try:
+        return ray_utils.read_ray_address()
+    except Exception:  # private to Ray: without it, Ray finds out by itself
+        return None
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def stop() -> None:
