@@ -114,8 +114,8 @@ class FSDPTrainer(DeviceMeshWorker):
     def train_step(self, input_ids: torch.Tensor) -> dict[str, float]:
         """One AdamW step on the mean next-token loss over *all* rows of the call, however they are split.
 
-        ``input_ids`` are (rows, length). Returns ``loss`` and ``grad_norm`` (before clipping), by rank; they are
-        the same on each.
+        ``input_ids`` are (rows, length). Returns ``loss`` and ``grad_norm`` (before clipping): the same on each rank,
+        so a call gives each once.
 
         Raises:
             ValueError: no row has a next token.
