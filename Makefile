@@ -6,9 +6,11 @@ STAMP := $(VENV)/.made-from-pyproject-and-constraints
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 ARGS ?=
 VERL ?= .venv-verl/bin/python
+# What `make test` and `make test-slow` leave to the rules that make what these need.
+ELSEWHERE := not verl and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-slow check bench compat-diff clean
+.PHONY: help venv demo docs test test-slow test-verl soak check bench compat-diff clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,10 +35,18 @@ docs: $(STAMP) ## the documentation, into site/
 	@echo "open site/index.html"
 
 test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" chooses)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and $(ELSEWHERE)" $(ARGS)
 
 test-slow: $(STAMP) ## injected faults, many groups, whole examples
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m "slow and $(ELSEWHERE)" $(ARGS)
+
+test-verl: $(STAMP) ## verl's own trainers, on Phalanx and on verl's controller (makes an environment of verl, 2 GB)
+	$(BIN)/python -m bench.environment
+	$(BIN)/python -m pytest -m verl $(ARGS) tests/verl
+
+soak: $(STAMP) ## what takes long and is in no other rule: many restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
+	$(BIN)/python -m bench.environment
+	$(BIN)/python -m pytest -m soak -rP $(ARGS)
 
 check: $(STAMP) ## lint, format, types, who may import whom, and the documentation built strictly
 	$(BIN)/ruff check .

@@ -26,6 +26,7 @@ from bench.protocol import ContenderLost, Peer, RequestFailed
 from bench.runner import Run
 from bench.scenarios import BARE, FLOOR, FULL, PHALANX, QUICK, VERL, Block, blocks, goals
 from bench.stats import Row, as_json, rows_of
+from bench.trainers import turns
 
 PAGE = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "performance.png"
@@ -36,7 +37,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few sizes and repetitions, under three minutes")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="only scenarios whose name contains it"
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="only scenarios whose name contains it; verl_trainers (half an hour) runs only so",
     )
     parser.add_argument("--without", action="append", default=[], metavar="CONTENDER", help="leave one out")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
@@ -55,11 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         status = stack.enter_context(console.status("contenders start"))
         run = Run({}, begun + 60 * options.minutes, lambda text: _say(status, console, text))
-        versions = start_contenders(run, folder, options.without, stack)
+        versions = start_contenders(run, folder, options.without, stack) if plan else {}
         load = os.getloadavg()[0]
         for block in plan:
             run.walk(block)
-    rows = rows_of(run.samples, goals())
+        if any(turns.SCENARIO.startswith(name) for name in options.only or ()):
+            run.samples += turns.measure(run.say)
+    rows = rows_of(run.samples, {**goals(), **turns.goals()})
     facts = {
         **machine(),
         "load average at the start": round(load, 1),
@@ -154,7 +160,8 @@ def _cpu_info() -> list[str]:
 
 def _print(console: Console, rows: list[Row], run: Run) -> None:
     title = "median (lowest; quartiles) and ratios of medians: above 1x phalanx is faster"
-    console.print(table.rich_table(title, table.headings(), [table.cells(row) for row in rows]))
+    columns, lines = table.measured(table.headings(), [table.cells(row) for row in rows])
+    console.print(table.rich_table(title, columns, lines))
     if run.accounts:
         lines = [table.account_cells(account) for account in run.accounts]
         console.print(table.rich_table("memory above idle, one untimed run", table.account_headings(), lines))

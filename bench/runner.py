@@ -9,12 +9,25 @@ from typing import Any
 
 from bench.accounts import Account, PeakWatch
 from bench.protocol import ContenderLost, Peer, RequestFailed
-from bench.scenarios import BARE, FLOOR, PHALANX, UNTRACED, VERL, VERL_NUMPY, Block, Step
+from bench.scenarios import (
+    ALL_BYTES,
+    BARE,
+    FLOOR,
+    PHALANX,
+    UNTRACED,
+    UNVERIFIED,
+    VERL,
+    VERL_NUMPY,
+    Block,
+    Step,
+)
 from bench.stats import Case, Sample
 
 SERVED_BY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     PHALANX: (PHALANX, {}),
     UNTRACED: (PHALANX, {"traced": False}),
+    ALL_BYTES: (PHALANX, {"verify": "full"}),
+    UNVERIFIED: (PHALANX, {"verify": "off"}),
     VERL: (VERL, {}),
     VERL_NUMPY: (VERL, {"serialization": "numpy"}),
     BARE: (BARE, {}),

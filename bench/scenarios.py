@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.contenders.weights import REPLICATED, SHARDED
 from bench.stats import Case, Goal
 
 PHALANX, VERL, VERL_NUMPY, BARE, FLOOR = "phalanx", "verl", "verl numpy", "bare Ray", "floor"
 UNTRACED = "no trace"
+ALL_BYTES, UNVERIFIED = "phalanx, all bytes", "phalanx, unverified"
 ON_RAY = (PHALANX, VERL, BARE)
+ON_WEIGHTS = (PHALANX, ALL_BYTES, UNVERIFIED, BARE, FLOOR)
 DATA = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)
 
+BRAKED, UNBRAKED = "1000 items, 8 unread at most", "1000 items, any number unread"
 INLINE, PUT_ONCE = "in each message", "put once"
 
 
@@ -53,6 +57,7 @@ class Plan:
     empty_ranks: tuple[int, ...] = (1, 2, 4, 8, 16)
     data_ranks: tuple[int, ...] = (4, 8)
     megabytes: tuple[int, ...] = (1, 16, 64, 256)
+    weights: tuple[tuple[str, int], ...] = ((SHARDED, 512), (SHARDED, 1024), (REPLICATED, 512))
     planning_ranks: tuple[int, ...] = (64, 256, 1024, 4096)
     threshold_kilobytes: tuple[int, ...] = (4, 16, 32, 64, 96, 128, 256, 1024)
     chain_megabytes: int = 256
@@ -61,6 +66,8 @@ class Plan:
     start_repeats: int = 3
     empty_calls: int = 50
     traced_calls: int = 100
+    flow_ranks: tuple[int, ...] = (1, 4)
+    flow_items: Mapping[int, int] = field(default_factory=lambda: {1: 500, 1 << 10: 50, 64 << 10: 4})
     pipelined_calls: int = 1000
     imports: bool = True
     goals: Mapping[Case, tuple[Goal, ...]] = field(default_factory=dict)
@@ -72,6 +79,7 @@ QUICK = Plan(
     data_ranks=(4,),
     megabytes=(1, 256),
     planning_ranks=(64, 4096),
+    weights=((SHARDED, 512),),
     threshold_kilobytes=(16, 64, 256),
     repeats=2,
     start_repeats=1,
@@ -90,20 +98,35 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
         Case("split_gather", 4, 256): (Goal(VERL, 1 / 8), Goal(FLOOR, 1.05)),
         Case("chain_A_B_C", 4, 256): (Goal(VERL, 1 / 10), Goal(BARE, 1.1)),
         Case("call_of_10_ms", 4, variant="traced"): (Goal(UNTRACED, 1.02),),
+        Case("stream", 4, kilobytes=4, variant=BRAKED): (Goal(BARE, 1.25),),
+        Case("stream", 4, kilobytes=4, variant=UNBRAKED): (Goal(BARE, 1.25),),
     }
     for ranks in (1, 2, 4, 8, 16):
         found[Case("empty_call", ranks)] = (Goal(BARE, 1.08), Goal(VERL, 1.0))
+    for layout, megabytes in FULL.weights:
+        own = (Goal(FLOOR, 1.6),) if layout == SHARDED else ()
+        found[Case("weights", megabytes=megabytes, variant=layout)] = (Goal(BARE, 1 / 4), *own)
+        found[Case("weights", megabytes=megabytes, variant=layout)] += (Goal(UNVERIFIED, 1.05),)
     for ranks in (4, 8):
         found[Case("broadcast", ranks, 256)] = (Goal(VERL, 1 / 15),)
         for megabytes in (1, 16):
             found[Case("split_gather", ranks, megabytes)] = (Goal(BARE, 1.05),)
+    for ranks in FULL.flow_ranks:
+        found[Case("flow", ranks, kilobytes=1, variant="500 items a rank")] = (
+            Goal(BARE, 1 / 1.5),
+            Goal(VERL, 1 / 1.5),
+        )
+        found[Case("flow", ranks, 64, variant="4 items a rank")] = (Goal(BARE, 1 / 3), Goal(VERL, 1 / 3))
     return found
 
 
 def blocks(plan: Plan) -> Iterator[Block]:
     """The whole run: what needs no group; the chain, while there is memory; one block per number of ranks."""
     yield Block(0, steps=tuple(_without_groups(plan)))
+    yield Block(0, steps=tuple(_weights(plan)))
     yield Block(plan.chain_ranks, apart=(_chain(plan),), apart_groups=("a", "b", "c"))
+    for ranks in plan.flow_ranks:
+        yield Block(ranks, apart=tuple(_flow(plan, ranks)), apart_groups=("a", "b"))
     for ranks in sorted({*plan.empty_ranks, *plan.data_ranks}):
         measured = ranks in plan.data_ranks
         first = ranks == min(plan.data_ranks)
@@ -126,12 +149,31 @@ def _without_groups(plan: Plan) -> Iterator[Step]:
             yield Step(case, "planning", {"ranks": ranks, "mode": variant}, (PHALANX,), plan.repeats)
 
 
+def _weights(plan: Plan) -> Iterator[Step]:
+    """The contenders make the two roles themselves."""
+    for layout, size in plan.weights:
+        ours = (*ON_WEIGHTS, VERL) if layout == REPLICATED else ON_WEIGHTS
+        args = {"layout": layout, "megabytes": size}
+        yield Step(
+            Case("weights", megabytes=size, variant=layout), "weights", args, ours, plan.repeats + 2, 2
+        )
+
+
 def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
     if ranks in plan.empty_ranks:
         args = {"group": "a", "calls": plan.empty_calls}
         yield Step(Case("empty_call", ranks), "empty", args, ON_RAY, 2 * plan.repeats + 1)
     if ranks == plan.data_ranks[0]:
         yield from _small_calls(plan, ranks)
+
+
+def _flow(plan: Plan, ranks: int) -> Iterator[Step]:
+    """So many producers and as many consumers on one channel, or queue; each puts, or gets, so many items."""
+    for kilobytes, items in plan.flow_items.items():
+        large, small = divmod(kilobytes, 1 << 10)
+        case = Case("flow", ranks, large, small, variant=f"{items} items a rank")
+        args = {"groups": ["a", "b"], "kilobytes": kilobytes, "items": items}
+        yield Step(case, "flow", args, ON_RAY, plan.repeats)
 
 
 def _chain(plan: Plan) -> Step:
@@ -153,6 +195,10 @@ def _small_calls(plan: Plan, ranks: int) -> Iterator[Step]:
     calls = plan.pipelined_calls
     case = Case("pipelined_calls", ranks, variant=f"{calls} in flight")
     yield Step(case, "pipelined", {"group": "a", "calls": calls}, ON_RAY, max(2, plan.repeats - 2))
+    for variant, buffer in ((BRAKED, 8), (UNBRAKED, None)):
+        args = {"group": "a", "items": 1000, "buffer": buffer}
+        case = Case("stream", ranks, kilobytes=4, variant=variant)
+        yield Step(case, "stream", args, (PHALANX, BARE), plan.repeats)
     for kilobytes in plan.threshold_kilobytes:
         for variant in (INLINE, PUT_ONCE):
             case = Case("threshold", ranks, kilobytes=kilobytes, variant=variant)

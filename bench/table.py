@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.accounts import Account
-from bench.scenarios import BARE, FLOOR, PHALANX, UNTRACED, VERL, VERL_NUMPY
+from bench.scenarios import ALL_BYTES, BARE, FLOOR, PHALANX, UNTRACED, UNVERIFIED, VERL, VERL_NUMPY
 from bench.stats import Row, Summary
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-CONTENDERS = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED)
-RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED)
+CONTENDERS = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNVERIFIED, ALL_BYTES)
+RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNVERIFIED, ALL_BYTES)
 MISSING = "-"
 
 
@@ -54,6 +54,12 @@ def cells(row: Row) -> list[str]:
 
 def headings() -> list[str]:
     return ["case", *CONTENDERS, *(f"{name} / phalanx" for name in RATIOS), "goal"]
+
+
+def measured(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The same without the columns in which nothing stands."""
+    kept = [at for at in range(len(columns)) if at == 0 or any(line[at] != MISSING for line in lines)]
+    return [columns[at] for at in kept], [[line[at] for at in kept] for line in lines]
 
 
 def page_tables(rows: Sequence[Row]) -> str:

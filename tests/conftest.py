@@ -19,6 +19,16 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local cluster of tests n
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a module that says ``SLOW_ON_RAY = True`` are slow where their backend is Ray."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("backend") == "ray" and getattr(
+            getattr(item, "module", None), "SLOW_ON_RAY", False
+        ):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip slow tests once the time is over that a run of CI has for them."""
     after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
@@ -29,7 +39,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A local cluster with 8 logical accelerators, for the whole session."""
-    px.init(backend="ray", num_cpus=32, num_gpus=8)
+    with pytest.MonkeyPatch.context() as patch:
+        # Not px.init(backend="ray"): the default backend is that of each module's own fixture.
+        patch.setenv("PHALANX_BACKEND", "ray")
+        px.init(num_cpus=32, num_gpus=8)
     yield
     px.shutdown()
 
@@ -40,10 +53,10 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     name: str = request.param
     if name == "ray":
         request.getfixturevalue("ray_cluster")
-    else:
-        px.init(backend="inline", num_gpus=8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHALANX_BACKEND", name)
+        if name == "inline":
+            px.init(num_gpus=8)
         yield name
 
 

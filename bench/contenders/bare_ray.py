@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import ray
 import torch
+from ray.util.queue import Queue
 
-from bench.contenders.base import Shard, timed_loop, touch, trim
+from bench.contenders.base import Shard, item_of, make_items, timed_loop, touch, trim
+from bench.contenders.gathered_weights import GatheredRoles
 from bench.contenders.ray_based import RayContender
 
 
@@ -37,6 +40,9 @@ class Worker:
     def take(self, _: bytes) -> None:
         return None
 
+    def items(self, count: int) -> Iterator[np.ndarray]:
+        yield from make_items(count)
+
     def touch(self, batch: np.ndarray) -> float:
         return touch(_private(batch))
 
@@ -53,6 +59,19 @@ class Worker:
 
     def mean(self, piece: np.ndarray) -> float:
         return float(piece[:, 0].mean())
+
+    def put_items(self, queue: Queue, kilobytes: int, items: int) -> None:
+        item = item_of(kilobytes)
+        for _ in range(items):
+            queue.put(item)
+
+    def get_items(self, queue: Queue, items: int) -> float:
+        found = 0.0
+        for _ in range(items):
+            item = queue.get().clone()  # what is read from the store is shared
+            item[0] += 1
+            found += float(item[0])
+        return found
 
 
 def _private(array: np.ndarray) -> torch.Tensor:
@@ -84,6 +103,19 @@ class BareRay(RayContender):
     def pipeline(self, group: list[Any], calls: int) -> None:
         ray.get([actor.ping.remote() for _ in range(calls) for actor in group])
 
+    def stream(self, group: list[Any], count: int, buffer: int | None) -> Iterator[np.ndarray]:
+        options: dict[str, Any] = {"num_returns": "streaming"}
+        if buffer is not None:
+            options["_generator_backpressure_num_objects"] = buffer
+        open_ones = [actor.items.options(**options).remote(count) for actor in group]
+        while open_ones:
+            for one in ray.wait(open_ones, num_returns=1, fetch_local=False)[0]:
+                ref = next(one, None)  # pyright: ignore[reportArgumentType] a generator, which Ray's types do not tell
+                if ref is None:
+                    open_ones.remove(one)
+                else:
+                    yield np.array(ray.get(ref))  # writable, as the other's items are
+
     def wrap(self, batch: torch.Tensor) -> np.ndarray:
         return batch.numpy()
 
@@ -105,6 +137,24 @@ class BareRay(RayContender):
         made = [actor.produce.remote(rows // len(first)) for actor in first]
         touched = [actor.pass_back.remote(ref) for actor, ref in zip(second, made, strict=True)]
         return ray.get([actor.mean.remote(ref) for actor, ref in zip(third, touched, strict=True)])
+
+    def open_queue(self, items: int) -> Queue:
+        queue = Queue(items, actor_options={"num_cpus": 0})
+        queue.qsize()
+        return queue
+
+    def close_queue(self, queue: Queue) -> None:
+        queue.shutdown()
+
+    def flow(self, queue: Queue, groups: list[list[Any]], kilobytes: int, items: int) -> list[float]:
+        producers, consumers = groups
+        put = [actor.put_items.remote(queue, kilobytes, items) for actor in producers]
+        got = ray.get([actor.get_items.remote(queue, items) for actor in consumers])
+        ray.get(put)
+        return got
+
+    def weights(self, layout: str, megabytes: int) -> GatheredRoles:
+        return GatheredRoles(layout, megabytes)
 
     def do_threshold(self, group: str, kilobytes: int, variant: str, calls: int) -> float:
         """Median seconds to give `kilobytes` KiB to every rank: in each message, or put once as an object."""

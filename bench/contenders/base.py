@@ -16,10 +16,13 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+
+from bench.contenders.weights import WeightsRoles
 
 COLUMNS = 1024
 ROW_BYTES = 4 * COLUMNS
@@ -29,6 +32,12 @@ ROWS_PER_MB = (1 << 20) // ROW_BYTES
 def make_batch(rows: int) -> torch.Tensor:
     """float32 (rows, 1024); every element of row i is i mod 1024."""
     return (torch.arange(rows) % 1024).to(torch.float32)[:, None].repeat(1, COLUMNS)
+
+
+def make_items(count: int) -> Iterator[np.ndarray]:
+    """So many arrays of 4 KB; every element of item i is i."""
+    for index in range(count):
+        yield np.full(COLUMNS, index, np.float32)
 
 
 def touch(batch: torch.Tensor) -> float:
@@ -75,6 +84,8 @@ class Contender(ABC):
     def __init__(self) -> None:
         self._groups: dict[str, Any] = {}
         self._batches: dict[int, Any] = {}
+        self._weights: WeightsRoles | None = None
+        self._steps = 0
 
     def handle(self, op: str, args: dict[str, Any]) -> Any:
         """Dispatch one request of the runner to the method `do_<op>`."""
@@ -118,6 +129,10 @@ class Contender(ABC):
     def broadcast_readonly(self, group: Any, batch: Any) -> list[float]:
         """The batch to every rank for reading only; the ranks' means of the first elements."""
         raise NotImplementedError(f"{type(self).__name__} has no read-only arrival")
+
+    def stream(self, group: Any, count: int, buffer: int | None) -> Iterator[np.ndarray]:
+        """`count` items of each rank as they come, `buffer` of a rank unread at most (None: any number)."""
+        raise NotImplementedError(f"{type(self).__name__} has no methods that yield")
 
     @abstractmethod
     def split_gather(self, group: Any, batch: Any) -> torch.Tensor:
@@ -170,6 +185,16 @@ class Contender(ABC):
         check(all(abs(mean - expected) < 1e-6 for mean in means), f"reading gave {means}, not {expected}")
         return seconds
 
+    def do_stream(self, group: str, items: int, buffer: int | None) -> float:
+        """Seconds until all items of 4 KB that the ranks yield, `items` in all, were read as they came."""
+        made = self._groups[group]
+        ranks = len(self.pids(made))
+        each = items // ranks
+        seconds, found = timed(lambda: [float(one[-1]) for one in self.stream(made, each, buffer)])
+        expected = sorted(list(range(each)) * ranks)
+        check(sorted(found) == expected, f"a stream gave {len(found)} items, not {items}, or others")
+        return seconds
+
     def do_split_gather(self, group: str, megabytes: int) -> float:
         batch = self._batch(megabytes)
         seconds, joined = timed(lambda: self.split_gather(self._groups[group], batch))
@@ -191,8 +216,54 @@ class Contender(ABC):
         check(abs(mean - 2.0) < 1e-6, f"the chain's mean is {mean}, not 2.0")
         return seconds
 
+    def open_queue(self, items: int) -> Any:
+        """A queue that takes so many items and is ready to be used."""
+        raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
+
+    def close_queue(self, queue: Any) -> None:
+        """End it."""
+        raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
+
+    def flow(self, queue: Any, groups: list[Any], kilobytes: int, items: int) -> list[float]:
+        """Every rank of A puts `items` tensors into the queue, every rank of B gets as many and touches them; the sums
+        of the touched elements by rank of B."""
+        raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
+
+    def do_flow(self, groups: list[str], kilobytes: int, items: int) -> float:
+        """Seconds from the first put to the last item that was touched."""
+        made = [self._groups[name] for name in groups]
+        ranks = len(self.pids(made[0]))
+        queue = self.open_queue(items * ranks)
+        seconds, sums = timed(lambda: self.flow(queue, made, kilobytes, items))
+        self.close_queue(queue)
+        expected = items * ranks
+        check(sum(sums) == expected, f"{sum(sums)} items came out of {expected}")
+        return seconds
+
+    def weights(self, layout: str, megabytes: int) -> WeightsRoles:
+        """The two roles between which weights go."""
+        raise NotImplementedError(f"{type(self).__name__} brings no weights from role to role")
+
+    def do_weights(self, layout: str, megabytes: int, verify: str = "sampled") -> float:
+        """Seconds from trained weights to targets that have them."""
+        if self._weights is None or (self._weights.layout, self._weights.megabytes) != (layout, megabytes):
+            self._close_weights()
+            self._weights = self.weights(layout, megabytes)
+        made = self._weights
+        self._steps += 1
+        made.train(self._steps)
+        seconds, _ = timed(lambda: made.sync(verify))
+        check(made.is_at(self._steps), f"the targets do not have the weights of step {self._steps}")
+        return seconds
+
+    def _close_weights(self) -> None:
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+
     def do_tidy(self) -> None:
         """Give back what is left of earlier work, so that the others have the memory: the batch, and free heap."""
+        self._close_weights()
         self._batches.clear()
         trim()
         for made in self._groups.values():
@@ -237,6 +308,11 @@ def check(holds: bool, otherwise: str) -> None:
 
 def _mean_of_touched(rows: int) -> float:
     return float((torch.arange(rows) % 1024 + 1).double().mean())
+
+
+def item_of(kilobytes: int) -> torch.Tensor:
+    """float32 of so many KiB, all zeros: what flows through a queue."""
+    return torch.zeros(kilobytes << 8)
 
 
 class Shard:

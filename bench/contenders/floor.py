@@ -14,11 +14,22 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from bench.contenders.base import Contender, Shard, cpu_count, touch
+from bench.contenders.weights import (
+    COLUMNS,
+    LAYOUTS,
+    ROWS,
+    WeightsRoles,
+    is_at,
+    names,
+    target_tensors,
+    train,
+)
 
 MADV_HUGEPAGE = 14
 HUGE_PAGE_FROM = 4 << 20
@@ -57,6 +68,40 @@ def copied_out(source: torch.Tensor) -> torch.Tensor:
     return fresh_like(source).copy_(source)
 
 
+class FloorRoles(WeightsRoles):
+    """Weights: what a target wants -> shared memory; shared -> its private memory, which it has had before.
+
+    Each byte that more than one target wants is written once. Cores share the tensors.
+    """
+
+    def __init__(self, layout: str, megabytes: int) -> None:
+        super().__init__(layout, megabytes)
+        chosen = LAYOUTS[layout]
+        self._names = names(megabytes)
+        self._whole = {name: torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16) for name in self._names}
+        self._shared = {name: torch.zeros_like(tensor) for name, tensor in self._whole.items()}
+        self._targets = [target_tensors(layout, megabytes, rank) for rank in range(chosen.targets)]
+        self._threads = ThreadPoolExecutor(cpu_count())
+
+    def train(self, step: int) -> None:
+        train(self._whole, step)
+
+    def sync(self, verify: str) -> None:
+        list(self._threads.map(self._move, range(len(self._names))))
+
+    def _move(self, index: int) -> None:
+        name = self._names[index]
+        self._shared[name].copy_(self._whole[name])
+        for rank, target in enumerate(self._targets):
+            target[name].copy_(LAYOUTS[self.layout].wanted(rank, index).of(self._shared[name]))
+
+    def is_at(self, step: int) -> bool:
+        return all(is_at(target, step) for target in self._targets)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
 class Floor(Contender):
     """A group is only its number of ranks."""
 
@@ -90,6 +135,9 @@ class Floor(Contender):
         self._shared.like("down", rows)
         self._shared.like("up", rows)
         return super().do_chain(groups, megabytes)
+
+    def weights(self, layout: str, megabytes: int) -> FloorRoles:
+        return FloorRoles(layout, megabytes)
 
     def wrap(self, batch: torch.Tensor) -> torch.Tensor:
         return batch

@@ -6,13 +6,16 @@ import contextlib
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 import phalanx as px
-from bench.contenders.base import ROW_BYTES, Shard, check, timed, timed_loop, touch, trim
+from bench.contenders.base import ROW_BYTES, Shard, check, item_of, make_items, timed, timed_loop, touch, trim
+from bench.contenders.phalanx_weights import PhalanxRoles
 from bench.contenders.ray_based import RayContender
 
 
@@ -48,6 +51,10 @@ class PhalanxWorker(px.Worker):
     def look(self, batch: torch.Tensor) -> float:
         return float(batch[:, 0].double().mean())
 
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def items(self, count: int) -> Iterator[np.ndarray]:
+        yield from make_items(count)
+
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def pass_back(self, piece: torch.Tensor) -> torch.Tensor:
         touch(piece)
@@ -60,6 +67,21 @@ class PhalanxWorker(px.Worker):
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, readonly=True)
     def mean(self, piece: torch.Tensor) -> float:
         return float(piece[:, 0].mean())
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def put_items(self, channel: px.Channel, kilobytes: int, items: int) -> None:
+        item = item_of(kilobytes)
+        for _ in range(items):
+            channel.put(item)
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def get_items(self, channel: px.Channel, items: int) -> float:
+        found = 0.0
+        for _ in range(items):
+            item = channel.get()
+            item[0] += 1
+            found += float(item[0])
+        return found
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,9 @@ class Phalanx(RayContender):
     def wrap(self, batch: torch.Tensor) -> torch.Tensor:
         return batch
 
+    def stream(self, group: Pooled, count: int, buffer: int | None) -> Iterator[np.ndarray]:
+        return (item for _, item in group.group.items.stream(count, buffer=buffer))
+
     def broadcast(self, group: Pooled, batch: torch.Tensor) -> list[float]:
         return group.group.touch(batch)
 
@@ -122,9 +147,25 @@ class Phalanx(RayContender):
         made = first.produce.submit(wanted)
         return third.mean(second.pass_back.submit(made))
 
+    def open_queue(self, items: int) -> px.Channel:
+        return px.Channel(items)
+
+    def close_queue(self, queue: px.Channel) -> None:
+        queue.close()
+
+    def flow(self, queue: px.Channel, groups: list[Pooled], kilobytes: int, items: int) -> list[float]:
+        producers, consumers = (pooled.group for pooled in groups)
+        put = producers.put_items.submit(queue, kilobytes, items)
+        got = consumers.get_items(queue, items)
+        put.result()
+        return got
+
+    def weights(self, layout: str, megabytes: int) -> PhalanxRoles:
+        return PhalanxRoles(layout, megabytes)
+
     def do_planning(self, ranks: int, mode: str) -> float:
         """Seconds to plan one call on `ranks` ranks, without any of them: 4 KB rows, two per rank."""
-        from phalanx.declare.register import class_spec
+        from phalanx.declare.classes import class_spec
         from phalanx.dispatch.planner import plan
 
         name = {"ONE_TO_ALL": "touch", "DP_COMPUTE_PROTO": "pass_back"}[mode]

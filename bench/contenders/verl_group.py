@@ -7,18 +7,21 @@ the cheapest that it offers.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
 import ray
 import torch
+from verl.experimental.fully_async_policy.message_queue import MessageQueue, MessageQueueClient
 from verl.protocol import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-from bench.contenders.base import Shard, touch, trim
+from bench.contenders.base import Shard, item_of, touch, trim
 from bench.contenders.ray_based import RayContender
+from bench.contenders.verl_weights import VerlRoles
 
 SERIALIZATION = "VERL_DATAPROTO_SERIALIZATION_METHOD"
 """verl reads it at every pickling of a DataProto; unset, as verl leaves it, or "numpy", its faster way."""
@@ -73,6 +76,25 @@ class VerlWorker(Worker):
     def mean(self, piece: DataProto) -> float:
         return float(piece.batch["x"][:, 0].mean())
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def put_items(self, queue: Any, kilobytes: int, items: int) -> None:
+        client, item = MessageQueueClient(queue), item_of(kilobytes)
+
+        async def put() -> None:
+            for _ in range(items):
+                await client.put_sample(ray.cloudpickle.dumps(item))  # as its rollouter does
+
+        asyncio.run(put())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_items(self, queue: Any, items: int) -> float:
+        client, found = MessageQueueClient(queue), 0.0
+        for _ in range(items):
+            item = ray.cloudpickle.loads(client.get_sample_sync()[0])
+            item[0] += 1
+            found += float(item[0])
+        return found
+
 
 class Verl(RayContender):
     """Groups of VerlWorker."""
@@ -123,6 +145,21 @@ class Verl(RayContender):
         self._serialize_by(groups, serialization)
         return super().do_chain(groups, megabytes)
 
+    def open_queue(self, items: int) -> Any:
+        queue = MessageQueue.options(num_cpus=0).remote(None, items)  # of more it drops the oldest
+        ray.get(queue.get_queue_size.remote())
+        return queue
+
+    def close_queue(self, queue: Any) -> None:
+        ray.kill(queue)
+
+    def flow(self, queue: Any, groups: list[Any], kilobytes: int, items: int) -> list[float]:
+        producers, consumers = groups
+        put = producers.put_items(queue, kilobytes, items)
+        got = consumers.get_items(queue, items)
+        ray.get(put)
+        return got
+
     def _serialize_by(self, groups: list[str], method: str) -> None:
         os.environ[SERIALIZATION] = method
         for name in groups:
@@ -133,6 +170,9 @@ class Verl(RayContender):
 
     def split_gather(self, group: Any, batch: DataProto) -> torch.Tensor:
         return group.pass_back(batch).batch["x"]
+
+    def weights(self, layout: str, megabytes: int) -> VerlRoles:
+        return VerlRoles(layout, megabytes)
 
     def chain(self, groups: list[Any], rows: int) -> list[float]:
         first, second, third = groups

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from phalanx.declare.modes import Dispatch as Dispatch
     from phalanx.declare.modes import Execute as Execute
     from phalanx.declare.register import register as register
+    from phalanx.declare.weights import accept_weights as accept_weights
+    from phalanx.declare.weights import publish_weights as publish_weights
+    from phalanx.declare.weights import weights_version as weights_version
     from phalanx.declare.worker import Worker as Worker
     from phalanx.dispatch.modes import register_dispatch_mode as register_dispatch_mode
     from phalanx.dispatch.settings import ByPiece as ByPiece
@@ -27,29 +30,46 @@ if TYPE_CHECKING:
     from phalanx.errors import CallCancelled as CallCancelled
     from phalanx.errors import CallError as CallError
     from phalanx.errors import CallTimeout as CallTimeout
+    from phalanx.errors import ChannelClosed as ChannelClosed
+    from phalanx.errors import ChannelEmpty as ChannelEmpty
+    from phalanx.errors import ChannelError as ChannelError
+    from phalanx.errors import ChannelFull as ChannelFull
     from phalanx.errors import DeclarationError as DeclarationError
     from phalanx.errors import DispatchError as DispatchError
     from phalanx.errors import GroupBroken as GroupBroken
     from phalanx.errors import GroupClosed as GroupClosed
     from phalanx.errors import InternalError as InternalError
+    from phalanx.errors import ItemsLost as ItemsLost
     from phalanx.errors import PhalanxError as PhalanxError
     from phalanx.errors import PlacementError as PlacementError
     from phalanx.errors import RankReport as RankReport
     from phalanx.errors import RanksDiverged as RanksDiverged
     from phalanx.errors import RemoteCallError as RemoteCallError
     from phalanx.errors import StaleEpoch as StaleEpoch
+    from phalanx.errors import StalenessTimeout as StalenessTimeout
+    from phalanx.errors import WeightsDiffer as WeightsDiffer
+    from phalanx.errors import WeightsError as WeightsError
+    from phalanx.errors import WeightsLost as WeightsLost
+    from phalanx.errors import WeightsMismatch as WeightsMismatch
+    from phalanx.errors import WeightsTorn as WeightsTorn
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
     from phalanx.runtime.api.attach import attach as attach
     from phalanx.runtime.api.explain import explain as explain
     from phalanx.runtime.api.explain import status as status
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
+    from phalanx.runtime.api.sticky import sticky as sticky
     from phalanx.runtime.calls.counts import statistics as statistics
     from phalanx.runtime.calls.future import CallFuture as CallFuture
     from phalanx.runtime.calls.future import gather as gather
     from phalanx.runtime.calls.values import put as put
     from phalanx.runtime.calls.values import readonly as readonly
     from phalanx.runtime.life.policy import Restart as Restart
+    from phalanx.runtime.links.channel import Channel as Channel
+    from phalanx.runtime.links.staleness import Staleness as Staleness
+    from phalanx.runtime.links.versions import Version as Version
+    from phalanx.runtime.links.versions import weights as weights
+    from phalanx.runtime.links.weight_sync import WeightSync as WeightSync
     from phalanx.runtime.pools.pool import ResourcePool as ResourcePool
     from phalanx.runtime.pools.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
@@ -61,34 +81,56 @@ if TYPE_CHECKING:
     from phalanx.show.progress import progress as progress
     from phalanx.topology.mesh import Mesh as Mesh
     from phalanx.tracing.spans import span as span
+    from phalanx.transfer.fused import Fused as Fused
+    from phalanx.transfer.readers.megatron import MegatronRank as MegatronRank
+    from phalanx.transfer.readers.plain import Boxes as Boxes
 
 _HOME = {
+    "Boxes": "phalanx.transfer.readers.plain",
     "ByPiece": "phalanx.dispatch.settings",
     "CallCancelled": "phalanx.errors",
     "CallError": "phalanx.errors",
     "CallFuture": "phalanx.runtime.calls.future",
     "CallTimeout": "phalanx.errors",
+    "Channel": "phalanx.runtime.links.channel",
+    "ChannelClosed": "phalanx.errors",
+    "ChannelEmpty": "phalanx.errors",
+    "ChannelError": "phalanx.errors",
+    "ChannelFull": "phalanx.errors",
     "ClassWithInitArgs": "phalanx.declare.bind",
     "DeclarationError": "phalanx.errors",
     "Dispatch": "phalanx.declare.modes",
     "DispatchError": "phalanx.errors",
     "Execute": "phalanx.declare.modes",
+    "Fused": "phalanx.transfer.fused",
     "GroupBroken": "phalanx.errors",
     "GroupClosed": "phalanx.errors",
     "InternalError": "phalanx.errors",
+    "ItemsLost": "phalanx.errors",
+    "MegatronRank": "phalanx.transfer.readers.megatron",
     "Mesh": "phalanx.topology.mesh",
     "PhalanxError": "phalanx.errors",
     "PlacementError": "phalanx.errors",
     "RankReport": "phalanx.errors",
     "RanksDiverged": "phalanx.errors",
     "RemoteCallError": "phalanx.errors",
-    "Restart": "phalanx.runtime.life.policy",
     "ResourcePool": "phalanx.runtime.pools.pool",
+    "Restart": "phalanx.runtime.life.policy",
     "StaleEpoch": "phalanx.errors",
+    "Staleness": "phalanx.runtime.links.staleness",
+    "StalenessTimeout": "phalanx.errors",
+    "Version": "phalanx.runtime.links.versions",
+    "WeightSync": "phalanx.runtime.links.weight_sync",
+    "WeightsDiffer": "phalanx.errors",
+    "WeightsError": "phalanx.errors",
+    "WeightsLost": "phalanx.errors",
+    "WeightsMismatch": "phalanx.errors",
+    "WeightsTorn": "phalanx.errors",
     "Worker": "phalanx.declare.worker",
     "WorkerDiedError": "phalanx.errors",
     "WorkerGroup": "phalanx.runtime.api.group",
     "WorkerInitError": "phalanx.errors",
+    "accept_weights": "phalanx.declare.weights",
     "attach": "phalanx.runtime.api.attach",
     "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
@@ -100,6 +142,7 @@ _HOME = {
     "merge_resource_pool": "phalanx.runtime.pools.pool",
     "nsight": "phalanx.runtime.tools.profile",
     "progress": "phalanx.show.progress",
+    "publish_weights": "phalanx.declare.weights",
     "put": "phalanx.runtime.calls.values",
     "readonly": "phalanx.runtime.calls.values",
     "register": "phalanx.declare.register",
@@ -113,7 +156,10 @@ _HOME = {
     "split_rows": "phalanx.dispatch.split",
     "statistics": "phalanx.runtime.calls.counts",
     "status": "phalanx.runtime.api.explain",
+    "sticky": "phalanx.runtime.api.sticky",
     "trace": "phalanx.runtime.tools.trace",
+    "weights": "phalanx.runtime.links.versions",
+    "weights_version": "phalanx.declare.weights",
 }
 
 __version__ = "0.1.0"

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from phalanx.errors import DeclarationError
 
 BACKENDS = ("ray", "inline")
-Shown = Literal["all"] | tuple[int, ...]
-"""The ranks whose output the driver shows."""
+_MARKS = ("PHALANX_PROCESS", "PHALANX_STORE", "PHALANX_REPLAYED")  # of one process, and no settings
+Shown = Literal["all", "merged"] | tuple[int, ...]
+"""The ranks whose output the driver shows; "merged": all, and what several print at once is one line."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,12 @@ class Settings:
             (``PHALANX_INLINE_BYTES``); see docs/performance.md for the measurement behind the default.
         grace_s: how long the other ranks of a failed call may take to return or raise (``PHALANX_GRACE``).
         start_timeout: seconds within which a group must have started (``PHALANX_START_TIMEOUT``).
+        call_timeout: deadline in seconds of the calls of groups that have none of their own
+            (``PHALANX_CALL_TIMEOUT``).
         debug: compare outputs declared replicated, check read-only tensors (``PHALANX_DEBUG``).
         max_in_flight: submitted calls per group that may wait at once (``PHALANX_MAX_IN_FLIGHT``).
-        show_ranks: whose output the driver shows: "all", "none" or ranks as in "0,3" (``PHALANX_SHOW_RANKS``).
+        show_ranks: whose output the driver shows: "all", "merged", "none" or ranks as in "0,3"
+            (``PHALANX_SHOW_RANKS``).
         progress: whether waits of more than 2 s are shown in a terminal or a notebook (``PHALANX_PROGRESS``).
         metrics: whether calls are counted in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
         trace: where to write a trace of the whole run (``PHALANX_TRACE``); see ``px.trace``.
@@ -36,6 +40,7 @@ class Settings:
     inline_bytes: int = 96 * 1024
     grace_s: float = 1.0
     start_timeout: float = 300.0
+    call_timeout: float | None = None
     debug: bool = False
     max_in_flight: int = 1000
     show_ranks: Shown = (0,)
@@ -55,6 +60,7 @@ def settings() -> Settings:
         inline_bytes=int(_number("PHALANX_INLINE_BYTES", Settings.inline_bytes)),
         grace_s=_number("PHALANX_GRACE", Settings.grace_s),
         start_timeout=_number("PHALANX_START_TIMEOUT", Settings.start_timeout),
+        call_timeout=_number("PHALANX_CALL_TIMEOUT", 0.0) or None,
         debug=os.environ.get("PHALANX_DEBUG", "") not in ("", "0", "false"),
         max_in_flight=int(_number("PHALANX_MAX_IN_FLIGHT", Settings.max_in_flight)),
         show_ranks=shown_ranks(os.environ.get("PHALANX_SHOW_RANKS") or Settings.show_ranks),
@@ -62,6 +68,20 @@ def settings() -> Settings:
         metrics=os.environ.get("PHALANX_METRICS", "") not in ("0", "false"),
         trace=os.environ.get("PHALANX_TRACE") or None,
     )
+
+
+def overlays_verl() -> bool:
+    """Whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
+    return os.environ.get("PHALANX_VERL", "") not in ("", "0", "false")
+
+
+def own_variables() -> dict[str, str]:
+    """The variables of this library that are set here, for a process that shall have the same settings."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PHALANX_") and name not in _MARKS
+    }
 
 
 def backend_name(given: str) -> str:
@@ -76,13 +96,13 @@ def backend_name(given: str) -> str:
 
 
 def shown_ranks(given: Any) -> Shown:
-    """The ranks that ``given`` names: "all", "none", a rank, a list of ranks, or a text such as "0,3".
+    """The ranks that ``given`` names: "all", "merged", "none", a rank, a list of ranks, or a text such as "0,3".
 
     Raises:
         DeclarationError: it is nothing of this.
     """
-    if given in ("all", "none"):
-        return "all" if given == "all" else ()
+    if given in ("all", "merged", "none"):
+        return () if given == "none" else given
     ranks: Any = given
     if isinstance(given, str):
         ranks = [int(part) if part.strip().isdigit() else part for part in given.split(",")]
@@ -90,7 +110,7 @@ def shown_ranks(given: Any) -> Shown:
         ranks = [given]
     if not isinstance(ranks, Sequence) or not all(map(_is_rank, ranks)):
         raise DeclarationError(
-            f"show_ranks={given!r}: expected 'all', 'none', or ranks such as [0, 3] or '0,3'"
+            f"show_ranks={given!r}: expected 'all', 'merged', 'none', or ranks such as [0, 3] or '0,3'"
         )
     return tuple(ranks)
 

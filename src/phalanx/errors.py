@@ -18,7 +18,14 @@
      |- WeightsError             weights did not get from one role to another
      |   |- WeightsMismatch      yours: names, shapes or boxes of the two sides do not fit; nothing was moved
      |   |- WeightsTorn          a sync failed in the middle: these weights are of no one version
-     |   '- WeightsLost          a peer died, was late or sent something else while bytes moved
+     |   '- WeightsLost          a peer died or was late while bytes moved
+     |       '- WeightsDiffer    what arrived is not what was sent
+     |- ChannelError             one channel; has `.channel`
+     |   |- ChannelFull          no room in time (also a TimeoutError)
+     |   |- ChannelEmpty         not as much there in time as was asked for (also a TimeoutError)
+     |   |- ChannelClosed        it was finished or closed, or its owner is gone
+     |   '- ItemsLost            what was put went with the process that had it
+     |- StalenessTimeout         rows were not let begin in time (also a TimeoutError)
      '- InternalError            ours: a bug in phalanx, please report it
 
 All of them pickle with their fields. A rank's part in a failed call is a `RankReport`.
@@ -34,6 +41,10 @@ __all__ = [
     "CallCancelled",
     "CallError",
     "CallTimeout",
+    "ChannelClosed",
+    "ChannelEmpty",
+    "ChannelError",
+    "ChannelFull",
     "DeclarationError",
     "DispatchError",
     "FailureKind",
@@ -41,6 +52,7 @@ __all__ = [
     "GroupClosed",
     "GroupError",
     "InternalError",
+    "ItemsLost",
     "PhalanxError",
     "PlacementError",
     "RankReport",
@@ -48,6 +60,8 @@ __all__ = [
     "RanksDiverged",
     "RemoteCallError",
     "StaleEpoch",
+    "StalenessTimeout",
+    "WeightsDiffer",
     "WeightsError",
     "WeightsLost",
     "WeightsMismatch",
@@ -330,3 +344,40 @@ class WeightsLost(WeightsError):
     """A peer died, did not come in time, or what arrived is not what was sent. `.peer` names it, where one is known."""
 
     peer: str | None = None
+
+
+class WeightsDiffer(WeightsLost):
+    """What arrived is not what was sent; the message names the tensors and their parts."""
+
+
+class ChannelError(PhalanxError):
+    """Something about one channel, whose name is `.channel`."""
+
+    def __init__(self, message: str = "", *, channel: str = "") -> None:
+        PhalanxError.__init__(self, message)
+        self.channel = channel
+
+
+class ChannelFull(ChannelError, TimeoutError):
+    """There was no room for an item in time, or none could ever come. The item is not in, nothing of it is kept."""
+
+
+class ChannelEmpty(ChannelError, TimeoutError):
+    """There was not as much in time as was asked for, or none could ever come. Nothing was taken."""
+
+
+class ChannelClosed(ChannelError):
+    """The channel was finished and is empty, was closed, or its owner is gone; or this producer was closed."""
+
+
+class ItemsLost(ChannelError):
+    """Items are gone with the processes that had their bytes. Raised once, at the first take after that.
+
+    `.losses` has one entry for each process: `holder`, `why`, and how many `items`, `rows` and waiting `puts`.
+    """
+
+    losses: tuple[Any, ...] = ()
+
+
+class StalenessTimeout(PhalanxError, TimeoutError):
+    """Rows were not let begin within the time given: training is too far behind for them."""

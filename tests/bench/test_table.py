@@ -13,6 +13,7 @@ from bench.table import (
     duration,
     headings,
     markdown_table,
+    measured,
     page_tables,
     replace_between_markers,
     with_spread,
@@ -99,3 +100,10 @@ def test_only_what_is_between_the_markers_changes() -> None:
 def test_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="bench:begin"):
         replace_between_markers("nothing here", "new")
+
+
+def test_columns_of_contenders_that_nobody_measured_are_left_out() -> None:
+    assert measured(["case", "a", "b"], [["x", "-", "1 s"], ["y", "-", "-"]]) == (
+        ["case", "b"],
+        [["x", "1 s"], ["y", "-"]],
+    )

@@ -81,7 +81,7 @@ def test_three_planted_problems_are_found_each_with_its_fix() -> None:
     [
         ({"python": "3.9.1"}, "versions", "python 3.9.1 is too old", "3.10"),
         ({"versions": {"torch": "2.13.0"}}, "versions", "ray is not installed", "pip install"),
-        ({"versions": {"ray": "2.9.0", "torch": "2.13"}}, "versions", "ray 2.9.0 is too old", "2.49"),
+        ({"versions": {"ray": "2.9.0", "torch": "2.13"}}, "versions", "ray 2.9.0 is too old", "2.57"),
         ({"versions": {"ray": "2.60.0", "torch": "2.6.0+cpu"}}, "versions", "without CUDA", "pytorch.org"),
         (
             {"cluster": cluster(versions={"ray": "2.55.0"})},
@@ -175,3 +175,42 @@ def test_a_cluster_that_does_not_answer_is_a_failure() -> None:
     ran = CliRunner().invoke(app, ["doctor", "--address", "127.0.0.1:1"])
 
     assert (ran.exit_code, ran.stderr.count("\n"), "does not answer" in ran.stderr) == (2, 1, True)
+
+
+ASKED = {"PHALANX_VERL": "1"}
+BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plugin"}
+
+
+def verl(**changes: Any) -> str:
+    return dict(facts(dataclasses.replace(HEALTHY, **changes)))["verl"]
+
+
+def test_it_says_which_controller_verl_has() -> None:
+    assert verl() == "not installed"
+    assert "gives verl's own controller" in verl(verl="0.9.1", verl_hook=True)
+    assert verl(verl="0.9.1", verl_hook=True, environment=ASKED).endswith("gives the controller of Phalanx")
+    assert verl(verl="0.9.1", environment=BY_MODULE).endswith("gives the controller of Phalanx")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"environment": ASKED}, "not installed"),
+        ({"verl": "0.10.0", "verl_hook": True, "environment": ASKED}, "verl 0.10.0 is not of the line"),
+        ({"verl": "0.9.1", "environment": ASKED}, "on the path but not installed"),
+        (
+            {
+                "verl": "0.9.1",
+                "verl_hook": True,
+                "environment": {**ASKED, "VERL_USE_EXTERNAL_PLUGINS": "none"},
+            },
+            "VERL_USE_EXTERNAL_PLUGINS=none",
+        ),
+    ],
+)
+def test_a_controller_that_was_asked_for_and_is_not_there_is_a_finding(
+    changes: dict[str, Any], why: str
+) -> None:
+    ((topic, what, fix),) = planted(**changes)
+
+    assert (topic, why in what, "phalanx verl" in fix) == ("verl", True, True)

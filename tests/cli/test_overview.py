@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from phalanx.cli.logs import Line, Order, merged
 from phalanx.cli.overview import GroupNow, Overview, RankNow, doing, duration, rank_now, render
 from phalanx.cli.stack import alike
-from phalanx.show.notices import GroupEntry, RankEntry, RunEntry
+from phalanx.show.notices import ChannelEntry, GroupEntry, RankEntry, RunEntry
 from phalanx.transport.base import Sight
 from phalanx.transport.ray.usage import Gpu, Usage, read_gpus
 
@@ -153,3 +154,32 @@ BY_RANK = [
 )
 def test_lines_of_several_ranks_are_put_together(order: Order, tail: Any, texts: list[str]) -> None:
     assert [line.text for line in merged(BY_RANK, order, tail)] == texts
+
+
+def test_channels_of_a_run_are_listed_with_what_waits() -> None:
+    channel = ChannelEntry("abc123", "rollouts", "8 items", 3, 2048, 1, 0, 2, 40, 0, 5, 12.5, 1119.0, 1100.0)
+    text = io.StringIO()
+    Console(file=text, width=130).print(render(Overview("head:6379", 1120.0, (RUN,), (), (channel,))))
+    line = next(line for line in text.getvalue().splitlines() if "rollouts" in line)
+    assert line.split() == [
+        "rollouts",
+        "8",
+        "items",
+        "3",
+        "2.0",
+        "KiB",
+        "20",
+        "s",
+        "1",
+        "0",
+        "2",
+        "12.5",
+        "0",
+        "5",
+    ]
+
+
+def test_a_group_says_of_which_version_its_weights_are() -> None:
+    entry = replace(group(), weights={"policy": "whole(7)"})
+
+    assert "weights policy whole(7)" in shown(entry, [RankNow(rank(0))])

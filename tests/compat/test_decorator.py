@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from tensordict import TensorDict
@@ -337,3 +338,11 @@ def test_a_worker_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(KeyError, match="WORLD_SIZE"):
         Worker()
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_class_of_a_script_can_be_pickled_by_value(kind: str) -> None:
+    space: dict[str, Any] = {"__name__": "__main__", "register": register, "Dispatch": Dispatch}
+    exec(f"class Model:\n    @register(Dispatch.ONE_TO_ALL)\n    {kind} work(self, x): return x", space)
+
+    assert pickle.loads(cloudpickle.dumps(space["Model"].work))

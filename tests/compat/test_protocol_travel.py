@@ -195,7 +195,6 @@ class Doubler(px.Worker):
 
 @pytest.fixture(scope="module")
 def group() -> Any:
-    px.init(backend="inline")
     with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
         yield px.WorkerGroup(pool, Doubler)
 

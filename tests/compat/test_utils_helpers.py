@@ -324,7 +324,7 @@ def test_metadata_that_only_stand_for_rows_are_refused(kind: Any) -> None:
     def rows(data: Any) -> int:
         return len(data)
 
-    with pytest.raises(AssertionError, match="pass the batch itself"):
+    with pytest.raises(AssertionError, match="transfer_queue is not installed here"):
         rows(kind.__new__(kind))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -83,13 +83,47 @@ def test_the_reserved_names_are_the_groups_public_attributes() -> None:
     assert public <= RESERVED
 
 
-def test_generators_are_refused() -> None:
-    with pytest.raises(px.DeclarationError, match="generator"):
+def test_a_method_that_yields_streams() -> None:
+    class Yields(px.Worker):
+        @px.register
+        def numbers(self) -> Iterator[int]:
+            yield 1
+
+        @px.register
+        async def later(self) -> AsyncIterator[int]:
+            yield 1
+
+        @px.register
+        def one(self) -> int:
+            return 1
+
+    streams = {name: spec.streams for name, spec in class_spec(Yields).methods.items()}
+    assert streams == {"numbers": True, "later": True, "one": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"), [({"replay": True}, "returns"), ({"blocking": False}, "submit")]
+)
+def test_a_generator_is_neither_replayed_nor_left_unwaited_for(options: Any, advice: str) -> None:
+    with pytest.raises(px.DeclarationError, match=f"is a generator, and registered with (.|\n)*{advice}"):
 
         class Yields(px.Worker):
-            @px.register
-            def numbers(self):
+            @px.register(**options)
+            def numbers(self) -> Iterator[int]:
                 yield 1
+
+
+@pytest.mark.parametrize("name", ["buffer", "by"])
+def test_a_generator_has_no_parameter_of_a_name_that_stream_takes(name: str) -> None:
+    def of_buffer(self: object, buffer: int) -> Iterator[int]:
+        yield buffer
+
+    def of_by(self: object, by: int) -> Iterator[int]:
+        yield by
+
+    method = {"buffer": of_buffer, "by": of_by}[name]
+    with pytest.raises(px.DeclarationError, match=f"parameter '{name}'(.|\n)*rename"):
+        type("Yields", (px.Worker,), {"numbers": px.register(method)})
 
 
 def test_static_methods_are_refused() -> None:

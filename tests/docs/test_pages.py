@@ -84,7 +84,7 @@ def own_row_types() -> Iterator[None]:
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_BACKEND", "inline")
-    px.init(backend="inline", num_gpus=8)
+    px.init(num_gpus=8)
 
 
 @pytest.mark.parametrize("page", runnable("inline"))

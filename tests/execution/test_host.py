@@ -28,6 +28,9 @@ class Services:
     def folder(self) -> str:
         return ""
 
+    def put(self, value: Any) -> Any:
+        return value
+
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
         return list(refs)
 

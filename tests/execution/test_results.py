@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import phalanx as px
 from phalanx.collect.join import whole
-from phalanx.execution.results import described
+from phalanx.execution.results import described, encoded
 from phalanx.runtime.groups import core
 from phalanx.wire.codec import Encoded, decode
-from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT, with_rests
+from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT, BackendRef, with_rests
 
 LARGE = 128  # columns of float32 that make 1024 rows large enough to be halved
 
@@ -122,3 +122,17 @@ def test_a_result_reaches_every_rank_whole(group: px.WorkerGroup) -> None:
 def test_a_result_is_dealt_in_rows(group: px.WorkerGroup) -> None:
     shares = group.share(group.make.submit(ROWS))
     assert [value for values, _ in shares for value in values] == ROWS.tolist()
+
+
+class CountedByTheBackend:
+    """A reference that only its backend may pickle: for anybody else it would live for ever."""
+
+    def __reduce__(self) -> str:
+        raise AssertionError("pickled past the backend")
+
+
+def test_a_reference_within_an_output_is_left_for_the_backend_to_pickle() -> None:
+    ref = BackendRef(CountedByTheBackend())
+    made = encoded({"rows": torch.ones(3), "refs": [ref]})
+    assert list(made.tokens) == [ref]
+    assert decode(made)["refs"] == [ref]

@@ -108,7 +108,7 @@ def group_end(state: dict[str, Any], port: int, prefix: str, side: str, rank: in
     close(state)
     store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=30))
     place = {side: rank}
-    group = SpanningGroup(store, prefix, sources=SOURCE.ranks, targets=TARGET.ranks, **place)
+    group = SpanningGroup(store, prefix, sources=range(SOURCE.ranks), targets=range(TARGET.ranks), **place)
     state["end"] = GroupSource(group) if side == "source" else GroupTarget(group, rank)
 
 

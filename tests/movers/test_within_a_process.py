@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -30,6 +31,7 @@ class Dictionary:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], torch.Tensor] = {}
+        self._notes: dict[tuple[int, int], bytes] = {}
         self._changed = threading.Condition()
 
     def put(self, source: int, number: int, memory: torch.Tensor) -> None:
@@ -43,6 +45,16 @@ class Dictionary:
                 raise WeightsLost(f"bucket {number} of source rank {source} was not stored in time")
             return self._held[source, number]
 
+    def tell(self, source: int, target: int, note: bytes) -> None:
+        with self._changed:
+            self._notes[source, target] = note
+            self._changed.notify_all()
+
+    def told(self, source: int, target: int, timeout: float) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: (source, target) in self._notes, timeout)
+            return self._notes[source, target]
+
 
 Ends = tuple[list[SourceEnd], list[TargetEnd]]
 
@@ -50,12 +62,12 @@ Ends = tuple[list[SourceEnd], list[TargetEnd]]
 def local(sources: int, targets: int) -> Ends:
     """Roles of one process are one source and one target."""
     meeting = Meeting()
-    return [LocalSource(meeting)], [LocalTarget(meeting)]
+    return [LocalSource({0: meeting})], [LocalTarget({0: meeting})]
 
 
 def stored(sources: int, targets: int) -> Ends:
     shelf = Dictionary()
-    return [StoreSource(shelf) for _ in range(sources)], [StoreTarget(shelf) for _ in range(targets)]
+    return [StoreSource(shelf) for _ in range(sources)], [StoreTarget(shelf, rank) for rank in range(targets)]
 
 
 def ring(sources: int, targets: int) -> Ends:
@@ -101,6 +113,11 @@ def sync(
                 timeout=20.0,
             )
         )
+    at_once(*work)
+
+
+def at_once(*work: Callable[[], object]) -> None:
+    """Each in a thread of its own; what one raises is raised."""
     errors: list[BaseException] = []
 
     def run(one: Callable[[], object]) -> None:
@@ -156,12 +173,42 @@ def test_the_source_casts(mover: str) -> None:
     assert torch.equal(arrived[0]["layers.0.w"], named["layers.0.w"])
 
 
+@pytest.mark.parametrize("size", [0, 8, 1 << 20])
+@pytest.mark.parametrize("mover", MOVERS)
+def test_each_reader_gets_its_own_note_of_any_size(mover: str, size: int) -> None:
+    layout = ONE if mover == "local" else TWO
+    named = model([[8, 4]])
+    plan = make_plan(manifests(ONE, named), manifests(layout, named))
+    ends = MOVERS[mover](1, layout.ranks)
+    arrived = blank(locals_of(layout, named))
+    heard: dict[int, dict[int, bytes]] = {}
+
+    def send() -> None:
+        ends[0][0].send(
+            buckets_from(plan, 0, BUCKET_BYTES),
+            lambda slot: read_slot(locals_of(ONE, named)[0], slot),
+            timeout=20.0,
+            note=lambda target: bytes([target]) * size,
+        )
+
+    def receive(rank: int) -> None:
+        buckets = buckets_to(plan, rank, BUCKET_BYTES)
+        heard[rank] = (
+            ends[1][rank].receive(buckets, lambda slot: write_slot(arrived[rank], slot), timeout=20.0).notes
+        )
+
+    at_once(send, *(functools.partial(receive, rank) for rank in range(layout.ranks)))
+    close(ends)
+
+    assert heard == {rank: {0: bytes([rank]) * size} for rank in range(layout.ranks)}
+
+
 @pytest.mark.parametrize("mover", MOVERS)
 def test_a_rank_that_has_nothing_to_move_is_done_at_once(mover: str) -> None:
     ends = MOVERS[mover](1, 1)
 
     assert ends[0][0].send((), lambda slot: torch.empty(0), timeout=1.0) == 0
-    assert ends[1][0].receive({}, lambda slot: torch.empty(0), timeout=1.0) == 0
+    assert ends[1][0].receive({}, lambda slot: torch.empty(0), timeout=1.0).nbytes == 0
     close(ends)
 
 
@@ -184,16 +231,41 @@ def test_a_source_that_does_not_come_is_an_error_when_the_time_is_over(mover: st
     close(ends)
 
 
+@pytest.mark.parametrize("mover", ["local", "ring"])
+def test_a_source_that_gives_up_is_known_to_a_target_that_waits_for_it(mover: str) -> None:
+    named = model([[4]])
+    plan = make_plan(manifests(ONE, named), manifests(ONE, named))
+    (source,), (target,) = MOVERS[mover](1, 1)
+    due = buckets_to(plan, 0, BUCKET_BYTES)
+    giving_up = threading.Timer(0.05, source.close)
+    giving_up.start()
+
+    with pytest.raises(WeightsLost, match="ended"):
+        target.receive(due, lambda slot: torch.empty(0), timeout=10.0)
+    giving_up.join()
+    target.close()
+
+
+def test_a_target_that_gives_up_is_known_to_a_source_role_that_waits_for_it() -> None:
+    (source,), (target,) = local(1, 1)
+    named = model([[4]])
+    plan = make_plan(manifests(ONE, named), manifests(ONE, named))
+    target.close()
+
+    with pytest.raises(WeightsLost, match="target rank 0, a role of this process, has ended"):
+        source.send(buckets_from(plan, 0, BUCKET_BYTES), lambda slot: torch.empty(0), timeout=10.0)
+
+
 def test_one_thread_can_be_source_and_then_target() -> None:
     named = model([[4]])
     plan = make_plan(manifests(ONE, named), manifests(ONE, named))
     held, arrived = locals_of(ONE, named)[0], blank(locals_of(ONE, named))[0]
     meeting = Meeting()
 
-    LocalSource(meeting, wait=False).send(
+    LocalSource({0: meeting}, wait=False).send(
         buckets_from(plan, 0, BUCKET_BYTES), lambda slot: read_slot(held, slot), timeout=1.0
     )
-    LocalTarget(meeting).receive(
+    LocalTarget({0: meeting}).receive(
         buckets_to(plan, 0, BUCKET_BYTES), lambda slot: write_slot(arrived, slot), timeout=1.0
     )
 

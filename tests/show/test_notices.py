@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.show.notices import (
+    ChannelEntry,
     GroupEntry,
     NoSuchGroup,
     Notices,
@@ -94,3 +95,21 @@ def test_a_detached_group_outlives_its_driver_as_long_as_its_processes() -> None
 
     assert notices.stale([], ["server:0"]) == ["group/a/2"]
     assert notices.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
+
+
+def test_what_channels_of_a_dead_driver_left_is_stale() -> None:
+    flow = ChannelEntry("b", "rollouts", "8 items", 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 1.0)
+    handles = ("channel/01/kept", "channel/02/rollouts")
+    notices = Notices((run("a", "01"), run("b", "02")), (group("one", of="a"),), (flow,), handles)
+
+    stale = notices.stale(["01"], ())
+
+    assert stale == ["run/b", "flow/b/rollouts", "channel/02/rollouts"]
+    assert notices.without(stale).handles == ("channel/01/kept",)
+
+
+def test_channels_are_read_back_as_they_were_published() -> None:
+    flow = ChannelEntry("a", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
+    notices = read_notices({flow.key: to_bytes(flow), "channel/01/rollouts": b"\x80pickled"})
+
+    assert (notices.channels, notices.handles) == ((flow,), ("channel/01/rollouts",))

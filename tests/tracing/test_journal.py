@@ -202,3 +202,11 @@ def test_a_span_without_a_trace_does_nothing() -> None:
     assert process.sink is None
     with span("x", a=1) as found:
         assert isinstance(found, span)
+
+
+def test_items_that_went_out_one_by_one_are_counted(path: Path) -> None:
+    with Noted(Journal(str(path)), 5) as note:
+        note.started(0)
+        note.yielded(3)
+
+    assert reading(path).parts[5].items == 3

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.errors import DeclarationError, WeightsLost
-from phalanx.transfer.digests import Verify, compare, digest_pieces, fold, tensor_digest
+from phalanx.errors import DeclarationError, WeightsDiffer
+from phalanx.transfer.digests import Verify, _Bits, compare, digest_pieces, fold, tensor_digest
 from phalanx.transfer.plan import Plan
 from phalanx.transfer.planner import make_plan
-from phalanx.transfer.tensors import run_in_process
+from phalanx.transfer.tensors import name_of, run_in_process
 from tests.transfer.layouts import Layout, blank, layouts, locals_of, manifests, model
 
 LEVELS = ["sampled", "full"]
@@ -57,7 +57,7 @@ def test_what_arrived_whole_compares_equal_between_all_layouts(
 def test_two_shards_that_were_swapped_are_found(verify: Verify) -> None:
     plan, sent, found = arrived(TWO, TWO, model([[8, 4]]))
 
-    with pytest.raises(WeightsLost, match=r"layers.0.w0 \[0:4, 0:4\]"):
+    with pytest.raises(WeightsDiffer, match=r"layers.0.w0 \[0:4, 0:4\]"):
         check(plan, sent, found[::-1], verify)
 
 
@@ -66,23 +66,25 @@ def test_a_row_in_another_place_is_found(verify: Verify) -> None:
     plan, sent, found = arrived(TWO, ONE, model([[8, 4]]))
     found[0]["layers.1.w0"].copy_(found[0]["layers.1.w0"].roll(1, 0))
 
-    with pytest.raises(WeightsLost, match=r"layers\.1\.w0"):
+    with pytest.raises(WeightsDiffer, match=r"layers\.1\.w0"):
         check(plan, sent, found, verify)
 
 
-def test_one_stale_row_of_many_is_found_in_a_sample() -> None:
-    plan, sent, found = arrived(ONE, TWO, model([[4096, 8]]))
-    found[1]["layers.2.w0"][77] = -1
+@pytest.mark.parametrize("rows", [128, 1024])
+def test_one_stale_row_of_many_is_found_in_the_sample_of_one_of_the_next_versions(rows: int) -> None:
+    plan, sent, found = arrived(ONE, TWO, model([[rows, 8]]))
+    found[1]["layers.2.w0"][rows // 2 - 3] = -1
 
-    with pytest.raises(WeightsLost, match=r"1 of 4 pieces from source rank 0 are not on target rank 1"):
-        check(plan, sent, found, "sampled")
+    with pytest.raises(WeightsDiffer, match=r"1 of 4 pieces from source rank 0 are not on target rank 1"):
+        for version in range(rows // 2 // 64):  # rows of a piece to rows of a sample
+            check(plan, sent, found, "sampled", version)
 
 
 def test_one_flipped_bit_is_found_in_full() -> None:
     plan, sent, found = arrived(ONE, TWO, model([[64, 8]]))
     found[0]["layers.2.w0"].view(torch.int32)[3, 3] ^= 1
 
-    with pytest.raises(WeightsLost, match=r"layers\.2\.w0"):
+    with pytest.raises(WeightsDiffer, match=r"layers\.2\.w0"):
         check(plan, sent, found, "full")
 
 
@@ -90,7 +92,7 @@ def test_the_error_names_the_peer() -> None:
     plan, sent, found = arrived(ONE, ONE, model([[4]]))
     found[0]["layers.0.w0"][:] = 9
 
-    with pytest.raises(WeightsLost) as raised:
+    with pytest.raises(WeightsDiffer) as raised:
         check(plan, sent, found, "sampled")
 
     assert raised.value.peer == "source rank 0"
@@ -143,3 +145,20 @@ def test_an_unknown_level_is_refused() -> None:
 
     with pytest.raises(DeclarationError, match='give "sampled", "full" or "off"'):
         digest_pieces(plan, sent[0], "source", rank=0, verify="some")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", [0, 1, 7])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+)
+def test_the_quick_way_of_sampling_gives_the_digest_of_the_slow_one(dtype: torch.dtype, version: int) -> None:
+    tensor = torch.randint(0, 2, (6, 5000)).to(dtype)
+    part = tensor[1:5, 30:4999]
+
+    quick = _Bits({"w": tensor}).sampled("w", (1, 30), (4, 4969), name_of(dtype), version)
+
+    assert quick == tensor_digest(part, dtype, version=version)
+
+
+def test_the_quick_way_leaves_casts_to_the_slow_one() -> None:
+    assert _Bits({"w": torch.zeros(4)}).sampled("w", (0,), (4,), "bfloat16", 0) is None

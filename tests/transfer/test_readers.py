@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -327,6 +329,50 @@ def test_experts_have_a_parallelism_of_their_own() -> None:
     reading = read_megatron({"local_experts.0.w": tagged(torch.zeros(4), 0)}, rank)
 
     assert held(reading, "local_experts.0.w").shape == (4,)
+
+
+class Part(nn.Module):
+    """A stage as Megatron makes it: layers that know their global numbers, and some of the experts."""
+
+    def __init__(self, numbers: Sequence[int], experts: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Module() for _ in numbers)
+        for layer, number in zip(self.layers, numbers, strict=True):
+            layer.layer_number = number
+            layer.local_experts = nn.ModuleList(nn.Module() for _ in range(experts))
+
+
+@pytest.fixture
+def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's, of the last rank of tp 2 x ep 2, whose experts are cut over nothing."""
+    told = {
+        "model_parallel_is_initialized": True,
+        "get_tensor_model_parallel_rank": 1,
+        "get_tensor_model_parallel_world_size": 2,
+        "get_expert_tensor_parallel_rank": 0,
+        "get_expert_tensor_parallel_world_size": 1,
+        "get_expert_model_parallel_rank": 1,
+    }
+    state = SimpleNamespace(**{name: lambda value=value: value for name, value in told.items()})
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+
+
+@pytest.mark.usefixtures("parallel_state")
+def test_the_place_of_a_rank_is_read_from_megatrons_parallel_state() -> None:
+    here = MegatronRank.here(Part([3, 4], experts=4), vocabulary=22)
+    assert here == MegatronRank(1, 2, 0, 1, first_layer=2, first_expert=4, vocabulary=22)
+
+
+@pytest.mark.usefixtures("parallel_state")
+def test_layers_that_are_not_consecutive_are_refused() -> None:
+    with pytest.raises(DeclarationError, match=r"begin at \[0, 3\]"):
+        MegatronRank.here(Part([1, 5]))
+
+
+def test_without_a_parallel_state_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "megatron.core.parallel_state", raising=False)
+    with pytest.raises(DeclarationError, match="initialize_model_parallel"):
+        MegatronRank.here(Part([1]))
 
 
 def test_padding_of_the_vocabulary_is_not_held() -> None:

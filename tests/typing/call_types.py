@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 from typing_extensions import assert_type
@@ -103,6 +104,26 @@ class Model(px.Worker):
     async def later_async(self, x: list[int]) -> str:
         return str(x)
 
+    @px.register
+    def yields(self, x: int) -> Iterator[str]:
+        yield str(x)
+
+    @px.register
+    async def yields_async(self, x: int) -> AsyncIterator[str]:
+        yield str(x)
+
+    @px.register(px.Dispatch.ROWS)
+    def yields_rows(self, x: list[int]) -> Generator[str, None, None]:
+        yield str(x)
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def yields_on_zero(self) -> Iterator[str]:
+        yield ""
+
+    @px.register(px.Dispatch.ROWS, collect="list")
+    def yields_lists(self, x: list[int]) -> Iterator[str]:
+        yield str(x)
+
     @px.register({"dispatch_fn": dealt, "collect_fn": total})
     def custom(self, x: int) -> float:
         return float(x)
@@ -161,6 +182,25 @@ def of_coroutine_functions(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.bare_async)(1), list[str])
     assert_type(group.method(Model.rows_async)([1]), str)
     assert_type(group.method(Model.later_async)([1]), px.CallFuture[list[str]])
+
+
+def of_methods_that_yield(group: px.WorkerGroup) -> None:
+    assert_type(group.method(Model.yields)(1), list[list[str]])
+    assert_type(group.method(Model.yields_async).submit(1), px.CallFuture[list[list[str]]])
+    assert_type(group.method(Model.yields_rows)([1]), list[str])
+    assert_type(group.method(Model.yields_lists)([1]), list[list[str]])
+    assert_type(group.method(Model.yields_on_zero)(), list[str])
+    assert_type(list(group.method(Model.yields).stream(1)), list[tuple[int, str]])
+    assert_type(list(group.method(Model.yields_async).stream(1, buffer=2)), list[tuple[int, str]])
+    assert_type(list(group.method(Model.yields_rows).stream([1], by="rows")), list[tuple[int, Any]])
+    assert_type(list(group.method(Model.yields_on_zero).stream()), list[str])
+    assert_type(list(group[0].method(Model.yields).stream(1)), list[str])
+    assert_type(group[0].method(Model.yields)(1), list[str])
+
+
+async def of_streams_in_a_loop(group: px.WorkerGroup) -> None:
+    async with group.method(Model.yields).options(timeout=1.0).stream(1) as items:
+        assert_type([item async for item in items], list[tuple[int, str]])
 
 
 def of_derived_classes(group: px.WorkerGroup) -> None:

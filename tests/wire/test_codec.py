@@ -334,6 +334,27 @@ def test_objects_over_exactly_the_same_bytes_are_sent_once_and_share_memory() ->
     assert [bool((other != 0).all()) for other in others] == [True] * 4
 
 
+def test_an_array_shares_the_memory_of_a_leaf_again() -> None:
+    leaf = torch.zeros(1000, requires_grad=True)
+    first, array = through_buffers([leaf, leaf.detach().numpy()])
+    array[0] = 1
+    assert (first.requires_grad, first[0].item()) == (True, 1)
+
+
+def test_an_array_shares_the_memory_of_a_tensor_of_a_type_that_arrays_lack() -> None:
+    tensor = torch.zeros(1000, dtype=torch.bfloat16)
+    first, array = through_buffers([tensor, tensor.view(torch.int16).numpy()])
+    array[0] = 1
+    assert first[0].item() != 0
+
+
+@pytest.mark.parametrize("rows", [100, 1000, 1 << 20])
+def test_a_tensor_that_arrives_alone_keeps_strides_and_values(rows: int) -> None:
+    arrived = through_buffers(torch.arange(2 * rows).reshape(rows, 2).T)
+    assert arrived.stride() == (1, 2)
+    assert arrived[1].tolist() == list(range(1, 2 * rows, 2))
+
+
 def test_views_that_overlap_in_part_arrive_independent() -> None:
     tensor = torch.zeros(4)
     first, second = through_bytes((tensor[:3], tensor[1:]))
@@ -390,9 +411,10 @@ def test_small_tensors_and_arrays_are_views_of_the_one_buffer(policy: Policy) ->
     assert not third.flags.writeable
 
 
+@pytest.mark.parametrize("rows", [2, 2000])  # put together with others | a buffer of its own
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
-def test_small_tensors_and_arrays_over_the_same_bytes_share_memory_again(order: tuple[int, ...]) -> None:
-    tensor = torch.arange(6.0).reshape(2, 3)
+def test_tensors_and_arrays_over_the_same_bytes_share_memory_again(order: tuple[int, ...], rows: int) -> None:
+    tensor = torch.arange(3.0 * rows).reshape(rows, 3)
     views = [tensor, tensor.numpy(), tensor.T]
     arrived = decode(encode([views[place] for place in order]))
     assert all(type(got) is type(views[place]) for got, place in zip(arrived, order, strict=True))

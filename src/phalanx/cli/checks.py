@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from phalanx.cli.machine import Machine
+from phalanx.cli.machine import VERL_HOOK, Machine
 from phalanx.show.sizes import size
 
 GIB = 2**30
-_OLDEST = {"python": (3, 10), "ray": (2, 49), "torch": (2, 6)}
+_OLDEST = {"python": (3, 10), "ray": (2, 57), "torch": (2, 6)}
+_VERL_LINE = "0.9."
 _OPEN_FILES = 8192
 _PROCESSES = 4096
 _EPHEMERAL_PORTS = 5000
@@ -221,6 +222,45 @@ def _which_cluster(m: Machine) -> Iterator[Finding]:
         )
 
 
+def _why_not_verls(m: Machine) -> str:
+    """Why verl is not overlaid though that was asked for; empty where it is."""
+    if m.verl is None:
+        return "verl is not installed"
+    if not m.verl.startswith(_VERL_LINE):
+        return f"verl {m.verl} is not of the line {_VERL_LINE}x"
+    if VERL_HOOK in m.environment.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
+        return ""
+    policy = m.environment.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if policy != "auto" and "phalanx" not in policy.split(","):
+        return f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading its plugin"
+    return "" if m.verl_hook else "phalanx is on the path but not installed, so verl does not find its plugin"
+
+
+def _asked_for_verl(m: Machine) -> bool:
+    return m.environment.get("PHALANX_VERL", "") not in ("", "0", "false")
+
+
+def _verl(m: Machine) -> Iterator[Finding]:
+    why_not = _why_not_verls(m) if _asked_for_verl(m) else ""
+    if why_not:
+        yield Finding(
+            "verl",
+            f"PHALANX_VERL is set, but {why_not}: programs of verl do not run on Phalanx",
+            "start them with `phalanx verl ...`, which needs verl 0.9 and no plugin",
+        )
+
+
+def _verl_fact(m: Machine) -> str:
+    if m.verl is None:
+        return "not installed"
+    if not _asked_for_verl(m):
+        return f"{m.verl}: `import verl` gives verl's own controller; `phalanx verl ...` gives Phalanx's"
+    ours = not _why_not_verls(m)
+    return (
+        f"{m.verl}: `import verl` gives {'the controller of Phalanx' if ours else 'no controller of Phalanx'}"
+    )
+
+
 CHECKS = (
     _versions,
     _cores,
@@ -232,6 +272,7 @@ CHECKS = (
     _kernel,
     _security,
     _which_cluster,
+    _verl,
 )
 
 
@@ -263,6 +304,7 @@ def facts(m: Machine) -> list[tuple[str, str]]:
             if cluster
             else m.no_cluster,
         ),
+        ("verl", _verl_fact(m)),
     ]
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
 
 PACKAGES = ("phalanx", "ray", "torch", "numpy")
+VERL_HOOK = "phalanx.compat.verl_plugin"
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC,
           "memlock": resource.RLIMIT_MEMLOCK, "core": resource.RLIMIT_CORE}  # fmt: skip
 VARIABLES = (
@@ -32,6 +33,9 @@ VARIABLES = (
     "OMP_NUM_THREADS",
     "RAY_ADDRESS",
     "RAY_AUTH_MODE",
+    "PHALANX_VERL",
+    "VERL_USE_EXTERNAL_MODULES",
+    "VERL_USE_EXTERNAL_PLUGINS",
 )
 _NO_LIMIT = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
 _PREFIXES = ("RAY_EXPERIMENTAL_NOSET_",)
@@ -77,6 +81,9 @@ class Machine:
     token: bool = False
     cluster: Cluster | None = None
     no_cluster: str = "none runs here"
+    verl: str | None = None
+    verl_hook: bool = False
+    """Whether verl finds this library's plugin: it does where the library is installed, not merely on the path."""
 
 
 def variables() -> dict[str, str]:
@@ -106,6 +113,10 @@ def gather(
         disk_used=_used("/tmp/ray") if os.path.isdir("/tmp/ray") else _used("/tmp"),
         token=os.path.isfile(os.path.expanduser("~/.ray/auth_token")) or "RAY_AUTH_TOKEN" in os.environ,
         cluster=None if cluster_reader is None else _cluster(cluster_reader, host),
+        verl=_version("verl"),
+        verl_hook=any(
+            hook.value == VERL_HOOK for hook in importlib.metadata.entry_points(group="verl.plugins")
+        ),
     )
 
 

@@ -21,6 +21,8 @@ class Home(NamedTuple):
     module: str
     function: str
     summary: str
+    passes_on: bool = False
+    """Whether the words after the command's name are another program's, whatever they look like."""
 
 
 COMMANDS: dict[str, Home] = {
@@ -59,7 +61,21 @@ COMMANDS: dict[str, Home] = {
         "replay",
         "Run one rank's recorded calls alone in this process, with the debugger where it is asked for.",
     ),
+    "verl": Home(
+        "phalanx.cli.verl",
+        "verl",
+        "Run a program of verl's with Phalanx as its single controller: your command, with two words before it.",
+        passes_on=True,
+    ),
 }
+
+
+class Passing(TyperCommand):
+    """A command that reads none of its words as an option, but for `--help` in the first place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the words as they are."""
+        return super().parse_args(ctx, args if args[:1] == ["--help"] else ["--", *args])
 
 
 class Commands(TyperGroup):
@@ -96,7 +112,7 @@ def load(name: str) -> Any:
     home = COMMANDS[name]
     function = getattr(importlib.import_module(home.module), home.function)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name)(function)
+    single.command(name, cls=Passing if home.passes_on else None)(function)
     return typer.main.get_command(single)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.show.notices import GroupEntry, RankEntry, RunEntry
+from phalanx.show.notices import ChannelEntry, GroupEntry, RankEntry, RunEntry
 from phalanx.show.sizes import size
 from phalanx.transport.base import Sight
 from phalanx.transport.ray.usage import Gpu, Usage
@@ -56,6 +56,7 @@ class Overview:
     at: float
     runs: tuple[RunEntry, ...]
     groups: tuple[GroupNow, ...]
+    channels: tuple[ChannelEntry, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -68,6 +69,7 @@ class Overview:
                 "host": run.host,
                 "started": run.started,
                 "groups": [group for group in groups if group["run"] == run.run],
+                "channels": [asdict(one) for one in self.channels if one.run == run.run],
             }
             for run in self.runs
         ]
@@ -125,6 +127,7 @@ def _group_data(group: GroupNow) -> dict[str, Any]:
         "pool": entry.pool,
         "roles": entry.roles,
         "cause": entry.cause,
+        "weights": entry.weights,
         "ranks": [_rank_data(rank) for rank in group.ranks],
     }
 
@@ -155,6 +158,8 @@ def render(overview: Overview, rows: int | None = None) -> Any:
         parts.append(_run_line(run, overview.at))
         own = [group for group in overview.groups if group.entry.run == run.run]
         parts += [_group_table(group, overview.at, rows) for group in own] or [Text("  no groups\n")]
+        flows = [channel for channel in overview.channels if channel.run == run.run]
+        parts += [_channel_table(flows, overview.at)] if flows else []
     return Group(*parts)
 
 
@@ -174,6 +179,7 @@ def _group_table(group: GroupNow, at: float, rows: int | None) -> Any:
         (entry.name, "bold"), "  ", (entry.state, _STYLES.get(entry.state, "")),
         (f" for {duration(at - entry.changed)}, {size}", "dim"),
         (f", epoch {entry.epoch}" if entry.epoch else "", "dim"),
+        ("".join(f", weights {name} {text}" for name, text in entry.weights.items()), "dim"),
     )  # fmt: skip
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, caption_justify="left", pad_edge=True
@@ -188,6 +194,30 @@ def _group_table(group: GroupNow, at: float, rows: int | None) -> Any:
     if entry.cause and entry.state != "ready":
         notes.append(f"cause: {entry.cause}")
     table.caption = Text("\n".join(notes), style="dim")
+    return table
+
+
+def _channel_table(channels: Sequence[ChannelEntry], at: float) -> Any:
+    table = Table(title=Text("channels", "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True)
+    for name in ("channel", "may wait", "waiting", "bytes", "oldest", "taken", "puts wait", "takes wait"):
+        table.add_column(name, justify="left" if name in ("channel", "may wait") else "right", no_wrap=True)
+    for name in ("items/s", "dropped", "lost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in channels:
+        age = "-" if one.oldest is None else duration(at - one.oldest)
+        counts = (one.taken, one.puts, one.takes)
+        lost = Text(str(one.lost), "red" if one.lost else "")
+        table.add_row(
+            one.name,
+            one.limit,
+            str(one.waiting),
+            size(one.waiting_bytes),
+            age,
+            *map(str, counts),
+            f"{one.per_second:.1f}",
+            str(one.dropped),
+            lost,
+        )
     return table
 
 

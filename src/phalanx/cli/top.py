@@ -98,6 +98,7 @@ class Looker:
             at=time.time(),
             runs=tuple(run for run in notices.runs if self._group is None or run.run in runs),
             groups=tuple(GroupNow(group, tuple(now[_key(rank)] for rank in group.ranks)) for group in groups),
+            channels=notices.channels if self._group is None else (),
         )
 
 

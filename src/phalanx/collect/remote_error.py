@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.errors import PhalanxError, RankReport, RemoteCallError
+from phalanx.errors import PhalanxError, RankReport, RemoteCallError, WeightsError
 from phalanx.wire.exceptions import Parts, assemble, load_parts
 from phalanx.wire.failure import RankFailure
 
@@ -29,13 +29,14 @@ def remote_error_type(
 
     `plain` is given for whatever is no `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError),
     for StopIteration and its like, and for phalanx's own errors: a `GroupClosed` of some other group, met
-    inside a worker, says nothing about the group that was called. Of an error that came from a further group,
-    the remote type in it counts. The same arguments give the same type.
+    inside a worker, says nothing about the group that was called. (A `WeightsError` does.) Of an error that came
+    from a further group, the remote type in it counts. The same arguments give the same type.
     """
     base = getattr(base, "_phalanx_base", base)
     if (
         not issubclass(base, Exception)
-        or issubclass(base, (*_NEVER, PhalanxError))
+        or issubclass(base, _NEVER)
+        or (issubclass(base, PhalanxError) and not issubclass(base, WeightsError))
         or issubclass(plain, base)
     ):
         return plain

@@ -25,7 +25,8 @@ def class_spec(cls: type) -> ClassSpec:
 
     Raises:
         DeclarationError: a registered name would hide an attribute of the group, or the function is none that
-            a group can call (a generator, a static or class method, a property).
+            a group can call (a static or class method, a property), or a generator with ``replay=True``,
+            ``blocking=False`` or a parameter ``buffer`` or ``by``.
     """
     cached = cls.__dict__.get("__phalanx_class_spec__")
     if isinstance(cached, _Cached):
@@ -70,18 +71,38 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
         raise DeclarationError(
             f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method"
         )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise DeclarationError(
-            f"{cls.__name__}.{name} is a generator; a registered method returns one value. Return a list, or "
-            "call the method once per piece and use group.<method>.submit(...)"
-        )
+    signature = _signature(function)
+    streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if streams:
+        _check_generator(cls, name, partial, signature)
     return replace(
         partial,
         name=name,
-        is_async=inspect.iscoroutinefunction(function),
-        signature=_signature(function),
+        is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
+        streams=streams,
+        signature=signature,
         doc=inspect.getdoc(function),
     )
+
+
+def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
+    """See to it that a method that yields is declared as one can be."""
+    where = f"{cls.__name__}.{name} is a generator"
+    if partial.replay:
+        raise DeclarationError(
+            f"{where}, and registered with replay=True: a restart would make its items again for nobody. Move what "
+            "a new process needs into a method that returns, and register that one with replay=True"
+        )
+    if not partial.blocking:
+        raise DeclarationError(
+            f"{where}, and registered with blocking=False: leave that out, and call group.{name}.stream(...) for its "
+            f"items as they come, or group.{name}.submit(...) for a future"
+        )
+    taken = sorted({"buffer", "by"} & set(signature.parameters if signature else ()))
+    if taken:
+        raise DeclarationError(
+            f"{where} with a parameter {taken[0]!r}, which group.{name}.stream({taken[0]}=...) takes itself: rename it"
+        )
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

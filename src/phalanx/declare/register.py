@@ -25,6 +25,7 @@ from phalanx.declare.modes import (
     Execute,
     Listed,
     Mode,
+    RankZero,
     Scheme,
     Single,
     as_mode,
@@ -32,10 +33,13 @@ from phalanx.declare.modes import (
 )
 from phalanx.declare.results import (
     AsyncMethod,
+    AsyncStreaming,
+    AsyncYielding,
     Dropping,
     DroppingLater,
     Giving,
     GivingLater,
+    GivingOne,
     Listing,
     ListingLater,
     Making,
@@ -43,6 +47,8 @@ from phalanx.declare.results import (
     Method,
     Registered,
     RegisteredAsync,
+    Streaming,
+    Yielding,
 )
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError
@@ -54,6 +60,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 V = TypeVar("V")
 MARK = "__phalanx_spec__"
 
@@ -70,6 +77,7 @@ class _Options(TypedDict, total=False):
     to_device: bool
     replay: bool
     replicated: bool
+    needs_weights: bool
     pad_to_multiple: int | None
     pad_mask: str | None
 
@@ -77,6 +85,10 @@ class _Options(TypedDict, total=False):
 # For type checkers: by whether only rank 0 runs the method, then by collect= where it is given, else by the mode.
 @overload
 def register(method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
+@overload
+def register(method: Yielding[S, P, T], /) -> Streaming[S, list[list[T]], T, tuple[int, T], P]: ...
+@overload
+def register(method: AsyncYielding[S, P, T], /) -> AsyncStreaming[S, list[list[T]], T, tuple[int, T], P]: ...
 @overload
 def register(method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
 @overload
@@ -87,7 +99,7 @@ def register(
     blocking: _Waits = ...,
     collect: _First | None = ...,
     **options: Unpack[_Options],
-) -> Giving: ...
+) -> GivingOne: ...
 @overload
 def register(
     dispatch_mode: object = ...,
@@ -139,7 +151,16 @@ def register(
     execute_mode: _All = ...,
     blocking: _Waits = ...,
     *,
-    collect: _OneValue,
+    collect: _First,
+    **options: Unpack[_Options],
+) -> GivingOne: ...
+@overload
+def register(
+    dispatch_mode: object = ...,
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: Literal["join"],
     **options: Unpack[_Options],
 ) -> Giving: ...
 @overload
@@ -188,6 +209,15 @@ def register(
     **options: Unpack[_Options],
 ) -> ListingLater: ...
 @overload
+def register(  # pyright: ignore[reportOverlappingOverload] one mode gives one value, and tells of it
+    dispatch_mode: RankZero[Single],
+    execute_mode: _All = ...,
+    blocking: _Waits = ...,
+    *,
+    collect: None = ...,
+    **options: Unpack[_Options],
+) -> GivingOne: ...
+@overload
 def register(
     dispatch_mode: DispatchMode[Single],
     execute_mode: _All = ...,
@@ -222,6 +252,7 @@ def register(
     to_device: bool = False,
     replay: bool = False,
     replicated: bool = False,
+    needs_weights: bool = True,
     pad_to_multiple: int | None = None,
     pad_mask: str | None = None,
 ) -> Any:
@@ -240,6 +271,8 @@ def register(
         to_device: tensors among the arguments arrive on the worker's device.
         replay: ``group.restart()`` calls it again, with the same arguments, in the new processes.
         replicated: every rank is to return the same; compared in debug mode.
+        needs_weights: False for a method that may run while weights which this role accepts are of no one version,
+            because a sync failed in the middle; others then raise ``WeightsTorn``.
         pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back.
         pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
 
@@ -275,6 +308,7 @@ def register(
         to_device=to_device,
         replay=replay,
         replicated=replicated,
+        needs_weights=needs_weights,
         pad_to_multiple=pad_to_multiple,
         pad_mask=pad_mask,
     )

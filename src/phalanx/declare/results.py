@@ -7,7 +7,7 @@ the types from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 S = TypeVar("S")
@@ -15,6 +15,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
 One = TypeVar("One")
+T = TypeVar("T")
+Item = TypeVar("Item")
+Alone = TypeVar("Alone")
 
 
 class Returns(Generic[V, One]):
@@ -30,6 +33,12 @@ class ReturnsFuture(Generic[V, One]):
     exactly: Callable[[V, One], tuple[V, One]]
 
 
+class Yields(Generic[V, One, Item, Alone]):
+    """A method that yields: what a bare call gives, of all ranks and of one, and each item of its stream, likewise."""
+
+    exactly: Callable[[V, One, Item, Alone], tuple[V, One, Item, Alone]]
+
+
 #: A method that a caller waits for as for a function, and the coroutine function of which the worker runs each call.
 Method: TypeAlias = Callable[Concatenate[S, P], R]
 AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
@@ -38,6 +47,11 @@ Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
 RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
 Submitted: TypeAlias = Callable[Concatenate[S | ReturnsFuture[V, One], P], R]
 SubmittedAsync: TypeAlias = Callable[Concatenate[S | ReturnsFuture[V, One], P], Coroutine[object, None, R]]
+#: Generators, before and after.
+Yielding: TypeAlias = Callable[Concatenate[S, P], Iterator[T]]
+AsyncYielding: TypeAlias = Callable[Concatenate[S, P], AsyncIterator[T]]
+Streaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T], P], Iterator[T]]
+AsyncStreaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T], P], AsyncIterator[T]]
 
 
 class Listing(Protocol):
@@ -45,6 +59,12 @@ class Listing(Protocol):
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, list[list[T]], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(
+        self, method: AsyncYielding[S, P, T], /
+    ) -> AsyncStreaming[S, list[list[T]], T, tuple[int, T], P]: ...
     @overload
     def __call__(self, method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
 
@@ -63,6 +83,25 @@ class Giving(Protocol):
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, list[T], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(
+        self, method: AsyncYielding[S, P, T], /
+    ) -> AsyncStreaming[S, list[T], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, R, R, P, R]: ...
+
+
+class GivingOne(Protocol):
+    """Registers a method whose calls give what one rank gives."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, list[T], T, T, P]: ...
+    @overload
+    def __call__(self, method: AsyncYielding[S, P, T], /) -> AsyncStreaming[S, list[T], T, T, P]: ...
     @overload
     def __call__(self, method: Method[S, P, R], /) -> Registered[S, R, R, P, R]: ...
 
@@ -99,6 +138,10 @@ class Making(Protocol[V]):  # pyright: ignore[reportInvalidTypeVarUse] mypy know
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, V, R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, V, T, tuple[int, T], P]: ...
+    @overload
+    def __call__(self, method: AsyncYielding[S, P, T], /) -> AsyncStreaming[S, V, T, tuple[int, T], P]: ...
     @overload
     def __call__(self, method: Method[S, P, R], /) -> Registered[S, V, R, P, R]: ...
 

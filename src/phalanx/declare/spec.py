@@ -16,6 +16,8 @@ class MethodSpec:
 
     ``pad_to_multiple`` is the number that each piece's row count is padded up to a multiple of;
     ``pad_mask`` names a keyword argument in which the worker receives a bool tensor, True for real rows.
+    ``title`` is what people see in place of the name, where that is one of the library's own.
+    ``streams`` says that it is a generator, whose items a caller can have one by one.
     """
 
     name: str
@@ -29,6 +31,9 @@ class MethodSpec:
     pad_mask: str | None = None
     to_device: bool = False
     is_async: bool = False
+    needs_weights: bool = True
+    title: str = ""
+    streams: bool = False
     signature: inspect.Signature | None = field(default=None, compare=False)
     doc: str | None = field(default=None, compare=False)
 

@@ -2,86 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.classes import class_spec
+from phalanx.declare.context import (
+    Siblings,
+    WorkerContext,
+    being_made,
+    coordinates_of,
+    note_context,
+)
+from phalanx.declare.weights import Load, accept_weights, publish_weights
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
 if TYPE_CHECKING:
     import torch
-
-
-class Siblings(Mapping[str, Any]):
-    """The roles that live in this process, by name; filled while they are made, in the declared order."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def add(self, role: str, instance: Any) -> None:
-        self._made[role] = instance
-
-    def __getitem__(self, role: str) -> Any:
-        try:
-            return self._made[role]
-        except KeyError:
-            raise KeyError(
-                f"no role {role!r} in this process yet; here are: {sorted(self._made)}. Roles are made in the "
-                "order given to px.colocate, so a constructor sees only the ones before it"
-            ) from None
-
-    def __getattr__(self, role: str) -> Any:
-        if role.startswith("_"):
-            raise AttributeError(role)
-        try:
-            return self[role]
-        except KeyError as error:
-            raise AttributeError(error.args[0]) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
-@dataclass
-class WorkerContext:
-    """Who a worker is: its place in the group, and what it shares with the other roles of its process.
-
-    ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
-    that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
-    or functions that give them.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    group: str = ""
-    role: str = ""
-    epoch: int = 0
-    host: str = ""
-    node_id: str = ""
-    accelerator_ids: tuple[str, ...] = ()
-    device_type: str = "cpu"
-    local_device: int = 0
-    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
-    registered: dict[str, Any] = field(default_factory=dict[str, Any])
-    roles: Siblings = field(default_factory=Siblings)
-
-    def places(self) -> dict[str, dict[str, Any]]:
-        """This rank's coordinates in each registered mesh that there is by now."""
-        found = {name: mesh() if callable(mesh) else mesh for name, mesh in self.registered.items()}
-        return {name: coordinates_of(mesh, self.rank) for name, mesh in found.items() if mesh is not None}
-
-
-#: The context of the worker that is being made; read when a constructor asks for its rank.
-being_made: ContextVar[WorkerContext | None] = ContextVar("phalanx_worker_being_made", default=None)
 
 
 class Worker:
@@ -187,21 +125,31 @@ class Worker:
         """
         self._context.registered[name] = mesh if callable(mesh) else coordinates_of(mesh, self.rank)
 
+    def publish_weights(
+        self,
+        name: str,
+        model: Any,
+        *,
+        step: Callable[[], int] | None = None,
+        boxes: Mapping[str, Any] | None = None,
+        megatron: Any = None,
+    ) -> None:
+        """Let the weights of ``model`` be a source of syncs; see :func:`phalanx.publish_weights`."""
+        publish_weights(self, name, model, step=step, boxes=boxes, megatron=megatron)
 
-def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:
-    """This rank's coordinates by axis in a px.Mesh, a torch DeviceMesh, or a plain dict."""
-    if isinstance(mesh, Mesh):
-        return dict(mesh.coordinates(rank))
-    if isinstance(mesh, Mapping):
-        return {str(axis): int(place) for axis, place in mesh.items()}
-    axes, place = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "get_coordinate", None)
-    coordinate = place() if callable(place) else None
-    if axes and coordinate is not None:
-        return dict(zip(axes, (int(c) for c in coordinate), strict=True))  # type: ignore[union-attr]
-    raise DeclarationError(
-        f"register_mesh: got {type(mesh).__name__}; expected a px.Mesh, a dict of coordinates such as "
-        '{"dp": 0, "tp": 1}, or a torch DeviceMesh made with mesh_dim_names=(...) that contains this rank'
-    )
+    def accept_weights(
+        self,
+        name: str,
+        model: Any = None,
+        *,
+        load: Load | None = None,
+        share: bool = False,
+        swap: bool = True,
+        boxes: Mapping[str, Any] | None = None,
+        megatron: Any = None,
+    ) -> None:
+        """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.accept_weights`."""
+        accept_weights(self, name, model, load=load, share=share, swap=swap, boxes=boxes, megatron=megatron)
 
 
 def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: WorkerContext) -> Any:
@@ -219,4 +167,6 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
         being_made.reset(token)
     if hasattr(type(made), "_context"):
         made.__dict__.setdefault("_phalanx_context", context)
+    else:
+        note_context(made, context)
     return made

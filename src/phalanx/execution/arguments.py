@@ -8,10 +8,10 @@ from typing import Any
 
 from phalanx.collect.join import gather, join_rows
 from phalanx.collect.shares import only_settings, share_of
-from phalanx.dispatch.split import pad_rows, piece_of, slice_rows, take_rows
+from phalanx.dispatch.split import pad_rows, padded_size, piece_of, slice_rows, take_rows
 from phalanx.wire.arrival import current_arrival, received
 from phalanx.wire.codec import Policy, decode, decoding, nbytes_of
-from phalanx.wire.messages import Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.messages import Assembled, Piece, RankCall, Reference, Stored, Whole
 from phalanx.wire.outputs import PartInfo, with_rests
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
@@ -50,6 +50,8 @@ class Arguments:
                 return self._piece(token)
             case Whole():
                 return self._whole(token)
+            case Assembled():
+                return self._assembled(token)
             case _:
                 raise TypeError(f"unknown token {token!r}")
 
@@ -60,6 +62,26 @@ class Arguments:
         return decoding(
             policy, device=arrival.device, every_tensor=arrival.every_tensor, shared=arrival.shared
         )
+
+    def _assembled(self, value: Assembled) -> Any:
+        """Parts that lie where others put them; what is joined is copied by that."""
+        copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
+        parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
+        if not value.joined:
+            parts = [
+                part if cut[2] else join_rows([part])
+                for part, (_, cut) in zip(parts, value.parts, strict=True)
+            ]
+            return [parts[i % len(parts)] for i in range(padded_size(len(parts), value.pad_to_multiple))]
+        whole = all(cut[2] for _, cut in value.parts)
+        joined = join_rows(parts) if copied or not whole else parts[0]
+        return pad_rows(joined, value.pad_to_multiple) if value.pad_to_multiple else joined
+
+    def _stored_part(self, source: int | bytes, start: int, stop: int, whole: bool, copied: bool) -> Any:
+        policy = Policy.VIEW if copied or not whole else current_arrival().policy
+        with self._parts_decoded(policy):
+            part = decode(source) if isinstance(source, bytes) else self._fetch([self._refs[source]])[0]
+        return part if whole else slice_rows(part, start, stop)  # a view, which is copied when it is joined
 
     def _whole(self, whole: Whole) -> Any:
         """A result as its caller would get it, or one of its even pieces."""

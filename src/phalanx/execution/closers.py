@@ -28,6 +28,10 @@ class Closers:
         self._own_process = own_process
         self._lock = threading.Lock()
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        #: The rank in words, once it is one: "rank 2 of group 'actor'".
+        self.place = ""
+        #: Called with the reason if the rank ends without having run its closers.
+        self.if_lost: list[Callable[[str], object]] = []
         if own_process:
             _of_process[:] = [self]
 
@@ -67,13 +71,18 @@ _of_process: list[Closers] = []
 _current: ContextVar[Closers | None] = ContextVar("phalanx_closers", default=None)
 
 
+def current_closers() -> Closers | None:
+    """Those of the rank whose code this is; None where there is no rank."""
+    return _current.get() or next(iter(_of_process), None)
+
+
 def at_close(callback: Callable[..., object], *args: Any) -> None:
     """Have ``callback(*args)`` run at the end of the rank whose code this is, once, before what was registered earlier.
 
     Raises:
         InternalError: this is no rank.
     """
-    closers = _current.get() or next(iter(_of_process), None)
+    closers = current_closers()
     if closers is None:
         raise InternalError(
             "at_close() was called where there is no rank; call it from a method of a worker, or from a function "

@@ -20,7 +20,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Generator
-from types import FrameType
+from types import FrameType, TracebackType
 
 from phalanx.wire.messages import SideChannel
 from phalanx.wire.side_channel import CallPage, available
@@ -85,9 +85,9 @@ class Control:
         """
         slot = self.page.begin(number, method)
         try:
+            self.running = number  # before the question: a cancellation meanwhile finds one or the other
             if self.page.cancelled(number):
                 raise Interrupted("cancelled before it began")
-            self.running = number
             yield
         finally:
             self.running = 0
@@ -112,6 +112,47 @@ class Control:
             self._tasks.pop(number, None)
             self.page.end(slot)
 
+    @contextlib.contextmanager
+    def stream(self, number: int, method: str = "") -> Generator[StreamSteps]:
+        """The time of one call of a method that yields: while it is at an item it can be interrupted, and only then.
+
+        Raises:
+            Interrupted: from a step, or when one begins; the call was cancelled.
+        """
+        slot = self.page.begin(number, method)
+        try:
+            yield StreamSteps(self, number)
+        finally:
+            self.page.end(slot)
+
+    @contextlib.contextmanager
+    def task_stream(self, number: int, method: str = "") -> Generator[TaskSteps]:
+        """The same for one whose steps are taken by a task of the running loop."""
+        slot = self.page.begin(number, method)
+        try:
+            yield TaskSteps(self, number)
+        finally:
+            self.page.end(slot)
+
+    def enter_step(self, number: int) -> None:
+        """Begin to make an item on the main thread."""
+        self.running = number
+        if self.page.cancelled(number):
+            self.running = 0
+            raise Interrupted("interrupted between two items")
+
+    def enter_task_step(self, number: int) -> None:
+        """Begin to make an item in the current task."""
+        if self.page.cancelled(number):
+            raise Interrupted("interrupted between two items")
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks[number] = (asyncio.get_running_loop(), task)
+
+    def leave_task_step(self, number: int) -> None:
+        """That item is made; the task may be at something else."""
+        self._tasks.pop(number, None)
+
     def note_sockets(self) -> None:
         """Remember which sockets are open before the first process group: those are not the collectives'."""
         if not self._sockets:
@@ -132,12 +173,18 @@ class Control:
                 self._sever()
 
     def _interrupt(self) -> None:
-        for number, (loop, task) in list(self._tasks.items()):
+        for number, (loop, _) in list(self._tasks.items()):
             if self.page.cancelled(number):
-                loop.call_soon_threadsafe(task.cancel)
+                with contextlib.suppress(RuntimeError):  # its loop was closed
+                    loop.call_soon_threadsafe(self._cancel_task, number)
         main = threading.main_thread().ident
         if self._main and main is not None:
             signal.pthread_kill(main, INTERRUPT_SIGNAL)
+
+    def _cancel_task(self, number: int) -> None:
+        """End the task if it is still at that call; it may have gone on to something else meanwhile."""
+        if number in self._tasks:
+            self._tasks[number][1].cancel()
 
     def _sever(self) -> None:
         """Cut the connections of the process groups, so that a thread in a collective gets an error.
@@ -154,6 +201,38 @@ class Control:
                 if one.family in (socket.AF_INET, socket.AF_INET6):
                     one.getpeername()
                     one.shutdown(socket.SHUT_RDWR)
+
+
+class StreamSteps:
+    """The steps of one call that yields, on the main thread: a context manager, entered anew for each item."""
+
+    def __init__(self, control: Control, number: int) -> None:
+        self._control = control
+        self._number = number
+
+    def __enter__(self) -> None:
+        self._control.enter_step(self._number)
+
+    def __exit__(self, *error: object) -> None:
+        self._control.running = 0
+
+
+class TaskSteps:
+    """The same in a task of a loop."""
+
+    def __init__(self, control: Control, number: int) -> None:
+        self._control = control
+        self._number = number
+
+    def __enter__(self) -> None:
+        self._control.enter_task_step(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._control.leave_task_step(self._number)
+        if isinstance(error, asyncio.CancelledError) and self._control.page.cancelled(self._number):
+            raise Interrupted("interrupted while it ran") from None
 
 
 def _started() -> int:

@@ -6,8 +6,10 @@ A rank without hooks pays one look at an empty dict per call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
 from phalanx.errors import DeclarationError
@@ -91,7 +93,10 @@ class Hooks:
     def around(
         self, seen: Seen, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a method with the hooks around it; of an ``async`` one, what is to be awaited in its place."""
+        """Call a method with the hooks around it.
+
+        Of an ``async`` one, or one that yields, what is to be awaited or iterated over in its place.
+        """
         ends = [end for hook in tuple(self._armed.values()) if (end := hook.begin(seen)) is not None]
         if not ends:
             return function(*args, **kwargs)
@@ -102,6 +107,10 @@ class Hooks:
             raise
         if isinstance(result, Awaitable):
             return _awaited(result, ends)
+        if isinstance(result, GeneratorType):
+            return _yielding(result, ends)
+        if isinstance(result, AsyncGeneratorType):
+            return _yielding_async(result, ends)
         _end(ends, None)
         return result
 
@@ -119,6 +128,26 @@ async def _awaited(result: Awaitable[Any], ends: Sequence[End]) -> Any:
         raise
     _end(ends, None)
     return value
+
+
+def _yielding(items: Generator[Any], ends: Sequence[End]) -> Generator[Any]:
+    try:
+        yield from items
+    except BaseException as error:
+        _end(ends, error)
+        raise
+    _end(ends, None)
+
+
+async def _yielding_async(items: AsyncGenerator[Any], ends: Sequence[End]) -> AsyncGenerator[Any]:
+    try:
+        async with aclosing(items):
+            async for item in items:
+                yield item
+    except BaseException as error:
+        _end(ends, error)
+        raise
+    _end(ends, None)
 
 
 class Only:

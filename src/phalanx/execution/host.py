@@ -6,13 +6,16 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.worker import Worker, WorkerContext, make
-from phalanx.errors import DispatchError, FailureKind, StaleEpoch
+from phalanx.declare.classes import class_spec
+from phalanx.declare.context import WorkerContext, present, set_context_of_process
+from phalanx.declare.weights import WeightsDeclared
+from phalanx.declare.worker import Worker, make
+from phalanx.errors import DispatchError, FailureKind, StaleEpoch, WeightsTorn
 from phalanx.execution import rendezvous
 from phalanx.execution.arguments import Arguments
 from phalanx.execution.bootstrap import apply
@@ -25,13 +28,15 @@ from phalanx.execution.journals import Journals, size_of
 from phalanx.execution.loops import Loop, Way, at_once, awaited
 from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.services import Services
+from phalanx.execution.streams import GENERATORS, Anew, collected, one_by_one, streamed
+from phalanx.execution.weights.book import WeightsBook
 from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import ANY_EPOCH, HOST, RUN, Facts, RankCall, RankSetup
+from phalanx.wire.messages import ANY_EPOCH, RUN, Facts, RankCall, RankSetup, is_library_call
 from phalanx.wire.names import full_name
-from phalanx.wire.outputs import HALVED, OUTPUT
+from phalanx.wire.outputs import HALVED, OUTPUT, BackendRef
 from phalanx.wire.side_channel import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 
 _REMEMBERED = 256
@@ -55,16 +60,42 @@ class Host:
         self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         #: What a detached group leaves for drivers to come.
         self.record: bytes | None = None
-        self._journals = Journals(own_process=not services.in_driver)
+        self.journals = Journals(own_process=not services.in_driver)
         self._epoch = ANY_EPOCH
         self._bare_calls = 0
+        self._weights: WeightsBook | None = None
+        #: Why methods of a role may not run, by role: its weights are of no one version.
+        self.unusable: dict[str, str] = {}
         self.closers = Closers(own_process=not services.in_driver)
         # Ctrl-C reaches the ranks that live in the driver's process; in another one it is what a method raised.
         ends = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
-        self._here = Way(self._during, self._loop.to_end_at_once, ends)
-        self._on_loop = Way(self._during_task, awaited, (SystemExit, GeneratorExit))
+        self._here = Way(self._during, self._loop.to_end_at_once, ends, self._steps)
+        self._on_loop = Way(self._during_task, awaited, (SystemExit, GeneratorExit), self._task_steps)
         if services.in_driver:
             self.run_bare = self._run_bare_in_driver
+
+    @property
+    def weights(self) -> WeightsBook:
+        """What this rank publishes and accepts."""
+        if self._weights is None:
+            setup = self._setup
+            had, published = (setup.had_weights, setup.published_weights) if setup else ({}, {})
+            self._weights = WeightsBook(WeightsDeclared.of(self._context), had, published)
+            self.unusable = self._weights.unusable
+        return self._weights
+
+    def put(self, value: Any) -> BackendRef:
+        """Store a value with the backend; a reference to it, which an output may hold, and other ranks can fetch."""
+        return BackendRef(self._services.put(value))
+
+    def fetch(self, ref: BackendRef, timeout: float) -> Any:
+        """The value behind a reference.
+
+        Raises:
+            TimeoutError: it is not here within ``timeout`` seconds.
+            Exception: what the backend raises where the value is gone.
+        """
+        return self._services.fetch([ref.ref], timeout)[0]
 
     def report(self) -> Facts:
         """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
@@ -82,13 +113,14 @@ class Host:
         setup, body = RankSetup.unpack(data)
         self._setup = setup
         self._epoch = setup.epoch
+        self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
         try:
             self._log = apply(setup, self._services.in_driver)
             self._rendezvous(setup)
             arguments = Arguments(refs, self._services.fetch)
-            self._journals.files = setup.files
+            self.journals.files = setup.files
             with (
-                self._journals.of(setup.trace, SETUP_CALL) as note,
+                self.journals.of(setup.trace, SETUP_CALL) as note,
                 self._here.during(SETUP_CALL, "__init__"),
             ):
                 quietly = _NOWHERE if self._services.in_driver else importing()
@@ -100,7 +132,7 @@ class Host:
         except self._here.passes:
             raise
         except BaseException as error:
-            raise self._failure(error, "", "__init__") from None
+            raise self.failure(error, "", "__init__") from None
 
     def _rendezvous(self, setup: RankSetup) -> None:
         rendezvous.install()
@@ -127,6 +159,10 @@ class Host:
             meshes=setup.meshes,
         )
         self._context = shared
+        if not self._services.in_driver:
+            set_context_of_process(shared)
+        if setup.had_weights:
+            self.unusable = self.weights.unusable
         for role, (cls, args, kwargs) in roles.items():
             instance = make(cls, args, kwargs, replace(shared, role=role))
             self._instances[role] = instance
@@ -144,21 +180,38 @@ class Host:
         """As :meth:`run`, on the running loop: awaits of several calls interleave."""
         return await self._run(RankCall.unpack(data), refs, self._on_loop)
 
+    def stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Any]:
+        """Run one call whose method yields, as far as the next item whenever that is asked for; last a ``StreamEnd``.
+
+        Closing it before it has ended interrupts the call.
+
+        Raises:
+            RankFailure: whatever the call raised, or that it was interrupted.
+        """
+        return one_by_one(self.stream_async(data, refs, self._here))
+
+    def stream_async(
+        self, data: bytes, refs: Sequence[Any] = (), way: Way | None = None
+    ) -> AsyncGenerator[Any]:
+        """As :meth:`stream`, on the running loop."""
+        return streamed(self, RankCall.unpack(data), refs, way or self._on_loop)
+
     async def _run(self, call: RankCall, refs: Sequence[Any], way: Way) -> Any:
-        if call.epoch not in (ANY_EPOCH, self._epoch) and call.method != HOST:
-            raise self._refusal(call.role, call.method, call.epoch)
+        self.check_callable(call)
         try:
-            noted = self._journals.of(call.trace, call.call, waits=bool(refs))
+            noted = self.journals.of(call.trace, call.call, waits=bool(refs))
             with noted as note, way.during(call.call, full_name(call.role, call.method)):
                 guard = Guard() if call.debug else None
-                result = self._invoke(call, refs, guard, note)
+                result = self.invoke(call, refs, guard, note)
                 if isinstance(result, Awaitable):
                     result = await way.end(result)
+                if type(result) in GENERATORS:
+                    result = await collected(result, way.end, keep=call.keep)
                 return self._outgoing(call, result, guard, note)
         except way.passes:
             raise
         except BaseException as error:
-            raise self._failure(error, call.role, call.method) from None
+            raise self.failure(error, call.role, call.method) from None
 
     def run_bare(self, role: str, method: str) -> Any:
         """Run a call that came without a message: no arguments, its output kept.
@@ -168,14 +221,18 @@ class Host:
         """
         control, self._bare_calls = self._control, self._bare_calls + 1
         number = BARE_CALLS + self._bare_calls
+        if self.unusable:
+            self._check_weights(role, method)
         slot = 0 if control is None else control.page.begin(number, full_name(role, method))
-        if self._journals.on:
-            self._journals.off()
+        if self.journals.on:
+            self.journals.off()
         try:
             if control is not None:
+                control.running = (
+                    number  # before the question: a cancellation meanwhile finds one or the other
+                )
                 if control.page.cancelled(number):
                     raise Interrupted("cancelled before it began")
-                control.running = number
             function = getattr(self._target(role), method)
             bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
             result = function() if bare is None else self.hooks.around(bare, function, (), {})
@@ -185,21 +242,50 @@ class Host:
         except self._here.passes:
             raise
         except BaseException as error:
-            raise self._failure(error, role, method) from None
+            if control is not None:
+                control.running = 0  # what failed is described undisturbed
+            raise self.failure(error, role, method) from None
         finally:
             if control is not None:
                 control.running = 0
                 control.page.end(slot)
 
+    def _check_weights(self, role: str, method: str) -> None:
+        """Refuse a method of a role whose weights are of no one version, unless it says that it needs none."""
+        why = self.unusable.get(role)
+        if why is None or method == RUN or is_library_call(method):
+            return
+        spec = (
+            class_spec(type(self._instances[role])).methods.get(method) if role in self._instances else None
+        )
+        if spec is None or spec.needs_weights:
+            raise self.failure(WeightsTorn(f"{full_name(role, method)}: {why}"), role, method)
+
     def _run_bare_in_driver(self, role: str, method: str) -> Any:
-        with self.closers.current():
+        with self._here_now():
             return Host.run_bare(self, role, method)
 
+    @contextmanager
+    def _here_now(self) -> Generator[None]:
+        """The time in which this thread is at this rank, of those that share the process."""
+        with ExitStack() as stack:
+            stack.enter_context(self.closers.current())
+            stack.enter_context(present(self._context))
+            yield
+
     def _during(self, call: int, method: str) -> AbstractContextManager[None]:
-        return self.closers.current() if self._control is None else self._control.call(call, method)
+        return self._here_now() if self._control is None else self._control.call(call, method)
 
     def _during_task(self, call: int, method: str) -> AbstractContextManager[None]:
         return _NOWHERE if self._control is None else self._control.task(call, method)
+
+    def _steps(self, call: int, method: str) -> AbstractContextManager[AbstractContextManager[None]]:
+        if self._control is None:
+            return nullcontext(Anew(self.closers.current))
+        return self._control.stream(call, method)
+
+    def _task_steps(self, call: int, method: str) -> AbstractContextManager[AbstractContextManager[None]]:
+        return nullcontext(_NOWHERE) if self._control is None else self._control.task_stream(call, method)
 
     def enter_epoch(self, number: int) -> None:
         """Belong to another epoch from now on, in the process that this rank has.
@@ -209,6 +295,17 @@ class Host:
         """
         self._epoch = number
         self.run_bare = self._refuse_bare
+
+    def check_callable(self, call: RankCall) -> None:
+        """See to it that this rank may run a call: it is of its epoch, and its role has weights of one version.
+
+        Raises:
+            RankFailure: it may not.
+        """
+        if call.epoch not in (ANY_EPOCH, self._epoch) and not is_library_call(call.method):
+            raise self._refusal(call.role, call.method, call.epoch)
+        if self.unusable:
+            self._check_weights(call.role, call.method)
 
     def _refuse_bare(self, role: str, method: str) -> Any:
         raise self._refusal(role, method, ANY_EPOCH)
@@ -223,33 +320,56 @@ class Host:
             epoch=epoch,
             current=self._epoch,
         )
-        return self._failure(error, role, method, kind="stale")
+        return self.failure(error, role, method, kind="stale")
 
-    def run_plain(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_plain(
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        traced: tuple[str, int] = ("", PLAIN_CALL),
+    ) -> Any:
         """Call a method with plain arguments, for handles that are used without a group.
+
+        ``traced`` is the trace that the call is in, if any, and its number there.
 
         Raises:
             What the method raises, as it is: the backend's own errors are what such a caller expects.
         """
-        with self._noted(role, method):
+        with self._noted(role, method, traced) as note:
             result = self._plainly(role, method, args, kwargs)
-            return self._loop.to_end(result) if isinstance(result, Awaitable) else result
+            result = self._loop.to_end(result) if isinstance(result, Awaitable) else result
+            if note is not None:
+                note.finished()
+            return result
 
     async def run_plain_async(
-        self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        traced: tuple[str, int] = ("", PLAIN_CALL),
     ) -> Any:
         """As :meth:`run_plain`, on the running loop."""
-        with self._noted(role, method):
+        with self._noted(role, method, traced) as note:
             result = self._plainly(role, method, args, kwargs)
-            return await result if isinstance(result, Awaitable) else result
+            result = await result if isinstance(result, Awaitable) else result
+            if note is not None:
+                note.finished()
+            return result
 
     @contextmanager
-    def _noted(self, role: str, method: str) -> Generator[None]:
+    def _noted(self, role: str, method: str, traced: tuple[str, int]) -> Generator[Noted | None]:
         """The time of a call that was made past the library, which nobody can cancel."""
         page = None if self._control is None else self._control.page
         slot = 0 if page is None else page.begin(PLAIN_CALL, full_name(role, method))
         try:
-            yield
+            with self.journals.of(*traced, waits=False) as note:
+                if note is not None:
+                    note.started(0)
+                yield note
         finally:
             if page is not None:
                 page.end(slot)
@@ -262,8 +382,9 @@ class Host:
             )
         return getattr(self._instances[role], method)(*args, **kwargs)
 
-    def _invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
-        if call.debug and call.method != HOST:
+    def invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
+        """Call the method of a call with its arguments; what it returns."""
+        if call.debug and not is_library_call(call.method):
             self.order.append((call.call, full_name(call.role, call.method)))
         device = None
         if call.to_device:
@@ -279,7 +400,7 @@ class Host:
             if self.hooks:
                 return self._hooked(call, refs, device, function, (target, *rest), kwargs)
             return function(target, *rest, **kwargs)
-        if call.method == HOST:
+        if is_library_call(call.method):
             return args[0](self, *args[1:], **kwargs)
         method = getattr(self._target(call.role), call.method)
         if guard is not None:
@@ -302,6 +423,12 @@ class Host:
 
         seen = Seen(call.role, call.method, again, to_device=call.to_device)
         return self.hooks.around(seen, function, args, kwargs)
+
+    def lost(self, why: str) -> None:
+        """Note that this rank ended without having been closed, where it has no process of its own to show it."""
+        for tell in self.closers.if_lost:
+            tell(why)
+        self.closers.if_lost.clear()
 
     @property
     def place(self) -> RankSetup | None:
@@ -329,7 +456,7 @@ class Host:
         if note is not None:
             note.finished()
         if guard is not None:
-            guard.check(call.method, self._setup.rank if self._setup else -1)
+            guard.check(call.method, self._context.rank)
         if not call.keep:
             result = None
         sent_back = (
@@ -361,9 +488,10 @@ class Host:
         if errors:
             raise errors[0]
 
-    def _failure(
+    def failure(
         self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
     ) -> RankFailure:
+        """What a call raises that failed here."""
         if isinstance(error, RankFailure):  # an upstream future failed: its own report names the source
             error = DispatchError(f"an argument of this call is the result of a call that failed: {error}")
         setup = self._setup

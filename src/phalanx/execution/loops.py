@@ -8,18 +8,26 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from phalanx.errors import InternalError
 
 
 class Way(NamedTuple):
-    """How calls run here: the time of one, by number and name; how what it awaits comes to its end; and what it may
-    raise that is no answer to it, since it ends the process, or comes from whoever ends it."""
+    """How calls run here: the time of one, by number and name; how what it awaits comes to its end; what it may raise
+    that is no answer to it, since it ends the process, or comes from whoever ends it; and the time of one that yields,
+    which gives that of each of its steps, entered anew for every item."""
 
     during: Callable[[int, str], AbstractContextManager[None]]
     end: Callable[[Awaitable[Any]], Awaitable[Any]]
     passes: tuple[type[BaseException], ...]
+    steps: Callable[[int, str], AbstractContextManager[AbstractContextManager[None]]]
+
+
+class Begun(Protocol):
+    """A coroutine, or the next step of an async generator."""
+
+    def send(self, value: None, /) -> Any: ...
 
 
 async def awaited(awaitable: Awaitable[Any]) -> Any:
@@ -27,7 +35,7 @@ async def awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def at_once(coroutine: Begun) -> Any:
     """The value of a coroutine that has nothing to wait for: whatever it awaits comes to its end when it is awaited."""
     try:
         coroutine.send(None)

@@ -9,11 +9,24 @@ import numpy as np
 from phalanx.dispatch.split import row_ops, rows_of, settings_of, slice_rows
 from phalanx.dispatch.structure import flatten
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import encode
+from phalanx.wire.codec import Encoded
+from phalanx.wire.codec import encode as encode_value
 from phalanx.wire.lazy import is_tensor
-from phalanx.wire.outputs import PartInfo
+from phalanx.wire.outputs import BackendRef, PartInfo
 
 PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _itself(ref: BackendRef) -> BackendRef:
+    return ref
+
+
+_LEFT_TO_THE_BACKEND = {BackendRef: _itself}
+
+
+def encode(result: Any) -> Encoded:
+    """An output, with the references in it beside its head."""
+    return encode_value(result, hoist=_LEFT_TO_THE_BACKEND)
 
 
 def encoded(result: Any) -> Any:

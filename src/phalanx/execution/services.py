@@ -24,6 +24,10 @@ class Services(Protocol):
         """Where this process may keep files of its own, on its node; made when it is first written to."""
         ...
 
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
-        """The values behind the transport's references."""
+    def put(self, value: Any) -> Any:
+        """Store a value; a reference to it, which other processes of the cluster can fetch."""
+        ...
+
+    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """The values behind the transport's references. Raises TimeoutError if that takes longer."""
         ...

@@ -51,7 +51,7 @@ from phalanx.flow.channel_messages import (
     Withdrawn,
 )
 from phalanx.flow.items import Cut, Item
-from phalanx.flow.ledger import Ledger, Tally
+from phalanx.flow.ledger import End, Ledger, Tally
 from phalanx.flow.rates import Rate
 from phalanx.flow.requests import Requests
 from phalanx.flow.snapshots import By, ChannelState, Depth, Lease
@@ -123,6 +123,10 @@ class ChannelHome:
     def losses(self) -> tuple[Loss, ...]:
         """What the next taker will be told is lost."""
         return tuple(self._losses.values())
+
+    def is_closing(self, producer: str) -> bool:
+        """Whether something of a producer that closes is still needed."""
+        return producer in self._closing
 
     def depth(self, now: float) -> Depth:
         """How full it is, who waits, for how long, and how fast it flows."""
@@ -218,7 +222,7 @@ class ChannelHome:
             return [LeaseOver(number)]
         self._delivered.add(len(lease.parts), now)
         self._delivered_bytes.add(sum(part.nbytes for part in lease.parts), now)
-        return _freed(self._ledger.settle(lease.cuts, "delivered"))
+        return _freed(self._ledger.settle(lease.cuts, "delivered"), "delivered")
 
     def _give_back(self, event: GiveBack) -> list[Instruction]:
         lease = self._leases.pop(event.lease, None)
@@ -248,7 +252,7 @@ class ChannelHome:
     def _let_go(self, cuts: Collection[Cut], reason: str) -> list[Instruction]:
         if cuts:
             self.reasons[reason] = self.reasons.get(reason, 0) + len(cuts)
-        return _freed(self._ledger.settle(cuts, "dropped"))
+        return _freed(self._ledger.settle(cuts, "dropped"), "dropped")
 
     def _process_gone(self, event: Gone) -> list[Instruction]:
         process = event.process
@@ -270,7 +274,7 @@ class ChannelHome:
             first = part.item.number not in numbers
             numbers.add(part.item.number)
             self._note_loss(part.item.holder, why, items=int(first), rows=part.rows)
-        return _freed(self._ledger.settle(cuts, "lost"))
+        return _freed(self._ledger.settle(cuts, "lost"), "lost")
 
     def _note_loss(self, holder: str, why: str, items: int = 0, rows: int = 0, puts: int = 0) -> None:
         if items or rows or puts:
@@ -395,5 +399,5 @@ class ChannelHome:
         return [cut for lease in self._leases.values() for cut in lease.cuts]
 
 
-def _freed(items: list[Item]) -> list[Instruction]:
-    return [Freed(tuple(items))] if items else []
+def _freed(items: list[Item], end: End) -> list[Instruction]:
+    return [Freed(tuple(items), end)] if items else []

@@ -236,9 +236,13 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Freed:
-    """To the link: nothing of these items is under way; their holders may let go of the bytes."""
+    """To the link: nothing of these items is under way; their holders may let go of the bytes.
+
+    `end` is what became of the rest of them.
+    """
 
     items: tuple[Item, ...]
+    end: Literal["delivered", "dropped", "lost"] = "delivered"
 
 
 @dataclass(frozen=True)

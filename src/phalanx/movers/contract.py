@@ -8,14 +8,27 @@ each byte is copied once on each side, and casts happen in the source's copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from phalanx.transfer.buckets import Bucket, Slot
 from phalanx.transfer.tensors import dtype_named
 
-__all__ = ["Read", "SourceEnd", "TargetEnd", "Write", "fill", "spread", "typed"]
+__all__ = [
+    "Note",
+    "Read",
+    "Received",
+    "SourceEnd",
+    "StagingSource",
+    "StagingTarget",
+    "TargetEnd",
+    "Write",
+    "fill",
+    "silent",
+    "spread",
+    "typed",
+]
 
 Read = Callable[[Slot], torch.Tensor]
 """The source's part of a slot, as a view, of the source's type."""
@@ -24,11 +37,27 @@ Write = Callable[[Slot], torch.Tensor]
 """Where the slot's elements belong, as a view of the target's memory."""
 
 
+Note = Callable[[int], bytes]
+"""What the source has to say to a target rank beside the buckets; asked once all of them are filled."""
+
+
+def silent(target: int) -> bytes:
+    """A note with nothing in it."""
+    return b""
+
+
+class Received(NamedTuple):
+    """What came: bytes written, and the note of each source that had buckets for this rank."""
+
+    nbytes: int
+    notes: dict[int, bytes]
+
+
 class SourceEnd(Protocol):
     """One source rank's end."""
 
-    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float) -> int:
-        """Send ``buckets``, in order; returns when all readers have them, with the bytes sent.
+    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float, note: Note = silent) -> int:
+        """Send ``buckets``, in order, then its note to each reader; returns the bytes when all readers have them.
 
         Raises:
             WeightsLost: a reader died or did not come within ``timeout`` seconds. The end is closed.
@@ -43,8 +72,8 @@ class SourceEnd(Protocol):
 class TargetEnd(Protocol):
     """One target rank's end."""
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> int:
-        """Receive from each source its buckets with this rank's slots; returns the bytes written.
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> Received:
+        """Receive from each source its buckets with this rank's slots, and its note.
 
         Raises:
             WeightsLost: a source died or did not come within ``timeout`` seconds. The end is closed, and what was
@@ -54,6 +83,32 @@ class TargetEnd(Protocol):
 
     def close(self) -> None:
         """Give everything back. May be called again."""
+        ...
+
+
+@runtime_checkable
+class StagingSource(SourceEnd, Protocol):
+    """A source's end for targets that receive on a thread of their own, which nobody calls."""
+
+    def answers(self, readers: Sequence[int], *, timeout: float) -> dict[int, bytes]:
+        """What each reader says of what was sent last, waited for.
+
+        Raises:
+            WeightsLost: a reader died, or did not answer within ``timeout`` seconds. The end is closed.
+        """
+        ...
+
+
+@runtime_checkable
+class StagingTarget(TargetEnd, Protocol):
+    """A target's end that a thread waits at."""
+
+    def begun(self, sources: Sequence[int], *, timeout: float) -> bool:
+        """Whether one of these sources has begun to send, or is gone; waited for up to ``timeout`` seconds."""
+        ...
+
+    def answer(self, sources: Sequence[int], text: bytes) -> None:
+        """Tell sources something of what they sent last."""
         ...
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.errors import DeclarationError
-from phalanx.movers.contract import Read, Write
-from phalanx.movers.deadline import Deadline
+from phalanx.movers.contract import Note, Read, Received, Write, silent
+from phalanx.movers.deadline import Deadline, lost
 from phalanx.transfer.buckets import Bucket
 from phalanx.transfer.manifest import Manifest
 
@@ -22,23 +22,25 @@ class Meeting:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[Read] = deque()
+        self._waiting: deque[tuple[Read, bytes]] = deque()
+        self._answers: deque[bytes] = deque()
         self._taken = 0
         self._given = 0
+        self._over = False
 
-    def give(self, read: Read) -> int:
+    def give(self, read: Read, note: bytes = b"") -> int:
         """Offer what ``read`` gives; returns the number of the offer."""
         with self._changed:
-            self._waiting.append(read)
+            self._waiting.append((read, note))
             self._given += 1
             self._changed.notify_all()
             return self._given
 
-    def take(self, deadline: Deadline, peer: str) -> Read:
-        """The next offer."""
+    def take(self, deadline: Deadline, peer: str) -> tuple[Read, bytes]:
+        """The next offer, with its note."""
         with self._changed:
             while not self._waiting:
-                self._changed.wait(deadline.left(peer))
+                self._wait_for(peer, deadline)
             return self._waiting.popleft()
 
     def done(self) -> None:
@@ -51,51 +53,105 @@ class Meeting:
         """Until the offer of that number has been copied."""
         with self._changed:
             while self._taken < offer:
-                self._changed.wait(deadline.left(peer))
+                self._wait_for(peer, deadline)
+
+    def given(self, timeout: float) -> bool:
+        """Whether there is an offer that nobody has taken, or will be none; waited for."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._waiting) or self._over, timeout)
+
+    def answer(self, text: bytes) -> None:
+        """Say something of the offer that was taken last."""
+        with self._changed:
+            self._answers.append(text)
+            self._changed.notify_all()
+
+    def answered(self, deadline: Deadline, peer: str) -> bytes:
+        """What was said of an offer."""
+        with self._changed:
+            while not self._answers:
+                self._wait_for(peer, deadline)
+            return self._answers.popleft()
+
+    def end(self) -> None:
+        """One of the two is gone: who waits for it, or comes to wait, hears so at once."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _wait_for(self, peer: str, deadline: Deadline) -> None:
+        if self._over:
+            raise lost(peer, f"{peer}, a role of this process, has ended its part of the sync; sync again")
+        self._changed.wait(deadline.left(peer))
 
 
 class LocalSource:
-    """A source role's end. ``wait=False`` where the same thread receives afterwards: then ``send`` only offers."""
+    """A source role's end.
 
-    def __init__(self, meeting: Meeting, *, wait: bool = True) -> None:
-        self._meeting = meeting
+    Args:
+        meetings: with each target rank of this process.
+        wait: False where the same thread receives afterwards: then ``send`` only offers.
+    """
+
+    def __init__(self, meetings: Mapping[int, Meeting], *, wait: bool = True) -> None:
+        self._meetings = meetings
         self._wait = wait
 
-    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float) -> int:
+    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float, note: Note = silent) -> int:
         """See :class:`phalanx.movers.contract.SourceEnd`."""
         deadline = Deadline(timeout)
-        if buckets:
-            offer = self._meeting.give(read)
-            if self._wait:
-                self._meeting.wait(offer, deadline, "the target role of this process")
+        readers = sorted({reader for bucket in buckets for reader in bucket.readers})
+        offers = [(reader, self._meetings[reader].give(read, note(reader))) for reader in readers]
+        for reader, offer in offers if self._wait else ():
+            self._meetings[reader].wait(offer, deadline, f"target rank {reader}")
         return sum(bucket.nbytes for bucket in buckets)
 
+    def answers(self, readers: Sequence[int], *, timeout: float) -> dict[int, bytes]:
+        """See :class:`phalanx.movers.contract.StagingSource`."""
+        deadline = Deadline(timeout)
+        return {
+            reader: self._meetings[reader].answered(deadline, f"target rank {reader}") for reader in readers
+        }
+
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held; who waits for this end hears that it is gone."""
+        for meeting in self._meetings.values():
+            meeting.end()
 
 
 class LocalTarget:
-    """A target role's end."""
+    """A target role's end: ``meetings`` with each source rank of this process."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, meetings: Mapping[int, Meeting]) -> None:
+        self._meetings = meetings
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> int:
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> Received:
         """See :class:`phalanx.movers.contract.TargetEnd`."""
         deadline = Deadline(timeout)
-        written = 0
+        written, notes = 0, dict[int, bytes]()
         for source, stream in buckets.items():
-            read = self._meeting.take(deadline, f"source rank {source}")
+            read, notes[source] = self._meetings[source].take(deadline, f"source rank {source}")
             with torch.no_grad():
                 for bucket in stream:
                     for slot in bucket.slots:
                         write(slot).copy_(read(slot))
                         written += slot.nbytes
-            self._meeting.done()
-        return written
+            self._meetings[source].done()
+        return Received(written, notes)
+
+    def begun(self, sources: Sequence[int], *, timeout: float) -> bool:
+        """See :class:`phalanx.movers.contract.StagingTarget`: all sources here begin together, so one tells."""
+        return self._meetings[sources[0]].given(timeout)
+
+    def answer(self, sources: Sequence[int], text: bytes) -> None:
+        """See :class:`phalanx.movers.contract.StagingTarget`."""
+        for source in sources:
+            self._meetings[source].answer(text)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held; who waits for this end hears that it is gone."""
+        for meeting in self._meetings.values():
+            meeting.end()
 
 
 def share(

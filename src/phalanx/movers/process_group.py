@@ -21,7 +21,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from phalanx.errors import WeightsLost
-from phalanx.movers.contract import Read, Write, fill, spread
+from phalanx.movers.contract import Note, Read, Received, Write, fill, silent, spread
 from phalanx.movers.deadline import Deadline, lost
 from phalanx.transfer.buckets import Bucket
 
@@ -37,12 +37,12 @@ _PAUSES = (0.0005, 0.02)
 
 
 class SpanningGroup:
-    """One rank's part of a process group of all sources and all targets of a sync.
+    """One rank's part of a process group of those sources and targets of a sync that have something for each other.
 
     Args:
         store: that all of them reach, such as the one of the rendezvous; a client of this rank's own.
         prefix: of this pair of epochs and this attempt; never used twice.
-        sources, targets: how many ranks both sides have.
+        sources, targets: ranks of both sides that are in it, in order; all of them must come.
         source, target: which of them this process is; exactly one is given.
         timeout: seconds in which all must have come.
     """
@@ -52,21 +52,22 @@ class SpanningGroup:
         store: Store,
         prefix: str,
         *,
-        sources: int,
-        targets: int,
+        sources: Sequence[int],
+        targets: Sequence[int],
         source: int | None = None,
         target: int | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._sources = sources
-        self._rank = sources + (target or 0) if source is None else source
+        self._members = [("source", rank) for rank in sources] + [("target", rank) for rank in targets]
+        self._places = {member: place for place, member in enumerate(self._members)}
+        self._rank = self._places[("target", target or 0) if source is None else ("source", source)]
         self._store = PrefixStore(f"{prefix}/words", store)
         self._sync = 0
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout)
         options._devices = [gloo.create_default_device()]
-        self._group: Any = gloo(PrefixStore(prefix, store), self._rank, sources + targets, options)
+        self._group: Any = gloo(PrefixStore(prefix, store), self._rank, len(self._members), options)
 
     @contextlib.contextmanager
     def syncing(self) -> Generator[None]:
@@ -98,11 +99,34 @@ class SpanningGroup:
 
     def send(self, memory: torch.Tensor, number: int, target: int, deadline: Deadline) -> None:
         """Send a bucket's bytes to a target rank."""
-        self._move("send", memory, number, self._sources + target, deadline)
+        self._move("send", memory, number, self._places["target", target], deadline)
 
     def receive(self, memory: torch.Tensor, number: int, source: int, deadline: Deadline) -> None:
         """Receive a bucket's bytes from a source rank."""
-        self._move("recv", memory, number, source, deadline)
+        self._move("recv", memory, number, self._places["source", source], deadline)
+
+    def tell(self, target: int, note: bytes) -> None:
+        """Leave a note for a target rank in the store."""
+        store: Any = self._store  # takes bytes too, which its stubs do not say
+        store.set(f"{self._sync}/note/{self._rank}>{self._places['target', target]}", note)
+
+    def told(self, source: int, deadline: Deadline) -> bytes:
+        """The note that a source left for this target rank, which comes with its last bucket."""
+        peer = self._places["source", source]
+        key = f"{self._sync}/note/{peer}>{self._rank}"
+        pause, (_, longest) = _PAUSES[0], _PAUSES
+        while not self._store.check([key]):
+            self._check_failed()
+            time.sleep(min(pause, deadline.left(self._named(peer))))
+            pause = min(2 * pause, longest)
+        note = self._store.get(key)
+        self._store.delete_key(key)
+        return note
+
+    def _check_failed(self) -> None:
+        if self._store.check(["failed"]):
+            failed = self._store.get("failed").decode()
+            raise lost(failed, f"{failed} failed, or was lost to another rank of this sync")
 
     def _move(self, verb: str, memory: torch.Tensor, number: int, other: int, deadline: Deadline) -> None:
         if self._group is None:
@@ -131,9 +155,7 @@ class SpanningGroup:
         pause, (_, longest) = _PAUSES[0], _PAUSES
         beats, since = 0, time.monotonic()
         while not self._store.check([theirs]):
-            if self._store.check(["failed"]):
-                failed = self._store.get("failed").decode()
-                raise lost(failed, f"{failed} failed, or was lost to another rank of this sync")
+            self._check_failed()
             now, count = time.monotonic(), self._count(other)
             if count != beats:
                 beats, since = count, now
@@ -152,7 +174,8 @@ class SpanningGroup:
         return f"{sync or self._sync}/pulse/{rank}"
 
     def _named(self, rank: int) -> str:
-        return f"source rank {rank}" if rank < self._sources else f"target rank {rank - self._sources}"
+        side, of_side = self._members[rank]
+        return f"{side} rank {of_side}"
 
     def close(self) -> None:
         """End the group; its sockets close when nothing refers to its transfers any more."""
@@ -181,7 +204,7 @@ class _GroupEnd:
 class GroupSource(_GroupEnd):
     """A source's end."""
 
-    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float) -> int:
+    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float, note: Note = silent) -> int:
         """See :class:`phalanx.movers.contract.SourceEnd`."""
         deadline = Deadline(timeout)
         with self._group.syncing():
@@ -190,6 +213,8 @@ class GroupSource(_GroupEnd):
                 fill(memory, bucket, read)
                 for target in sorted(bucket.readers, key=lambda target: _turn(bucket, target)):
                     self._group.send(memory, bucket.number, target, deadline)
+            for target in sorted({reader for bucket in buckets for reader in bucket.readers}):
+                self._group.tell(target, note(target))
         return sum(bucket.nbytes * len(bucket.readers) for bucket in buckets)
 
 
@@ -205,7 +230,7 @@ class GroupTarget(_GroupEnd):
         super().__init__(group)
         self._rank = rank
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> int:
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> Received:
         """See :class:`phalanx.movers.contract.TargetEnd`."""
         deadline = Deadline(timeout)
         due = [bucket for stream in buckets.values() for bucket in stream]
@@ -215,7 +240,8 @@ class GroupTarget(_GroupEnd):
                 memory = self._room(bucket.nbytes)
                 self._group.receive(memory, bucket.number, bucket.source, deadline)
                 written += spread(memory, bucket.slots, write)
-        return written
+            notes = {source: self._group.told(source, deadline) for source in buckets}
+        return Received(written, notes)
 
 
 def _turn(bucket: Bucket, target: int) -> tuple[int, int, int, int]:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.errors import WeightsLost
-from phalanx.movers.contract import Read, Write, fill, spread
+from phalanx.movers.contract import Note, Read, Received, Write, silent
 from phalanx.movers.deadline import Deadline, lost
+from phalanx.movers.packing import PLAIN, Packing
 from phalanx.movers.segments import Segment, SegmentKind, host_segments
 from phalanx.movers.wires import DONE, HELLO, READY, SEGMENT, Message, Wire, listen, reach, same_user
 from phalanx.transfer.buckets import Bucket
 
 __all__ = ["RingSource", "RingTarget"]
+
+_ANSWER_SECONDS = 30.0
+"""An answer fits into the socket's buffer: more time than this means that the source does nothing any more."""
 
 
 class RingSource:
@@ -26,26 +30,35 @@ class RingSource:
 
     Args:
         rank: of the source, for messages.
-        bucket_bytes: size of a segment, that of the largest bucket.
+        bucket_bytes: size of a segment, that of the largest bucket as it is packed.
         segments: how many; with two, one is filled while the other is read.
         kind: whose memory.
+        packing: how buckets lie in it; the targets'.
     """
 
     def __init__(
-        self, rank: int, bucket_bytes: int, *, segments: int = 2, kind: SegmentKind = host_segments
+        self,
+        rank: int,
+        bucket_bytes: int,
+        *,
+        segments: int = 2,
+        kind: SegmentKind = host_segments,
+        packing: Packing = PLAIN,
     ) -> None:
         self._name = f"source rank {rank}"
         self._bucket_bytes = bucket_bytes
+        self._packing = packing
         self._waiting, self.address = listen()
         self._ring: list[Segment] = [kind.make(bucket_bytes) for _ in range(segments)]
         self._readers: dict[int, Wire] = {}
         self._sync = 0
 
-    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float) -> int:
+    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float, note: Note = silent) -> int:
         """See :class:`phalanx.movers.contract.SourceEnd`."""
         deadline = Deadline(timeout)
         self._sync += 1
         unread: dict[int, set[int]] = {}
+        packed = 0
         try:
             self._gather({reader for bucket in buckets for reader in bucket.readers}, deadline)
             for bucket in buckets:
@@ -53,17 +66,20 @@ class RingSource:
                 self._settle(
                     unread, {number for number in unread if number % len(self._ring) == turn}, deadline
                 )
-                fill(self._ring[turn].memory, bucket, read)
+                length = self._packing.pack(self._ring[turn].memory, bucket, read)
+                packed += length
                 self._ring[turn].settle()
                 unread[bucket.number] = set(bucket.readers)
                 for reader in bucket.readers:
-                    self._readers[reader].tell(Message(READY, self._sync, bucket.number))
+                    self._readers[reader].tell(Message(READY, self._sync, bucket.number, length))
                 self._hear(unread, 0.0)
+            for reader in sorted({reader for bucket in buckets for reader in bucket.readers}):
+                self._readers[reader].tell_note(note(reader), deadline)
             self._settle(unread, set(unread), deadline)
         except BaseException:
             self._hang_up()
             raise
-        return sum(bucket.nbytes for bucket in buckets)
+        return packed
 
     def _gather(self, wanted: set[int], deadline: Deadline) -> None:
         """Wait for the readers that are not connected yet."""
@@ -87,16 +103,20 @@ class RingSource:
             connection.close()
 
     def _welcome(self, wire: Wire, deadline: Deadline) -> None:
-        """Learn who it is, and give it the ring. A reader that came, and went before its turn, is forgotten."""
+        """Learn who it is, and give it the ring. Who went before saying that is forgotten."""
         try:
             hello = wire.ask(deadline)
-            wire.peer = f"target rank {hello.one}"
+        except WeightsLost:
+            wire.close()
+            return
+        wire.peer = f"target rank {hello.one}"
+        try:
             wire.tell(Message(SEGMENT, len(self._ring), self._bucket_bytes, self._sync))
             for segment in self._ring:
                 wire.tell_bytes(*segment.handle())
         except WeightsLost:
             wire.close()
-            return
+            raise
         old = self._readers.pop(hello.one, None)
         if old is not None:
             old.close()
@@ -116,10 +136,23 @@ class RingSource:
             ready = selector.select(timeout)
         for key, _ in ready:
             wire = self._readers[key.data]
-            while (message := wire.read()) is not None:
+            # Not further than the last bucket: what follows is an answer, which is no message.
+            while self._reads(unread, key.data) and (message := wire.read()) is not None:
                 if message[:2] != (DONE, self._sync):
                     raise lost(wire.peer, f"{wire.peer} answered for another sync: {message}")
                 unread[message.two].discard(key.data)
+
+    def _reads(self, unread: Mapping[int, set[int]], reader: int) -> bool:
+        return any(reader in readers for readers in unread.values())
+
+    def answers(self, readers: Sequence[int], *, timeout: float) -> dict[int, bytes]:
+        """See :class:`phalanx.movers.contract.StagingSource`."""
+        deadline = Deadline(timeout)
+        try:
+            return {reader: self._readers[reader].ask_note(deadline) for reader in readers}
+        except BaseException:
+            self._hang_up()
+            raise
 
     def _hang_up(self) -> None:
         for wire in self._readers.values():
@@ -155,36 +188,67 @@ class RingTarget:
         rank: of the target.
         addresses: of the rings, by source rank.
         kind: whose memory; the sources' kind.
+        packing: how buckets lie in it.
     """
 
-    def __init__(self, rank: int, addresses: Mapping[int, str], *, kind: SegmentKind = host_segments) -> None:
+    def __init__(
+        self,
+        rank: int,
+        addresses: Mapping[int, str],
+        *,
+        kind: SegmentKind = host_segments,
+        packing: Packing = PLAIN,
+    ) -> None:
         self._rank = rank
         self._addresses = dict(addresses)
         self._kind = kind
+        self._packing = packing
         self._links: dict[int, _Link] = {}
+        self._called: dict[int, Wire] = {}
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> int:
+    def connect(self, sources: Iterable[int], *, timeout: float) -> None:
+        """Connect to sources before there is anything to receive, so that they hear when this end is closed."""
+        self._call_all(sources, Deadline(timeout))
+
+    def begun(self, sources: Sequence[int], *, timeout: float) -> bool:
+        """See :class:`phalanx.movers.contract.StagingTarget`."""
+        self._call_all(sources, Deadline(timeout))
+        with selectors.DefaultSelector() as selector:
+            for source in sources:
+                link = self._links.get(source)
+                selector.register(self._called[source] if link is None else link.wire, selectors.EVENT_READ)
+            return bool(selector.select(timeout))
+
+    def answer(self, sources: Sequence[int], text: bytes) -> None:
+        """See :class:`phalanx.movers.contract.StagingTarget`."""
+        deadline = Deadline(_ANSWER_SECONDS)
+        for source in sources:
+            self._links[source].wire.tell_note(text, deadline)
+
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> Received:
         """See :class:`phalanx.movers.contract.TargetEnd`."""
         deadline = Deadline(timeout)
         expected = {source: {one.number: one for one in stream} for source, stream in buckets.items()}
         written = 0
         try:
-            fresh = [self._call(source, deadline) for source in sorted(expected.keys() - self._links.keys())]
-            for source, wire in fresh:
+            self._call_all(expected, deadline)
+            while self._called:
+                source, wire = self._called.popitem()
                 self._links[source] = self._open(wire, deadline)
             while any(expected.values()):
                 for source in self._ready(expected, deadline):
                     written += self._take(source, expected[source], write)
+            notes = {source: self._links[source].wire.ask_note(deadline) for source in buckets}
         except BaseException:
             self.close()
             raise
-        return written
+        return Received(written, notes)
 
-    def _call(self, source: int, deadline: Deadline) -> tuple[int, Wire]:
-        peer = f"source rank {source}"
-        wire = reach(self._addresses[source], peer, deadline)
-        wire.tell(Message(HELLO, self._rank))
-        return source, wire
+    def _call_all(self, sources: Iterable[int], deadline: Deadline) -> None:
+        """Connect to those that there is no connection to yet."""
+        for source in sorted(set(sources) - self._links.keys() - self._called.keys()):
+            wire = self._called[source] = reach(self._addresses[source], f"source rank {source}", deadline)
+            wire.tell(Message(HELLO, self._rank))
 
     def _open(self, wire: Wire, deadline: Deadline) -> _Link:
         ring: list[Segment] = []
@@ -217,16 +281,18 @@ class RingTarget:
                     f"{link.wire.peer} sent {message}, which is no bucket of this plan for this rank",
                 )
             segment = link.ring[bucket.number % len(link.ring)]
-            written += spread(segment.memory, bucket.slots, write)
+            written += self._packing.unpack(segment.memory[: message.three], bucket.slots, write)
             segment.settle()
             link.wire.tell(Message(DONE, message.one, message.two))
         return written
 
     def close(self) -> None:
         """See :class:`phalanx.movers.contract.TargetEnd`."""
+        for wire in self._called.values():
+            wire.close()
         for link in self._links.values():
             link.close()
-        self._links = {}
+        self._called, self._links = {}, {}
 
 
 def reachable(address: str) -> bool:

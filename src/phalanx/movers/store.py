@@ -12,8 +12,9 @@ from typing import Protocol
 
 import torch
 
-from phalanx.movers.contract import Read, Write, fill, spread
+from phalanx.movers.contract import Note, Read, Received, Write, silent
 from phalanx.movers.deadline import Deadline
+from phalanx.movers.packing import PLAIN, Packing
 from phalanx.transfer.buckets import Bucket
 
 __all__ = ["Shelf", "StoreSource", "StoreTarget"]
@@ -34,42 +35,61 @@ class Shelf(Protocol):
         """
         ...
 
+    def tell(self, source: int, target: int, note: bytes) -> None:
+        """Keep a note for a target rank."""
+        ...
+
+    def told(self, source: int, target: int, timeout: float) -> bytes:
+        """The note for a target rank; waited for as a bucket is."""
+        ...
+
 
 class StoreSource:
     """A source's end: done when all buckets are stored."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, packing: Packing = PLAIN) -> None:
         self._shelf = shelf
+        self._packing = packing
 
-    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float) -> int:
+    def send(self, buckets: Sequence[Bucket], read: Read, *, timeout: float, note: Note = silent) -> int:
         """See :class:`phalanx.movers.contract.SourceEnd`; does not wait for the readers."""
         deadline = Deadline(timeout)
+        packed = 0
         for bucket in buckets:
             deadline.left(f"bucket {bucket.number} of this rank")
-            memory = torch.empty(bucket.nbytes, dtype=torch.uint8)
-            fill(memory, bucket, read)
-            self._shelf.put(bucket.source, bucket.number, memory)
-        return sum(bucket.nbytes for bucket in buckets)
+            memory = torch.empty(self._packing.room(bucket), dtype=torch.uint8)
+            length = self._packing.pack(memory, bucket, read)
+            packed += length
+            self._shelf.put(bucket.source, bucket.number, memory[:length])
+        for source, reader in sorted({(one.source, reader) for one in buckets for reader in one.readers}):
+            self._shelf.tell(source, reader, note(reader))
+        return packed
 
     def close(self) -> None:
         """What was stored goes with its references."""
 
 
 class StoreTarget:
-    """A target's end: fetches one bucket after another."""
+    """The end of the target ``rank``: fetches one bucket after another."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, rank: int, packing: Packing = PLAIN) -> None:
         self._shelf = shelf
+        self._rank = rank
+        self._packing = packing
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> int:
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> Received:
         """See :class:`phalanx.movers.contract.TargetEnd`."""
         deadline = Deadline(timeout)
         written = 0
         for bucket in sorted((one for stream in buckets.values() for one in stream), key=_turn):
             left = deadline.left(f"source rank {bucket.source}")
             memory = self._shelf.get(bucket.source, bucket.number, left)
-            written += spread(memory, bucket.slots, write)
-        return written
+            written += self._packing.unpack(memory, bucket.slots, write)
+        notes = {
+            source: self._shelf.told(source, self._rank, deadline.left(f"source rank {source}"))
+            for source in buckets
+        }
+        return Received(written, notes)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -101,8 +101,46 @@ class Wire:
             raise self._gone() from error
         return text, list(fds)
 
-    def _wait(self, deadline: Deadline) -> None:
-        select.select([self._socket], [], [], deadline.left(self.peer))
+    def tell_note(self, note: bytes, deadline: Deadline) -> None:
+        """Send bytes of any number, as fast as the peer takes them.
+
+        Raises:
+            WeightsLost: the peer is gone, or did not take them in time.
+        """
+        left = memoryview(struct.pack("<Q", len(note)) + note)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                self._wait(deadline, select.POLLOUT)
+            except OSError as error:
+                raise self._gone() from error
+
+    def ask_note(self, deadline: Deadline) -> bytes:
+        """What :meth:`tell_note` sent."""
+        (length,) = struct.unpack("<Q", self._exactly(8, deadline))
+        return self._exactly(length, deadline)
+
+    def _exactly(self, length: int, deadline: Deadline) -> bytes:
+        got = bytearray()
+        while len(got) < length:
+            try:
+                more = self._socket.recv(length - len(got))
+            except BlockingIOError:
+                self._wait(deadline)
+                continue
+            except OSError as error:
+                raise self._gone() from error
+            if not more:
+                raise self._gone()
+            got += more
+        return bytes(got)
+
+    def _wait(self, deadline: Deadline, event: int = select.POLLIN) -> None:
+        """Until there is something to read, or room to write, or the time is over."""
+        poll = select.poll()  # select() itself knows no file descriptors above 1023
+        poll.register(self._socket, event)
+        poll.poll(1000 * deadline.left(self.peer))
 
     def _gone(self) -> Exception:
         return lost(

@@ -7,7 +7,8 @@ process and the file, and what that something holds is lost when the process is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 #: Beginning of the first line of a rank's file, which says whose it is.
 HEADER = "# phalanx log: "
@@ -25,6 +26,17 @@ def label_of(classes: Iterable[tuple[str, str]]) -> str:
 def prefix_of(label: str, rank: int, host: str) -> str:
     """What stands before each line of a rank: ``[actor r3@host] ``."""
     return f"[{label} r{rank}@{host}] "
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as people write them: ``r0``, ``r0-3``, ``r0-3,6``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    return "r" + ",".join("-".join(map(str, run)) for run in runs)
 
 
 def is_shown(line: str) -> bool:
@@ -62,6 +74,67 @@ class Lines:
     def _give(self, count: int) -> list[str]:
         given, self._held = self._held[:count], self._held[count:]
         return given
+
+
+@dataclass
+class _Said:
+    """One line, or one traceback, and the ranks that printed it since."""
+
+    text: str
+    ranks: set[int]
+    since: float
+
+
+class Merged:
+    """Lines of the ranks of a group; what several of them print within ``window_s`` seconds is one, with their ranks.
+
+    Nothing is left out: a line that a rank prints twice comes twice, and a rank that comes later has a line of its own.
+    A traceback counts as one line.
+    """
+
+    def __init__(self, label: str, hosts: Sequence[str], window_s: float = 0.5) -> None:
+        self._label = label
+        self._hosts = hosts
+        self._window_s = window_s
+        self._said: list[_Said] = []
+
+    def add(self, rank: int, lines: Sequence[str], now: float) -> None:
+        """What a rank has printed, at ``now`` in seconds."""
+        for text in _units(lines):
+            same = (said for said in self._said if said.text == text and rank not in said.ranks)
+            found = next(same, None)
+            if found is None:
+                self._said.append(_Said(text, {rank}, now))
+            else:
+                found.ranks.add(rank)
+
+    def take(self, now: float | None) -> list[str]:
+        """The lines whose time is over at ``now``, each behind its ranks; all of them where that is None."""
+        due = [said for said in self._said if now is None or now - said.since >= self._window_s]
+        self._said = self._said[len(due) :]  # they are in the order in which they came
+        return [self._prefix(said.ranks) + line for said in due for line in said.text.split("\n")]
+
+    def _prefix(self, ranks: set[int]) -> str:
+        hosts = sorted({self._hosts[rank] for rank in ranks})
+        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+        return f"[{self._label} {ranks_text(ranks)}@{where}] "
+
+
+def _units(lines: Sequence[str]) -> Iterator[str]:
+    """The lines, each traceback as one text."""
+    held: list[str] = []
+    for line in lines:
+        if held:
+            held.append(line)
+            if line and not line.startswith((" ", "\t")):
+                yield "\n".join(held)
+                held = []
+        elif line.lstrip(" +|").startswith(_TRACEBACK):
+            held = [line]
+        else:
+            yield line
+    if held:
+        yield "\n".join(held)
 
 
 def _decoded(line: bytes) -> str:

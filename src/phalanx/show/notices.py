@@ -12,6 +12,9 @@ from phalanx.wire.messages import SideChannel
 
 RUN_PREFIX = "run/"
 GROUP_PREFIX = "group/"
+FLOW_PREFIX = "flow/"
+CHANNEL_PREFIX = "channel/"
+"""Of what a handle on a channel is made from: "channel/<job>/<name>"; bytes that only other drivers read."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,10 @@ class RankEntry:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """One group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time."""
+    """One group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time.
+
+    ``weights`` says of which version the weights of its roles are, by ``role.name``.
+    """
 
     run: str
     number: int
@@ -44,6 +50,7 @@ class GroupEntry:
     detached: bool = False
     cause: str | None = None
     ranks: tuple[RankEntry, ...] = ()
+    weights: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def key(self) -> str:
@@ -69,7 +76,32 @@ class RunEntry:
         return f"{RUN_PREFIX}{self.run}"
 
 
-def to_bytes(entry: RunEntry | GroupEntry) -> bytes:
+@dataclass(frozen=True)
+class ChannelEntry:
+    """One channel, as its owner saw it at ``changed``. That and ``oldest``, of what waits, are Unix times."""
+
+    run: str
+    name: str
+    limit: str
+    waiting: int
+    waiting_bytes: int
+    taken: int
+    puts: int
+    takes: int
+    delivered: int
+    dropped: int
+    lost: int
+    per_second: float
+    changed: float
+    oldest: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Where it is published."""
+        return f"{FLOW_PREFIX}{self.run}/{self.name}"
+
+
+def to_bytes(entry: RunEntry | GroupEntry | ChannelEntry) -> bytes:
     """An entry as it is published."""
     return json.dumps(asdict(entry)).encode()
 
@@ -80,6 +112,9 @@ class Notices:
 
     runs: tuple[RunEntry, ...]
     groups: tuple[GroupEntry, ...]
+    channels: tuple[ChannelEntry, ...] = ()
+    handles: tuple[str, ...] = ()
+    """Keys of what handles on channels are made from."""
 
     def groups_of(self, run: str) -> tuple[GroupEntry, ...]:
         """The groups of a run, in the order in which they were made."""
@@ -101,7 +136,9 @@ class Notices:
         ]
         left = {group.run for group in self.groups if group not in gone}
         empty = [run for run in self.runs if run.run in dead and run.run not in left]
-        return [entry.key for entry in (*gone, *empty)]
+        flows = [flow.key for flow in self.channels if flow.run in dead or flow.run not in known]
+        handles = [key for key in self.handles if key.split("/")[1] not in jobs]
+        return [*(entry.key for entry in (*gone, *empty)), *flows, *handles]
 
     def without(self, keys: Iterable[str]) -> Notices:
         """The same without some entries."""
@@ -109,6 +146,8 @@ class Notices:
         return Notices(
             tuple(run for run in self.runs if run.key not in out),
             tuple(group for group in self.groups if group.key not in out),
+            tuple(channel for channel in self.channels if channel.key not in out),
+            tuple(key for key in self.handles if key not in out),
         )
 
     def find(self, text: str) -> GroupEntry:
@@ -140,18 +179,27 @@ def read_notices(entries: Mapping[str, bytes]) -> Notices:
     """The entries behind their keys; what another version wrote otherwise is left out."""
     runs: list[RunEntry] = []
     groups: list[GroupEntry] = []
+    channels: list[ChannelEntry] = []
+    handles: list[str] = []
     for key, data in sorted(entries.items()):
+        if key.startswith(CHANNEL_PREFIX):
+            handles.append(key)
+            continue
         try:
             value = json.loads(data)
             if key.startswith(RUN_PREFIX):
                 runs.append(RunEntry(**value))
             elif key.startswith(GROUP_PREFIX):
                 groups.append(_group(value))
+            elif key.startswith(FLOW_PREFIX):
+                channels.append(ChannelEntry(**value))
         except (TypeError, ValueError, KeyError):
             continue
     return Notices(
         tuple(sorted(runs, key=lambda run: run.started)),
         tuple(sorted(groups, key=lambda group: (group.run, group.number))),
+        tuple(sorted(channels, key=lambda channel: (channel.run, channel.name))),
+        tuple(handles),
     )
 
 

@@ -12,6 +12,7 @@ looks at whole groups. Two slots with a tenth of a CPU are reserved once for all
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from phalanx.transport.base import (
     Endpoint,
     Facade,
     FetchFailed,
+    RankStream,
+    Ref,
     Reservation,
     ReserveRequest,
     SpawnRequest,
@@ -34,12 +37,13 @@ from phalanx.transport.base import (
 from phalanx.transport.facade import facade_name
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, BARE, RankCall, RankSetup
-from phalanx.wire.outputs import DESCRIBED, OUTPUT
+from phalanx.wire.outputs import DESCRIBED, OUTPUT, StreamEnd
 
 _POOL = "contracts"
 _SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot
 _WITHIN_S = 60.0
 _numbers = itertools.count(1 << 20)
+_sent: list[int] = []
 
 
 class Small(px.Worker):
@@ -63,8 +67,20 @@ class Small(px.Worker):
         """Raises."""
         raise ValueError(f"rank {self.rank} refuses")
 
+    def count(self, n: int, *, refuse: bool = False) -> Iterator[int]:
+        """Yields so many numbers, and may raise then."""
+        for self.counted in range(1, n + 1):
+            yield self.counted
+        if refuse:
+            self.refuse()
 
-_METHODS = tuple(Facade(facade_name("", name), "", name, True) for name in ("rank_of", "note", "refuse"))
+    def counted_to(self) -> int:
+        """The last of these numbers."""
+        return self.counted
+
+
+_NAMES = ("rank_of", "note", "refuse", "count", "counted_to")
+_METHODS = tuple(Facade(facade_name("", name), "", name, name != "count") for name in _NAMES)
 
 
 class _Ranks:
@@ -108,10 +124,24 @@ class _Ranks:
         body = encode((args, {})).to_bytes()
         return transport.submit(endpoint, "", method, header(method, body, returns), (), returns)
 
+    def stream(
+        self, transport: Transport, endpoint: Endpoint, n: int, buffer: int | None = None, **options: Any
+    ) -> RankStream:
+        """Send a call of the method that yields."""
+        body = encode(((n,), options)).to_bytes()
+        return transport.stream(endpoint, "", "count", header("count", body), (), buffer)
+
+    def taken(self, transport: Transport, stream: RankStream) -> Ref:
+        """The next reference of a stream, waiting for it."""
+        while (ref := stream.take()) is None:
+            assert transport.wait([stream.coming], 1, _WITHIN_S)[0]
+        return ref
+
 
 def header(method: str, body: bytes | None, returns: int = OUTPUT) -> bytes:
     """A packed message; ``body`` None: the last reference holds the arguments."""
-    return RankCall(next(_numbers), ANY_EPOCH, "", method, True, returns, False, False, body).pack()
+    _sent.append(next(_numbers))
+    return RankCall(_sent[-1], ANY_EPOCH, "", method, True, returns, False, False, body).pack()
 
 
 class PlacingContract(_Ranks):
@@ -207,6 +237,47 @@ class CallingContract(_Ranks):
         assert len(transport.cancel(endpoints[:1], 1)) == 1
         assert transport.fetch([ticket.value], _WITHIN_S) == [0]
 
+    def test_items_of_a_method_that_yields_come_in_order_and_last_its_end(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        stream = self.stream(transport, endpoints[0], 3)
+        refs = [self.taken(transport, stream) for _ in range(4)]
+        assert transport.fetch(refs, _WITHIN_S) == [1, 2, 3, StreamEnd(3)]
+        assert transport.wait([stream.ended], 1, _WITHIN_S) == ([0], [])
+        assert stream.take() is None
+
+    def test_a_rank_makes_no_more_items_than_there_is_room_for(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        stream = self.stream(transport, endpoints[0], 50, buffer=2)
+        taken = transport.fetch([self.taken(transport, stream) for _ in range(5)], _WITHIN_S)
+        assert transport.wait([stream.ended], 1, 0) == ([], [0])
+        while transport.outcome(self.taken(transport, stream)).value != StreamEnd(50):
+            pass
+        assert taken == [1, 2, 3, 4, 5]
+
+    def test_what_a_rank_raises_is_the_last_of_its_stream(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        stream = self.stream(transport, endpoints[1], 1, refuse=True)
+        first, last = (self.taken(transport, stream) for _ in range(2))
+        assert transport.fetch([first], _WITHIN_S) == [1]
+        failure = transport.outcome(last).failure
+        assert failure is not None
+        assert failure.report.message == "rank 1 refuses"
+
+    def test_a_stream_that_is_cancelled_and_left_comes_to_its_end(
+        self, transport: Transport, endpoints: list[Endpoint]
+    ) -> None:
+        stream = self.stream(transport, endpoints[0], 200, buffer=2)
+        first = self.taken(transport, stream)
+        transport.cancel(endpoints[:1], _sent[-1])
+        stream.leave()
+        while not transport.wait([stream.ended], 1, 0)[0]:
+            transport.wait([stream.ended, stream.coming], 1, _WITHIN_S)
+            stream.take()
+        assert transport.fetch([first], _WITHIN_S) == [1]
+
     def test_an_outcome_that_nobody_asks_for_may_be_disregarded(
         self, transport: Transport, endpoints: list[Endpoint]
     ) -> None:
@@ -231,6 +302,10 @@ class StoringContract(_Ranks):
         ref = transport.put(encode((("stored",), {})))
         ticket = transport.submit(endpoints[1], "", "note", header("note", None), [ref])
         assert transport.fetch([ticket.value], _WITHIN_S)[0][-1] == "stored"
+
+    def test_a_stored_value_is_found_at_its_address(self, transport: Transport) -> None:
+        ref = transport.put(encode("here"))
+        assert transport.fetch([transport.at(transport.address_of(ref))], _WITHIN_S) == ["here"]
 
     def test_a_bounded_store_has_no_more_free_than_it_holds(self, transport: Transport) -> None:
         space = transport.store()
@@ -275,8 +350,14 @@ class NoticingContract(_Ranks):
         assert isinstance(transport.job(), str)
         key = "contracts-of-a-transport"
         transport.publish(key, b"here")
+        assert transport.published(key) == b"here"
         transport.publish(key, None)
         transport.publish(key, None)
+        assert transport.published(key) is None
+
+    def test_a_process_says_where_it_is_reached(self, transport: Transport) -> None:
+        with socket.create_server(("", 0)) as server:
+            socket.create_connection((transport.host(), server.getsockname()[1]), timeout=_WITHIN_S).close()
 
 
 class TransportContracts(

@@ -63,6 +63,8 @@ def _of_call(call: Call, zero: int) -> dict[str, Any]:
 def _of_part(part: Part, zero: int) -> list[Any]:
     times = [_less(getattr(part, name), zero) for name in _PART_TIMES]
     made = [part.rank, *times, *(getattr(part, name) for name in _PART_SIZES)]
+    if part.items is not None:
+        return [*made, part.error, part.items]
     return made if part.error is None else [*made, part.error]
 
 
@@ -172,8 +174,8 @@ def _part(entry: list[Any], zero: int) -> Part:
     count = len(_PART_TIMES)
     times = {name: _plus(time, zero) for name, time in zip(_PART_TIMES, rest[:count], strict=True)}
     sizes = dict(zip(_PART_SIZES, rest[count:], strict=False))
-    error = rest[count + len(_PART_SIZES) :]
-    return Part(rank, **times, **sizes, error=error[0] if error else None)
+    error, items = (*rest[count + len(_PART_SIZES) :], None, None)[:2]
+    return Part(rank, **times, **sizes, error=error, items=items)
 
 
 def _span(entry: dict[str, Any], zero: int) -> Span:

@@ -47,7 +47,8 @@ class Part:
 
     ``encoded``: its message was ready; ``sent``: the backend had it; ``received``: the rank took it up; ``started``:
     its arguments were there, the method began; ``finished``: the method was over; ``returned``: its output was
-    encoded, the rank was free; ``fetched``: the driver had the output.
+    encoded, the rank was free; ``fetched``: the driver had the output. ``items`` is how many it yielded, where its
+    items were to come one by one.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Part:
     argument_bytes: int = 0
     result_bytes: int = 0
     error: str | None = None
+    items: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

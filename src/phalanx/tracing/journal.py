@@ -124,6 +124,7 @@ class Noted:
         self._held = ""  # a line that is yet to be written
         self._finished: int | None = None
         self._result_bytes = 0
+        self._items: int | None = None
         self._token: Token[Noted | None] | None = None
 
     def __enter__(self) -> Noted:
@@ -151,6 +152,10 @@ class Noted:
         """Its output is encoded."""
         self._result_bytes = nbytes
 
+    def yielded(self, items: int) -> None:
+        """So many items went out one by one."""
+        self._items = items
+
     def enter(self, name: str, attributes: dict[str, Any]) -> int:
         """As :meth:`Journal.enter`, in this call."""
         return self._journal.enter(name, attributes, self._number)
@@ -165,7 +170,8 @@ class Noted:
         now = time.time_ns()
         finished = self._finished if self._finished is not None else now
         text = "null" if error is None else json.dumps(describe(error))
-        self._put(f'["{OUT}",{self._number},{finished},{now},{self._result_bytes},{text}]')
+        items = "" if self._items is None else f",{self._items}"
+        self._put(f'["{OUT}",{self._number},{finished},{now},{self._result_bytes},{text}{items}]')
         if self._token is not None:
             current.reset(self._token)
 
@@ -194,7 +200,7 @@ def read(lines: Iterable[bytes], track: TrackKey) -> Reading:
             case ["run", number, at, nbytes] if number in reading.parts:
                 part = reading.parts[number]
                 reading.parts[number] = replace(part, started=at, argument_bytes=nbytes)
-            case ["out", number, finished, returned, nbytes, error] if number in reading.parts:
+            case ["out", number, finished, returned, nbytes, error, *items] if number in reading.parts:
                 part = reading.parts[number]
                 began = part.started is not None
                 reading.parts[number] = replace(
@@ -203,6 +209,7 @@ def read(lines: Iterable[bytes], track: TrackKey) -> Reading:
                     returned=returned,
                     result_bytes=nbytes,
                     error=error,
+                    items=items[0] if items else None,
                 )
             case ["enter", number, call, at, name, attributes]:
                 open_spans[number] = len(reading.spans)

@@ -98,6 +98,7 @@ class _Exporter:
             "phalanx.rank": part.rank,
             "phalanx.argument_bytes": part.argument_bytes,
             "phalanx.result_bytes": part.result_bytes,
+            **({} if part.items is None else {"phalanx.items": part.items}),
             "phalanx.unfinished": part.returned is None,
             **{f"phalanx.{name}_ns": time for name, time in times.items() if time is not None},
         }

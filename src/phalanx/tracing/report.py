@@ -21,6 +21,7 @@ from phalanx.tracing.durations import (
     waits_ns,
 )
 from phalanx.tracing.events import STARTING, Call, Trace, Track, TrackKey
+from phalanx.tracing.weights import weights_table
 
 _MS = 1e6
 
@@ -36,6 +37,7 @@ class Report:
     accelerators: Table
     phases: Table
     traffic: Table
+    weights: Table
     failures: Table
     notes: tuple[str, ...] = ()
 
@@ -49,13 +51,14 @@ class Report:
             self.accelerators,
             self.phases,
             self.traffic,
+            self.weights,
             self.failures,
         )
         return tuple(table for table in every if table.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
-        names = ("methods", "skew", "ranks", "accelerators", "phases", "traffic", "failures")
+        names = ("methods", "skew", "ranks", "accelerators", "phases", "traffic", "weights", "failures")
         found = {name: getattr(self, name).to_dict()["rows"] for name in names}
         return {"title": self.title, **found, "notes": list(self.notes)}
 
@@ -85,6 +88,7 @@ def report(trace: Trace) -> Report:
         accelerators=_accelerators(trace),
         phases=_phases(trace),
         traffic=_traffic(trace),
+        weights=weights_table(trace),
         failures=_failures(trace),
         notes=(*trace.notes, *_clock_notes(trace)),
     )

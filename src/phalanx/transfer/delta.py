@@ -41,7 +41,7 @@ class Delta:
     kind: Kind
     changed: int
     elements: int
-    payload: bytes
+    payload: bytes | memoryview
 
     @property
     def nbytes(self) -> int:
@@ -83,8 +83,7 @@ def apply_delta(delta: Delta, tensor: torch.Tensor, version: int) -> None:
         )
     if delta.kind == "none":
         return
-    contiguous = tensor.detach().cpu().contiguous()
-    now = _integers(contiguous).copy()
+    now = _integers(tensor)  # the tensor's own memory where it lies together on the host, else a copy
     if delta.kind == "dense":
         now[:] = np.frombuffer(delta.payload, now.dtype)
     elif delta.kind == "xor":
@@ -92,8 +91,9 @@ def apply_delta(delta: Delta, tensor: torch.Tensor, version: int) -> None:
     else:
         positions, values = _read_sparse(delta, now.dtype)
         now[positions] = values
-    with torch.no_grad():
-        tensor.detach().copy_(_as_tensor(now, tensor))
+    if now.ctypes.data != tensor.data_ptr():
+        with torch.no_grad():
+            tensor.detach().copy_(_as_tensor(now, tensor))
 
 
 def _integers(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -134,7 +134,7 @@ def _packed(differs: np.ndarray[Any, Any]) -> bytes:
     return zlib.compress(np.ascontiguousarray(planes).tobytes(), 1)
 
 
-def _unpacked(payload: bytes, dtype: np.dtype[Any], elements: int) -> np.ndarray[Any, Any]:
+def _unpacked(payload: bytes | memoryview, dtype: np.dtype[Any], elements: int) -> np.ndarray[Any, Any]:
     planes = np.frombuffer(zlib.decompress(payload), np.uint8).reshape(dtype.itemsize, elements)
     return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
 
@@ -160,6 +160,21 @@ class Base:
         if old is not None and (old.shape != now.shape or old.dtype != now.dtype):
             old = None
         return make_delta(now, old, -1 if self.version is None else self.version)
+
+    def advance(self, key: Any, tensor: torch.Tensor) -> Delta:
+        """What changed in the piece ``key`` since the base, which has the piece as it is now from then on.
+
+        For a source that drops its base when a sync fails: it never has two copies.
+        """
+        held = self._held.get(key) if self.version is not None else None
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            held = tensor.detach().to("cpu", copy=True).contiguous()
+            self._held[key] = held
+            now: Any = _integers(held)
+            return Delta(-1, "dense", now.size, now.size, memoryview(now.view(np.uint8)))
+        delta = make_delta(tensor, held, -1 if self.version is None else self.version)
+        held.copy_(tensor.detach())
+        return delta
 
     def confirm(self, version: int) -> None:
         """All targets have what was asked for since the last time: it is the base now, as ``version``."""

@@ -52,11 +52,14 @@ class Watch:
     """Tells whether tensors were written to since it was made, by the counters that torch keeps of in-place changes.
 
     Made before the source sends and asked afterwards: what changed in between travelled half old, half new. A write
-    through ``tensor.data`` or into the memory from elsewhere does not count; digests find those.
+    through ``tensor.data`` or into the memory from elsewhere does not count, nor one to a tensor of inference mode;
+    digests find those.
     """
 
     def __init__(self, tensors: Tensors) -> None:
-        self._seen = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+        self._seen = {
+            name: (tensor, tensor._version) for name, tensor in tensors.items() if not tensor.is_inference()
+        }
 
     def written(self) -> list[str]:
         """Names of the tensors that were."""

@@ -172,6 +172,32 @@ class StoreSpace:
     free: int
 
 
+class RankStream(Protocol):
+    """What one rank gives back of one call: references in order, of its items and last of how it ended.
+
+    The last one stands for a ``StreamEnd``, a failure that its host gave (where the call was interrupted) or raised, or
+    the loss of its process. Not for several threads at once.
+    """
+
+    @property
+    def coming(self) -> Ref:
+        """For ``wait``: there once :meth:`take` gives something."""
+        ...
+
+    @property
+    def ended(self) -> Ref:
+        """For ``wait``: there once the rank is through with the call, whether or not its items were taken."""
+        ...
+
+    def take(self) -> Ref | None:
+        """The next reference, which makes room for one item more; None if none is there. Does not wait."""
+        ...
+
+    def leave(self) -> None:
+        """Note that the call was cancelled, so that the rank need not wait for a reader any more."""
+        ...
+
+
 class FetchFailed(Exception):
     """Raised by ``fetch`` as soon as one of its values cannot be had; ``outcome`` tells which and why."""
 
@@ -263,6 +289,21 @@ class Calling(Protocol):
         """
         ...
 
+    def stream(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        buffer: int | None,
+    ) -> RankStream:
+        """Send one call of a method that yields; does not wait for it.
+
+        The rank makes at most ``buffer`` items more than were taken; None: as many as there are.
+        """
+        ...
+
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         """Positions of the references that have ended (up to at least ``count`` unless time runs out), and the rest."""
         ...
@@ -301,6 +342,17 @@ class Storing(Protocol):
 
     def store(self) -> StoreSpace | None:
         """How full the store is in which ``put`` stores; None where it is not bounded."""
+        ...
+
+    def address_of(self, ref: Ref) -> Any:
+        """Where another process of the cluster finds a value that this one stored: something that pickles.
+
+        It keeps nothing alive: the value is gone with the reference, and with this process.
+        """
+        ...
+
+    def at(self, address: Any) -> Ref:
+        """The reference to what another process stored, for ``fetch`` or a message; does not wait."""
         ...
 
     def ref_types(self) -> tuple[type, ...]:
@@ -348,14 +400,22 @@ class Watching(Protocol):
 
 
 class Noticing(Protocol):
-    """What a driver leaves for others on the cluster to find."""
+    """Where a process is found, and what it leaves for others on the cluster to find."""
 
     def job(self) -> str:
         """What this driver is called on the cluster."""
         ...
 
+    def host(self) -> str:
+        """The address by which the other processes of the cluster reach this one."""
+        ...
+
     def publish(self, key: str, value: bytes | None) -> None:
         """Leave a small value for others on the cluster to find under that key, or take it back."""
+        ...
+
+    def published(self, key: str) -> bytes | None:
+        """What some process of the cluster left under that key; None where nothing is."""
         ...
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from phalanx.wire.side_channel import PLAIN_CALL
+
+#: Keyword of a call without a message: the trace that it is in, and its number there; for the process, not the method.
+TRACED = "_px_traced"
+NOT_TRACED = ("", PLAIN_CALL)
+
 
 def facade_name(role: str, method: str) -> str:
     """Name of the process's method for a method of a role; "" is the role of a group of one class."""

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -30,6 +29,7 @@ from phalanx.transport.base import (
     FetchFailed,
     Lost,
     Outcome,
+    RankStream,
     Ref,
     Reservation,
     ReserveRequest,
@@ -38,35 +38,13 @@ from phalanx.transport.base import (
     Ticket,
 )
 from phalanx.transport.files import read_file
-from phalanx.wire.bundle import Bundle
-from phalanx.wire.codec import Encoded
+from phalanx.transport.inline_values import InlineRef, InlineStream, Unended
 from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.value import Value
 
 _NODE = "inline"
-
-
-class InlineRef:
-    """A stored value (an encoded one as bytes, so that each reader decodes its own) or a failure."""
-
-    __slots__ = ("_encoded", "_value", "failure", "lost")
-
-    def __init__(
-        self, value: Value = None, failure: RankFailure | None = None, lost: Lost | None = None
-    ) -> None:
-        self._encoded = isinstance(value, Encoded | Bundle)
-        self._value = pickle.dumps(value, 5) if self._encoded else value
-        self.failure = failure
-        self.lost = lost
-
-    def get(self) -> Value:
-        if self.failure is not None:
-            raise self.failure
-        if self.lost is not None:
-            raise FetchFailed(self.lost.reason)
-        return pickle.loads(self._value) if self._encoded else self._value
 
 
 @dataclass
@@ -100,7 +78,10 @@ class InlineServices:
     def folder(self) -> str:
         return self._folder
 
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+    def put(self, value: Any) -> Any:
+        return InlineRef(value)
+
+    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         return [ref.get() for ref in refs]
 
 
@@ -110,6 +91,12 @@ class _Rank:
     alive: bool = True
     lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
+
+    def end(self, lost: Lost) -> None:
+        """Run no further call."""
+        self.alive, self.lost = False, lost
+        if self.host is not None:
+            self.host.lost(lost.exit or lost.reason)
 
 
 class InlineTransport:
@@ -124,6 +111,7 @@ class InlineTransport:
         self._held: dict[int, InlineReservation] = {}
         self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
         self._folder: str | None = None
+        self._published: dict[str, bytes] = {}
 
     def connected(self) -> bool:
         return True
@@ -228,8 +216,7 @@ class InlineTransport:
             except RankFailure as failure:
                 return InlineRef(failure=failure)
             except SystemExit as left:
-                rank.alive = False
-                rank.lost = Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}")
+                rank.end(Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}"))
                 return InlineRef(lost=rank.lost)
             except Exception as error:  # the host catches what users raise: this is ours
                 return InlineRef(failure=capture(error))
@@ -237,6 +224,25 @@ class InlineTransport:
             info, *outputs = map(InlineRef, value)
             return Ticket(outputs[0], info, *outputs[1:])
         return InlineRef(value)
+
+    def stream(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        buffer: int | None,
+    ) -> RankStream:
+        """The rank makes an item when one is taken, whatever ``buffer`` is."""
+        host = endpoint.handle.host
+        if host is None:
+            return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
+        return InlineStream(host.stream(data, refs), lambda work: self._step(endpoint, work))
+
+    def _step(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
+        ref = self._run(endpoint, work)
+        return ref.value if isinstance(ref, Ticket) else ref
 
     def put(self, value: Value) -> Ref:
         return InlineRef(value)
@@ -247,6 +253,12 @@ class InlineTransport:
     def ref_types(self) -> tuple[type, ...]:
         return (InlineRef,)
 
+    def address_of(self, ref: Ref) -> Any:
+        return ref
+
+    def at(self, address: Any) -> Ref:
+        return address
+
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         try:
             return [ref.get() for ref in refs]
@@ -256,7 +268,8 @@ class InlineTransport:
             raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        return list(range(len(refs))), []
+        ended = [index for index, ref in enumerate(refs) if not (isinstance(ref, Unended) and ref.under_way)]
+        return ended, [index for index in range(len(refs)) if index not in ended]
 
     def outcome(self, ref: Ref) -> Outcome:
         if ref.failure is not None or ref.lost is not None:
@@ -283,9 +296,9 @@ class InlineTransport:
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
-            endpoint.handle.alive = False
-            endpoint.handle.host = None
-            endpoint.handle.lost = Lost("the rank was stopped", "stopped", intended=True)
+            rank: _Rank = endpoint.handle
+            rank.end(Lost("the rank was stopped", "stopped", intended=True))
+            rank.host = None
         return ()
 
     def now(self) -> float:
@@ -308,8 +321,7 @@ class InlineTransport:
         if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
             name = signal.Signals(signum).name
             for endpoint in endpoints:
-                endpoint.handle.alive = False
-                endpoint.handle.lost = Lost("the rank was ended by an injected signal", f"signal {name}")
+                endpoint.handle.end(Lost("the rank was ended by an injected signal", f"signal {name}"))
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
         return read_file(path, offset, limit)
@@ -317,8 +329,17 @@ class InlineTransport:
     def job(self) -> str:
         return ""
 
+    def host(self) -> str:
+        return "127.0.0.1"
+
     def publish(self, key: str, value: bytes | None) -> None:
-        """Nobody else could find it."""
+        if value is None:
+            self._published.pop(key, None)
+        else:
+            self._published[key] = value
+
+    def published(self, key: str) -> bytes | None:
+        return self._published.get(key)
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")

@@ -28,6 +28,16 @@ RUN = "__phalanx_run__"  # a function of the user's, with the worker before them
 HOST = "__phalanx_host__"  # a function of the library (of execution/questions.py, say), with the host before them
 
 
+def is_library_call(method: str) -> bool:
+    """Whether a call runs a function of the library; its method may have a title behind ``HOST``, for people."""
+    return method.startswith(HOST)
+
+
+def titled(title: str) -> str:
+    """The method of a library call that people see as ``title``."""
+    return f"{HOST} {title}"
+
+
 class RankCall(NamedTuple):
     """What one rank is asked to do.
 
@@ -143,6 +153,19 @@ class Whole:
     rows: tuple[int, int, int | None, int | None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Token: a value in parts that others stored: the rows of all of them, or where not ``joined`` their list.
+
+    Each part is the index of its reference, or its encoded bytes, and which rows of it are meant: first, one after
+    the last, and whether these are all.
+    """
+
+    parts: tuple[tuple[int | bytes, tuple[int, int, bool]], ...]
+    joined: bool
+    pad_to_multiple: int | None = None
+
+
 class SideChannel(NamedTuple):
     """Where a worker process can be asked while it is busy: its own file descriptors, opened through /proc.
 
@@ -189,7 +212,8 @@ class RankSetup:
 
     ``files`` is the beginning of the path of each file that this rank keeps, ``<folder>/<run>/<group>-<epoch>/rank-3``;
     the folder is there once the process is a rank, and no other rank's files begin like this.
-    ``label`` names its roles, or its class, for people.
+    ``label`` names its roles, or its class, for people. ``had_weights`` and ``published_weights`` are the newest
+    versions that the group's roles had, and published, before, by (role, name).
     """
 
     rank: int
@@ -210,6 +234,8 @@ class RankSetup:
     files: str = ""
     label: str = ""
     trace: str = ""
+    had_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    published_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def pack(self, body: bytes | None) -> bytes:
         """With the encoded ``{role: (class, args, kwargs)}`` in ``body``; None: the last reference holds it."""

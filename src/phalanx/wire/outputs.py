@@ -21,6 +21,13 @@ OUTPUT, DESCRIBED, HALVED = 1, 2, 3
 _HALVED_FROM = 256 << 10  # bytes; below, another object costs more than the bytes that it saves
 
 
+@dataclass(frozen=True)
+class BackendRef:
+    """A backend's reference within an output. It is left for the backend to pickle, which counts who holds it."""
+
+    ref: Any
+
+
 class PartInfo(NamedTuple):
     """What is known of an output without fetching it.
 
@@ -53,6 +60,12 @@ class PartInfo(NamedTuple):
         first = rows if self.first_rows is None else self.first_rows
         wanted = [half for half in ((0, first), (first, rows)) if max(start, half[0]) < min(stop, half[1])]
         return sum(self.nbytes * (end - begin) // rows for begin, end in wanted)
+
+
+class StreamEnd(NamedTuple):
+    """What a rank gives back last of a call that streams: its method is over, after so many items."""
+
+    items: int
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ class CallPage:
         """Whether the call was cancelled."""
         if self._page[_CANCELLED_COUNT_AT : _CANCELLED_COUNT_AT + 8] == b"\0" * 8:
             return False
-        return call in read(bytes(self._page)).cancelled
+        numbers = self._page[_CANCELLED_AT : _CANCELLED_AT + CANCELLED * _NUMBER.size]
+        return call != 0 and (call,) in _NUMBER.iter_unpack(numbers)  # a free place is 0
 
 
 @dataclass(frozen=True)

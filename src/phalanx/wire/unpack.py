@@ -16,7 +16,7 @@ import numpy as np
 from phalanx.errors import InternalError
 from phalanx.wire.arrival import Arrival, Policy, current_arrival
 from phalanx.wire.lazy import lazy
-from phalanx.wire.memory import allocate, bytes_at, private_copies, tensor_over
+from phalanx.wire.memory import HUGE_FROM, allocate, bytes_at, private_copies, tensor_over
 from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ class Frame:
             self._blocks[place] = whole.as_strided(shape, strides or _contiguous(shape), start).clone()
             return self._blocks[place]
         nbytes = math.prod(shape) * dtype.itemsize
+        if alone and isinstance(place, int) and nbytes < HUGE_FROM:
+            self._blocks[place] = _copied(self._views[place], dtype, shape, strides)
+            return self._blocks[place]
         return tensor_over(self.block(place, nbytes, device), dtype, shape, strides)
 
     def _typed(self, index: int, dtype: torch.dtype) -> torch.Tensor:
@@ -109,7 +112,7 @@ class Frame:
     def array_buffer(self, place: Place, nbytes: int = 0) -> Value:
         """The bytes at ``place`` as what arrays and other types take: writable exactly where it is private."""
         if isinstance(place, int):
-            return self.block(place, nbytes).numpy() if self._private else self._whole(place)
+            return self._private_bytes(place, nbytes).numpy() if self._private else self._whole(place)
         if not self._private:
             return self._whole(place[0])[place[1] : place[1] + nbytes]
         if place in self._blocks:  # a tensor has these bytes already
@@ -117,6 +120,13 @@ class Frame:
         if place not in self._arrays:
             self._arrays[place] = bytearray(self._views[place[0]][place[1] : place[1] + nbytes])
         return self._arrays[place]
+
+    def _private_bytes(self, index: int, nbytes: int) -> torch.Tensor:
+        block = self.block(index, nbytes)
+        if block.dtype is torch.uint8 and block.dim() == 1:
+            return block
+        # A tensor has these bytes already.
+        return tensor_over(block, torch.uint8, (self._views[index].nbytes,))
 
     def _whole(self, index: int) -> memoryview:
         return _aligned(self._views[index]).data.toreadonly()
@@ -159,6 +169,17 @@ def _copied_as_they_are() -> frozenset[torch.dtype]:
     """The dtypes that torch can copy; the bytes of others are copied."""
     floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
     return frozenset({*floats, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
+
+
+def _copied(
+    view: memoryview, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
+) -> torch.Tensor:
+    """A dense tensor of its own with these bytes; quicker than one over a block of bytes."""
+    made = torch.empty_strided(
+        shape, _contiguous(shape) if strides is None else strides, dtype=dtype, device="cpu"
+    )
+    bytes_at(made, made.data_ptr(), view.nbytes)[:] = view
+    return made
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -104,6 +104,9 @@ class FakeArrivals:
     def disregard(self) -> None:
         self.disregarded = True
 
+    def leave(self) -> None:
+        pass
+
     def reference(self, position: int) -> Ticket:
         return Ticket(position)
 

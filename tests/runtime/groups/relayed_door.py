@@ -58,6 +58,10 @@ class RelayedArrivals:
         for part in self.parts:
             part.disregard()
 
+    def leave(self) -> None:
+        for part in self.parts:
+            part.leave()
+
     def reference(self, position: int) -> Ticket:
         part, at = self._of(position)
         return part.reference(at)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.runtime.session import connection, watchman
+from phalanx.runtime.session import connection, monitor
 from phalanx.testing.scripted import ScriptedTransport, scripted
 from phalanx.transport.ray import cluster
 
@@ -51,7 +51,7 @@ def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pyt
 
 def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
     _, group = left
-    watchman.Sentinel()._look(group.core)
+    monitor.GroupMonitor()._look(group.core)
 
     assert group.state == "closed"
 
@@ -72,6 +72,36 @@ def test_groups_on_another_backend_stay_open_when_a_cluster_is_left() -> None:
             connection.lost(other)
 
         assert group.say(1) == [1]
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has started nothing, on the ray backend by default."""
+    monkeypatch.setenv("PHALANX_BACKEND", "ray")
+    monkeypatch.setattr(connection, "_state", connection._State())
+
+
+def test_the_backend_given_to_init_is_that_of_pools_groups_and_stored_values(untouched: None) -> None:
+    px.init(backend="inline")
+    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Echo) as group:
+        assert (pool.backend, px.put(1).backend, group.say(1)) == ("inline", "inline", [1])
+
+
+def test_an_init_without_a_backend_keeps_the_one_given_before(untouched: None) -> None:
+    px.init(backend="inline")
+    px.init(num_gpus=2)
+    with px.ResourcePool([2]) as pool:
+        assert pool.backend == "inline"
+
+
+def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
+    untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    px.init(backend="inline")
+    px.shutdown()
+    monkeypatch.setattr(connection, "settings", lambda: SimpleNamespace(backend="of the environment"))
+    with pytest.raises(px.DeclarationError, match="of the environment"):
+        px.ResourcePool([1])
 
 
 def start_in(module: str, flag: object) -> bool:

@@ -39,3 +39,11 @@ class NotEnoughGpus(PlacementError, ValueError):
 
 class DirectCallOnly(DispatchError, NotImplementedError):
     """A method that serves rollout clients was called through its group."""
+
+
+class AlreadyImported(DeclarationError, ImportError):
+    """Something of verl is in use in this process that was to come from here."""
+
+
+class UnfitVerl(DeclarationError, ImportError):
+    """The verl that is installed, if any, is not one whose controller this can be."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from phalanx.errors import DeclarationError
+from phalanx.compat.verl import overlay as over_verl
+from phalanx.compat.verl.errors import AlreadyImported
+from phalanx.compat.verl.redirect import Redirect
 
 _NAME = "verl"
 _HOME = "phalanx.compat.verl"
@@ -23,57 +21,56 @@ _HOME = "phalanx.compat.verl"
 ALIAS_FOLDER = str(Path(__file__).parents[1] / "_alias")
 
 
-class AlreadyImported(DeclarationError, ImportError):
-    """The real verl is in use in this process."""
+class _Alias(Redirect):
+    """This package as ``verl``, and all that it has; nothing else of that name is there."""
 
-
-class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives the modules of this package under verl's names: the same modules, not copies."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def home_of(self, fullname: str) -> str | None:
+        """The module of this package. Raises ModuleNotFoundError where it has none of verl's name."""
         if fullname != _NAME and not fullname.startswith(_NAME + "."):
             return None
+        home = _home_of(fullname)
         try:
-            home = importlib.util.find_spec(_home_of(fullname))
+            found = importlib.util.find_spec(home)
         except ModuleNotFoundError:
-            home = None
-        if home is None:
+            found = None
+        if found is None:
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: `verl` is phalanx's drop-in here, which has its single controller, "
-                "DataProto and their helpers (docs/migrating-from-verl.md)",
+                "DataProto and their helpers (docs/migrating-from-verl.md); phalanx.compat.verl.install(overlay=True) "
+                "keeps an installed verl and its trainers",
                 name=fullname,
             )
-        is_package = home.submodule_search_locations is not None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(_home_of(spec.name))
-        spec.loader_state = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The import system has just written the alias's spec into the module, which is a module of its own.
-        alias = module.__spec__
-        if alias is not None and alias.loader is self:
-            module.__spec__ = alias.loader_state
+        return home
 
 
 def _home_of(fullname: str) -> str:
     return _HOME + fullname[len(_NAME) :]
 
 
-def install() -> None:
+def install(*, overlay: bool = False) -> None:
     """Make ``import verl`` give this package, in this process and in the Ray processes of this driver. Idempotent.
 
     Call it before anything of verl is imported. Workers of a ``RayWorkerGroup`` are reached in any case; other
     tasks and actors (a trainer that runs as a Ray actor) where ``ray.init`` comes after it. Ray tells its processes
     about a driver once, in ``ray.init``; later there is a ``RuntimeWarning`` with what to do for those.
 
+    Args:
+        overlay: keep the installed verl, its trainers and its ``DataProto``, and give only ``verl.single_controller``
+            from here. Call it before ``ray.init``, and before anything imports verl's own controller.
+
     Raises:
-        AlreadyImported: the real verl has been imported (also an ImportError).
+        AlreadyImported: the real verl has been imported, or with ``overlay`` its controller, or ``ray.init`` was
+            called (also an ImportError).
+        UnfitVerl: with ``overlay``, verl is not installed, or of another line (also an ImportError).
     """
+    if overlay:
+        over_verl.install()
+        return
+    if over_verl.active():
+        raise AlreadyImported(
+            "install() after install(overlay=True), or with PHALANX_VERL=1: the real verl is in use with this "
+            "controller already; leave one of them out"
+        )
     install_here(strict=True)
     _reach_children()
     _reach_jobs()

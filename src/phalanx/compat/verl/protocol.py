@@ -6,8 +6,6 @@ the mesh modes of the library itself, too) split and join it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from phalanx.compat.verl._proto.columns import union_numpy_dict
 from phalanx.compat.verl._proto.config import DataProtoConfig, _padding_size_key
 from phalanx.compat.verl._proto.data import DataProto, DataProtoItem
@@ -27,10 +25,10 @@ from phalanx.compat.verl._proto.serial import (
     serialize_tensordict,
 )
 from phalanx.compat.verl._proto.tensors import union_tensor_dict
+from phalanx.compat.verl.rows import register_rows
 from phalanx.compat.verl.utils.device import get_device_id, get_torch_device
 from phalanx.compat.verl.utils.py_functional import list_of_dict_to_dict_of_list, union_two_dict
 from phalanx.compat.verl.utils.transferqueue_utils import BatchMeta, KVBatchMeta
-from phalanx.dispatch.shardable import register_shardable
 
 __all__ = [
     "BatchData",
@@ -59,14 +57,4 @@ __all__ = [
     "unpad_dataproto",
 ]
 
-
-def _count(data: DataProto) -> int | None:
-    """Rows; a DataProto of meta_info alone has none and is replicated."""
-    return None if data.batch is None and not data.non_tensor_batch else len(data)
-
-
-def _take(data: DataProto, indices: Sequence[int]) -> DataProto:
-    return data.select_idxs(list(indices))
-
-
-register_shardable(DataProto, count=_count, slice=DataProto.slice, concat=DataProto.concat, take=_take)
+register_rows(DataProto)

@@ -157,6 +157,8 @@ def _options(spec: MethodSpec) -> list[str]:
     found = [name for name in ("readonly", "to_device", "replay", "replicated") if getattr(spec, name)]
     if spec.is_async:
         found.append("async")
+    if spec.streams:
+        found.append("yields")
     if spec.pad_to_multiple is not None:
         found.append(f"rows padded to a multiple of {spec.pad_to_multiple}")
     if spec.pad_mask is not None:

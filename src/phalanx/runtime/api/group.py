@@ -51,7 +51,8 @@ class WorkerGroup(GroupView):
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
-        show_ranks: whose output this driver shows: "all", "none", a rank or a list of ranks; default as given to
+        show_ranks: whose output this driver shows: "all", "merged" (all, with what several print at once as one
+            line), "none", a rank or a list of ranks; default as given to
             ``px.init``, else rank 0. Every rank's output is in its own file, whatever is shown.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -12,6 +13,7 @@ from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import DispatchError
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture, Stream
+from phalanx.runtime.calls.streams import Streaming
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.explain_call import explain_call, finished_result
 from phalanx.show.explanation import CallExplanation
@@ -19,6 +21,7 @@ from phalanx.show.explanation import CallExplanation
 P = ParamSpec("P")
 B = TypeVar("B")
 V = TypeVar("V")
+M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
@@ -47,7 +50,7 @@ class BoundMethod(Generic[P, B, V]):
         self._handle = handle  # of these ranks: what custom functions get as their group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
-        self._may_be_bare = self._fixed and not spec.replay and spec.needs_nothing
+        self._may_be_bare = self._fixed and not spec.replay and not spec.streams and spec.needs_nothing
         #: The plan of a call without arguments, where it is always the same.
         self._empty: CallPlan | None = None
         self.__name__ = spec.name
@@ -65,7 +68,14 @@ class BoundMethod(Generic[P, B, V]):
         """Send the call and return at once with its future."""
         return CallFuture(self._send(args, kwargs, waits=False))
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool) -> Call:
+    def _send(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        waits: bool,
+        streaming: Callable[[CallPlan], Streaming] | None = None,
+    ) -> Call:
         began = self._selection.core.began()
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
@@ -79,10 +89,11 @@ class BoundMethod(Generic[P, B, V]):
             role,
             options.timeout,
             handle,
-            describe=not waits and plan.gather.how == "rows",
+            describe=not waits and streaming is None and plan.gather.how == "rows",
             stall_report_after=options.stall_report_after,
             began=began,
             chosen=self._selection.which == "any",
+            streaming=None if streaming is None else streaming(plan),
         )
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
@@ -95,7 +106,7 @@ class BoundMethod(Generic[P, B, V]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
         """Send the call; give ``(rank, output)`` of each rank as it finishes."""
-        return self.submit(*args, **kwargs).stream()
+        return cast(Stream, self.submit(*args, **kwargs).stream())
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
         """What a call with these arguments would do, without making it.
@@ -113,9 +124,7 @@ class BoundMethod(Generic[P, B, V]):
         bare = self._may_be_bare and not args and not kwargs
         return explain_call(chosen, spec, plan, args, kwargs, bare=bare)
 
-    def options(
-        self, *, timeout: float | None = None, stall_report_after: float | None = None
-    ) -> BoundMethod[P, B, V]:
+    def options(self: M, *, timeout: float | None = None, stall_report_after: float | None = None) -> M:
         """The same method with options for the next call.
 
         Args:
@@ -134,7 +143,7 @@ class BoundMethod(Generic[P, B, V]):
                 )
         chosen = {name: value for name, value in given.items() if value is not None}
         changed = replace(self._options, **chosen)
-        return BoundMethod(self._selection, self._spec, self._handle, changed)
+        return type(self)(self._selection, self._spec, self._handle, changed)
 
     @property
     def spec(self) -> MethodSpec:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from phalanx.declare.modes import Execute
-from phalanx.declare.results import Returns, ReturnsFuture
+from phalanx.declare.results import Returns, ReturnsFuture, Yields
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.runtime.api.methods import BoundMethod
+from phalanx.runtime.api.streaming import StreamingMethod
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection, Which
@@ -27,6 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
 One = TypeVar("One")
+Item = TypeVar("Item")
 
 
 class GroupView:
@@ -126,7 +128,8 @@ class GroupView:
         return self._selection.unknown(name)
 
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any, Any]:
-        return BoundMethod(self._selection, spec, self)
+        kind = StreamingMethod if spec.streams else BoundMethod
+        return kind(self._selection, spec, self)
 
     def call(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
         """Call a method by name, registered or not (one that is not gets the same arguments on every rank)."""
@@ -139,6 +142,10 @@ class GroupView:
     def _named(self, method: str) -> BoundMethod[..., Any, Any]:
         return self._bind(self._selection.spec_of(method))
 
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Yields[V, Any, Item, Any], P], object], /
+    ) -> StreamingMethod[P, V, Item]: ...
     @overload
     def method(
         self, function: Callable[Concatenate[Returns[V, Any], P], object], /
@@ -314,6 +321,10 @@ class GroupView:
 class RankView(GroupView):
     """One rank of a group, or whichever is least busy: calls give its value itself."""
 
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Yields[Any, One, Any, Item], P], object], /
+    ) -> StreamingMethod[P, One, Item]: ...
     @overload
     def method(
         self, function: Callable[Concatenate[Returns[Any, One], P], object], /

@@ -15,6 +15,7 @@ from phalanx.runtime.calls.listeners import Heard, Listeners
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.seconds import bounded
 from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned, Status, WaitOver, raisable
+from phalanx.runtime.calls.streams import StreamArrivals
 from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.transport.base import FetchFailed, NotReady
@@ -110,6 +111,11 @@ class Call:
         return self.life.name
 
     @property
+    def streams(self) -> StreamArrivals | None:
+        """What comes back of it, where it streams."""
+        return self.arrivals if isinstance(self.arrivals, StreamArrivals) else None
+
+    @property
     def over(self) -> bool:
         """Whether its value or its error stands."""
         return type(self.status) in (Returned, Raised)
@@ -151,7 +157,7 @@ class Call:
     def _value_or_error(self, limit: float | None) -> Returned | Raised:
         """Raises CallTimeout where only this wait is over."""
         try:
-            return Returned(next(self._follow(self._joined, limit)))
+            return Returned(next(self.follow(self._joined, limit)))
         except WaitOver as over:
             raise over.error from None
         except Exception as error:
@@ -164,7 +170,7 @@ class Call:
         given: set[int] = set()
         failure: BaseException | None = None
         try:
-            yield from self._follow(lambda until: self._one_by_one(until, given), limit)
+            yield from self.follow(lambda until: self._one_by_one(until, given), limit)
         except WaitOver as over:
             raise over.error from None
         except Exception as error:
@@ -173,7 +179,7 @@ class Call:
         if failure is not None:
             raise raisable(failure)  # the group may keep the error, but not the frames of whoever streams
 
-    def _follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
+    def follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
         """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
         self.tell_asked()
         self._check()
@@ -306,7 +312,10 @@ class Call:
             )  # it went down with another call, which has the cause
         if life.closed:
             return decide(Seen("failed", life.name, self.method, closed=True))
-        seen = self.watch().failed()
+        watch = self.watch()
+        if self.streams is not None:
+            watch.interrupt()
+        seen = watch.failed()
         life.check_current(self.epoch, self.plan.ranks, self.method)
         if life.closed:
             return decide(Seen("failed", life.name, self.method, closed=True))
@@ -383,6 +392,10 @@ class Call:
                 return False
             self.status = to
             return True
+
+    def end_with(self, error: BaseException | None) -> None:
+        """Note how it ended as whoever read its items saw it."""
+        self._end(Returned(None) if error is None else Raised(error))
 
     def _end(self, status: Returned | Raised) -> bool:
         """Note how it ended; False if that stands already."""

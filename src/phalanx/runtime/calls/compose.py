@@ -12,11 +12,21 @@ from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.store import Room
+from phalanx.runtime.calls.stored_rows import StoredPart, StoredParts, piece_between
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.transport.base import Ref, Ticket, Transport
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
-from phalanx.wire.messages import NO_ARGUMENTS, Message, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.messages import (
+    NO_ARGUMENTS,
+    Assembled,
+    Message,
+    Piece,
+    RankCall,
+    Reference,
+    Stored,
+    Whole,
+)
 from phalanx.wire.value import Value
 
 Hoist = Mapping[type, Callable[[Any], Any]]
@@ -61,7 +71,7 @@ class Outlet:
         if self.call is not None:
             self.call.tell(self.call.heard.passed, future.call)
 
-    def value_of(self, future: CallFuture[Any]) -> Value:
+    def value_of(self, future: CallFuture[Any] | StoredParts) -> Value:
         """The result of a call that has to come through the driver."""
         return future.result()
 
@@ -82,6 +92,7 @@ class References:
             StoredValue: self._stored,
             Readonly: self._readonly,
         }
+        table |= dict.fromkeys(StoredParts.kinds, self._stored_parts)
         return table | dict.fromkeys(self._transport.ref_types(), self._reference)
 
     def _add(self, ref: Ref) -> int:
@@ -102,6 +113,26 @@ class References:
     def _readonly(self, marked: Readonly[Any]) -> Stored:
         return self._put(marked.value, Policy.READONLY)
 
+    def _stored_parts(self, value: StoredParts) -> Assembled | Stored:
+        if value.backend != self._transport.name:
+            return self._put(value.result())
+        return self._assembled(value.parts, value.joined)
+
+    def _assembled(
+        self, parts: Sequence[StoredPart], joined: bool, pad_to_multiple: int | None = None
+    ) -> Assembled:
+        sources = (
+            part.source if isinstance(part.source, bytes) else self._add(part.source) for part in parts
+        )
+        cuts = ((part.start, part.stop, part.whole) for part in parts)
+        return Assembled(tuple(zip(sources, cuts, strict=True)), joined, pad_to_multiple)
+
+    def _piece_of_parts(self, value: StoredParts, piece: FuturePiece) -> Assembled | Stored:
+        if value.backend != self._transport.name:
+            return self._put(piece_of(value.result(), *_of(piece)))
+        parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
+        return self._assembled(parts, value.joined, piece.pad_to_multiple)
+
     def _future(self, future: CallFuture) -> Stored | Whole:
         self._outlet.passes(future)
         parts = future.parts(self._transport)
@@ -110,7 +141,9 @@ class References:
         rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
         return Whole(tuple(self._add(part.value) for part in parts), rests, future.call.plan.gather)
 
-    def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored:
+    def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored | Assembled:
+        if isinstance(piece.future, StoredParts):
+            return self._piece_of_parts(piece.future, piece)
         future: CallFuture = piece.future
         self._outlet.passes(future)
         gather, parts = future.call.plan.gather, future.parts(self._transport)

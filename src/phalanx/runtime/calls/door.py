@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phalanx.collect.join import whole
+from phalanx.runtime.calls.streams import StreamArrivals, Streaming
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import Outcome, Ref, Ticket, Transport
+from phalanx.transport.base import Outcome, RankStream, Ref, Ticket, Transport
 from phalanx.wire.messages import Message
 from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
 from phalanx.wire.value import Value
@@ -18,8 +19,8 @@ from phalanx.wire.value import Value
 class Outgoing:
     """One call on its way out: its messages by rank, made when they are asked for. Equal ones are the same object.
 
-    ``returns`` is how many objects each rank gives back. ``reached`` counts the ranks that have been sent theirs,
-    ``nbytes`` the bytes of these messages.
+    ``returns`` is how many objects each rank gives back; ``streaming`` says of which ranks items are wanted one by one.
+    ``reached`` counts the ranks that have been sent theirs, ``nbytes`` the bytes of these messages.
     """
 
     role: str
@@ -29,6 +30,7 @@ class Outgoing:
     returns: int = OUTPUT
     reached: int = 0
     nbytes: int = 0
+    streaming: Streaming | None = None
 
 
 class Arrivals(Protocol):
@@ -64,6 +66,10 @@ class Arrivals(Protocol):
 
     def disregard(self) -> None:
         """Note that the call is over, and that nobody will ask for what its ranks give back; does not wait."""
+        ...
+
+    def leave(self) -> None:
+        """Note that the call was cancelled, so that nobody reads what its ranks give back; does not wait."""
         ...
 
 
@@ -116,6 +122,9 @@ class DirectArrivals:
     def reference(self, position: int) -> Ticket:
         return self._tickets[position]
 
+    def leave(self) -> None:
+        """Nothing waits for a reader."""
+
     def disregard(self) -> None:
         self._transport.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
 
@@ -127,6 +136,8 @@ class DirectDoor:
         self._transport = transport
 
     def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
+        if call.streaming is not None:
+            return self._streams(epoch, call, call.streaming)
         submit, endpoints = self._transport.submit, epoch.endpoints
         role, method, returns = call.role, call.method, call.returns
         tickets: list[Ticket] = []
@@ -138,3 +149,18 @@ class DirectDoor:
         finally:
             call.reached, call.nbytes = len(tickets), nbytes
         return DirectArrivals(self._transport, tickets, halved=returns == HALVED)
+
+    def _streams(self, epoch: Epoch, call: Outgoing, streaming: Streaming) -> Arrivals:
+        transport, role, method = self._transport, call.role, call.method
+        parts: list[Ticket | RankStream] = []
+        try:
+            for position, (rank, (data, refs)) in enumerate(zip(call.ranks, call.messages, strict=True)):
+                endpoint = epoch.endpoints[rank]
+                if position in streaming.positions:
+                    parts.append(transport.stream(endpoint, role, method, data, refs, streaming.buffer))
+                else:
+                    parts.append(transport.submit(endpoint, role, method, data, refs))
+                call.nbytes += len(data)
+        finally:
+            call.reached = len(parts)
+        return StreamArrivals(transport, parts, streaming)

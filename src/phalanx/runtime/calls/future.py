@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.items import NO_ARGUMENT, ItemStream, form_of
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.calls.status import Raised, Returned, raisable
 from phalanx.runtime.calls.together import together
@@ -107,20 +108,28 @@ class CallFuture(Generic[T]):
     async def _wait(self) -> T:
         if self.call.over:
             return self.result()
-        return await asyncio.wrap_future(waiters.submit(self.result, self._pending()))
+        return await asyncio.wrap_future(waiters.submit(self.result, self.pending()))
 
-    def _pending(self, deadline: float | None = None) -> Pending:
+    def pending(self, deadline: float | None = None) -> Pending:
+        """What a wait for its end is for."""
         call = self.call
         refs = [call.arrivals.reference(position).value for position in range(len(call.plan.ranks))]
         return Pending(call.life.transport, refs, deadline)
 
-    def stream(self, timeout: float | None = None) -> Stream:
+    def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
         """``(rank, output)`` of every called rank, in the order in which they finish.
+
+        Of a method that yields, its items as the ranks make them: ``(rank, item)``, or the items alone where one rank
+        was called. They stay, so that ``result()`` can be asked too, and leaving the stream leaves the call alone.
 
         Raises:
             The same as :meth:`result`, at the first rank that failed.
         """
         call = self.call
+        if call.streams is not None:
+            form = form_of(call.plan.gather)
+            seconds = checked(timeout, "CallFuture.stream")
+            return ItemStream(call, call.streams, form, owner=False, timeout=seconds)
         role = f".{call.role}" if call.role else ""
         return Stream(
             call.stream(checked(timeout, "CallFuture.stream")),
@@ -141,6 +150,7 @@ class CallFuture(Generic[T]):
     def parts(self, transport: Transport) -> list[Ticket] | None:
         """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
         call = self.call
+        self.refuse_stream()
         if isinstance(call.status, Raised):
             raise raisable(call.status.error)
         if not isinstance(call.status, Returned):
@@ -148,6 +158,24 @@ class CallFuture(Generic[T]):
         if transport is not call.life.transport or call.plan.gather.how == "custom":
             return None
         return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
+
+    def refuse_stream(self) -> None:
+        """See to it that it may be an argument.
+
+        Raises:
+            DispatchError: its call streams.
+        """
+        if self.call.streams is not None:
+            raise DispatchError(f"the stream of {self.call.group}.{self.call.method} {NO_ARGUMENT}")
+
+    def settled(self) -> T:
+        """The result, for a call of which it is an argument whose value has to be seen before it is sent.
+
+        Raises:
+            DispatchError: its call streams.
+        """
+        self.refuse_stream()
+        return self.result()
 
     def row_parts(self, transport: Transport) -> list[Ticket] | None:
         """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
@@ -192,7 +220,7 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
     if not together([future.call for future in futures], timeout):
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [
-            waiters.submit(functools.partial(_result_by, future, deadline), future._pending(deadline))
+            waiters.submit(functools.partial(_result_by, future, deadline), future.pending(deadline))
             for future in futures
         ]
         ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)

@@ -49,15 +49,27 @@ class CallsUnderWay(CallListener):
 
     def make_room(self, most: int) -> None:
         """Wait for the oldest call where ``most`` are under way."""
-        while len(self.recent) >= most:
+        streams: list[weakref.ref[Call]] = []  # which may wait for whoever makes this call to read on
+        while len(self.recent) + len(streams) >= most and self.recent:
             with contextlib.suppress(IndexError):  # another thread was faster
-                oldest = self.recent.popleft()()
-                if oldest is not None and not oldest.over:
-                    everyone = range(len(oldest.plan.ranks))
-                    oldest.arrivals.wait(everyone, len(everyone), None)
+                reference = self.recent.popleft()
+                oldest = reference()
+                if oldest is None or oldest.over:
+                    continue
+                if oldest.streams is not None:
+                    streams.append(reference)
+                    continue
+                everyone = range(len(oldest.plan.ranks))
+                oldest.arrivals.wait(everyone, len(everyone), None)
+        self.recent.extendleft(reversed(streams))
 
     def least_busy(self, epoch: Epoch, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """The set of ranks with the fewest calls under way; the first of equal ones."""
+        busy = self.loads(epoch)
+        return min(sets, key=lambda ranks: sum(busy[rank] for rank in ranks))
+
+    def loads(self, epoch: Epoch) -> Counter[int]:
+        """How many calls are under way on each rank that has any."""
         busy: Counter[int] = Counter()
         chosen = self._chosen_of(epoch)
         for called in chosen.values():
@@ -68,7 +80,7 @@ class CallsUnderWay(CallListener):
                     self._forget(call)
                 else:
                     busy.update(call.plan.ranks)
-        return min(sets, key=lambda ranks: sum(busy[rank] for rank in ranks))
+        return busy
 
     def _chosen_of(self, epoch: Epoch | None) -> dict[int, Sequence[int]]:
         """The ranks of each chosen call that has not ended, by number; forgets the others."""

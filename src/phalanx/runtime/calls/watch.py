@@ -83,6 +83,7 @@ class Watch:
         if not busy:
             return None
         dropped = self._cancel(busy)
+        self.arrivals.leave()
         running = [position for position in busy if position not in dropped]
         pending = self._still_at_it(running, self.grace_s)
         severed = bool(pending)
@@ -101,6 +102,12 @@ class Watch:
             drops = self.transport.cancel([self.endpoints[position] for position in of_it], number)
             dropped += [position for position, drop in zip(of_it, drops, strict=True) if drop]
         return dropped
+
+    def interrupt(self) -> None:
+        """Have the ranks that are still at a call that streams end it: they would go on, or wait for a reader."""
+        everyone = range(len(self.ranks))
+        self._cancel(self.arrivals.wait(everyone, len(everyone), 0)[1])
+        self.arrivals.leave()
 
     def _after_cancel(self, dropped: Sequence[int], pending: Sequence[int]) -> list[RankReport]:
         reports = [
@@ -148,8 +155,23 @@ class Watch:
             return None
         if outcome.failure is not None:
             report = report_of(outcome.failure, at=at)
-            return report if report.rank >= 0 else replace(report, rank=self.ranks[position])
+            return report if report.rank >= 0 else self._placed(report, position)
         return replace(self._of_lost(position, outcome), at=at)
+
+    def _placed(self, report: RankReport, position: int) -> RankReport:
+        """The report of a rank that did not say who it is."""
+        known = self._report(position, report.kind)
+        return replace(
+            known,
+            type_name=report.type_name,
+            message=report.message,
+            traceback=report.traceback,
+            notes=report.notes,
+            hint=report.hint,
+            exception_bytes=report.exception_bytes,
+            exception=report.exception,
+            at=report.at,
+        )
 
     def _of_lost(self, position: int, outcome: Outcome) -> RankReport:
         lost = outcome.lost or Lost("unknown")

@@ -28,17 +28,18 @@ from phalanx.runtime.calls.listeners import Listeners, everywhere
 from phalanx.runtime.calls.repeats import Repeats
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.store import Room
+from phalanx.runtime.calls.streams import Streaming
 from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.runtime.calls.watch import Watch
 from phalanx.runtime.groups.meshes import told_mesh
 from phalanx.runtime.groups.open_groups import open_groups
 from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
 from phalanx.runtime.life.lifecycle import Lifecycle, State
-from phalanx.runtime.session.watchman import sentinel
+from phalanx.runtime.session.monitor import monitor
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Transport
-from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall
+from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titled
 from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 
@@ -72,7 +73,8 @@ class GroupCore:
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
         self.debug = settings().debug
         self.rules = CallRules(settings().grace_s, self.book.arrived_bytes)
-        self._order = threading.Lock()
+        #: Held while a call goes to its ranks; whoever holds it sends several that nobody comes between.
+        self.order = threading.RLock()
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
         self.restarting = threading.RLock()
@@ -135,38 +137,49 @@ class GroupCore:
         stall_report_after: float | None = None,
         began: int = 0,
         chosen: bool = False,
+        streaming: Streaming | None = None,
     ) -> Call:
         """Send one call to its ranks; does not wait for it.
 
         ``describe`` asks each rank for the row count of its output beside the output, for a future that may be
         handed on by reference. ``timeout`` and ``stall_report_after`` are those of the call, where it has its own.
         ``collector`` is what a custom collect function gets. ``began`` is when the caller began to plan it, for a
-        trace. ``chosen`` says that its rank is the least busy one.
+        trace. ``chosen`` says that its rank is the least busy one. ``streaming`` says how items of a method that yields
+        are to come one by one.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
             StaleEpoch: it was restarted while the call was being made; nothing was sent.
             DispatchError: an argument cannot be pickled.
         """
-        epoch = self._check()
+        epoch = self.check()
         number = self.new_number()
         call = self._call(
-            epoch, plan, role, spec.name, number, timeout, stall_report_after, collector, began, chosen
+            epoch,
+            plan,
+            role,
+            spec.title or spec.name,
+            number,
+            timeout,
+            stall_report_after,
+            collector,
+            began,
+            chosen,
         )
         heard = call.heard
         if heard.planned:
             call.tell(heard.planned)
         sent_plan = plan
         if self.debug:
-            call.rules = replace(self.rules, verify=self._verifier(spec))
-            sent_plan = _all_kept(plan) if spec.replicated else plan
+            call.rules = replace(self.rules, verify=None if streaming else self._verifier(spec))
+            sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
         header = self._header(call, spec, self._returns(describe))
         composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.nodes)
         if heard.composed or heard.posted:
             composed = self._told(call, composed)
         if spec.replay:
             composed = self._repeated(call, composed)
-        self._submit(call, composed, header.returns)
+        self._submit(call, composed, header.returns, spec.name, streaming)
         call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
         if chosen:
             self.under_way.add_chosen(call)
@@ -183,9 +196,9 @@ class GroupCore:
         stall_report_after: float | None,
     ) -> Call:
         """Send a call that needs no message; see :meth:`takes_bare`."""
-        epoch = self._check()
+        epoch = self.check()
         call = self._call(epoch, plan, role, spec.name, BARE_CALLS, timeout, stall_report_after, collector, 0)
-        self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT)
+        self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT, spec.name)
         self._recent.append(weakref.ref(call))
         return call
 
@@ -202,7 +215,7 @@ class GroupCore:
         """
         return self.life.owner and not self.debug and not self.listeners.heard.planned
 
-    def _check(self) -> Epoch:
+    def check(self) -> Epoch:
         """See to it that a call can be sent now; the epoch that it is of.
 
         Raises:
@@ -236,7 +249,7 @@ class GroupCore:
         limit = timeout if timeout is not None else card.call_timeout
         stall = stall_report_after if stall_report_after is not None else card.stall_report_after
         if (stall is not None or limit is not None) and not self.life.transport.immediate:
-            sentinel.add(self)
+            monitor.add(self)
         return Call(
             self.life,
             epoch,
@@ -260,7 +273,7 @@ class GroupCore:
             if self.life.owner and len(call.plan.ranks) == call.epoch.size
             else ANY_EPOCH,
             role=call.role,
-            method=spec.name,
+            method=titled(spec.title) if spec.title else spec.name,
             keep=True,
             returns=returns,
             readonly=spec.readonly,
@@ -290,10 +303,18 @@ class GroupCore:
         yield from sent
         self.repeats.add(call, sent)
 
-    def _submit(self, call: Call, composed: Iterable[Message], returns: int) -> None:
-        outgoing = Outgoing(call.role, call.method, call.plan.ranks, composed, returns)
+    def _submit(
+        self,
+        call: Call,
+        composed: Iterable[Message],
+        returns: int,
+        method: str,
+        streaming: Streaming | None = None,
+    ) -> None:
+        ranks = call.plan.ranks
+        outgoing = Outgoing(call.role, method, ranks, composed, returns, streaming=streaming)
         try:
-            with self._order:  # calls reach all ranks in one order, whichever threads make them
+            with self.order:  # calls reach all ranks in one order, whichever threads make them
                 if self.life.epoch is not call.epoch:
                     self.life.check_current(call.epoch, call.plan.ranks, call.method)
                 call.arrivals = self.door.submit(call.epoch, outgoing)
@@ -361,8 +382,14 @@ class GroupCore:
         """The set of ranks with the fewest calls under way; the first of equal ones."""
         return self.under_way.least_busy(self.life.epoch, sets)
 
+    def loads(self) -> dict[int, int]:
+        """How many calls are under way on each rank that lives."""
+        epoch = self.life.epoch
+        dead, busy = epoch.dead(self.transport), self.under_way.loads(epoch)
+        return {rank: busy[rank] for rank in range(epoch.size) if rank not in dead}
+
     def look(self) -> None:
-        """What the watchman does for a group: end calls whose deadline is over, report stalls, find lost ranks."""
+        """What the monitor does for a group: end calls whose deadline is over, report stalls, find lost ranks."""
         epoch = self.life.epoch
         calls = [call for call in self.under_way.calls() if epoch.has_kept(call.plan.ranks, call.epoch)]
         now = self.transport.now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
@@ -21,10 +22,10 @@ from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
 from phalanx.runtime.life.policy import Restart
 from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
-from phalanx.runtime.session.watchman import sentinel
 from phalanx.transport.base import NotReady, Reservation
-from phalanx.wire.messages import Message
+from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
 
 _log = logging.getLogger("phalanx")
@@ -69,7 +70,7 @@ class GroupProcesses:
             raise
         core.life.started()
         if not core.transport.immediate:
-            sentinel.add(core)
+            monitor.add(core)
         if self._after_start is not None:
             self._after_start()
 
@@ -83,6 +84,7 @@ class GroupProcesses:
             self._options,
             core.outlet,
             trace=call.trace,
+            amend=self._with_versions,
         )
         self._extras = launched.extras
         epoch = core.life.enter(launched.endpoints)
@@ -90,6 +92,14 @@ class GroupProcesses:
             core.transport.attend(launched.endpoints)
         sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
+
+    def _with_versions(self, setup: RankSetup) -> RankSetup:
+        """What the ranks before this one knew of weights."""
+        life = self._core.life
+        if not life.had_weights and not life.published_weights:
+            return setup
+        had, published = dict(life.had_weights), dict(life.published_weights)
+        return replace(setup, had_weights=had, published_weights=published)
 
     def end(self, epoch: Epoch, patience: float) -> None:
         """End the processes of an epoch, with all that they started; they have ``patience`` seconds to close first."""

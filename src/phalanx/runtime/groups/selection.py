@@ -18,12 +18,17 @@ from phalanx.dispatch.planner import (
     rank_sets,
 )
 from phalanx.errors import DispatchError
-from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
 
 Which = Literal["all", "one", "any", "process"]
+
+
+def _result(future: Any) -> Any:
+    """What a future, or another value that is not here, stands for."""
+    settled = getattr(future, "settled", None)  # of a call, which says whether that may be an argument
+    return future.result() if settled is None else settled()
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +129,7 @@ class Selection:
         handle: Target,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        materialize: Materialize = CallFuture[Any].result,
+        materialize: Materialize = _result,
     ) -> CallPlan:
         """The plan of a call by the method's mode; ``handle`` is what custom functions get as their group.
 
@@ -179,6 +184,13 @@ class Selection:
                 "call group.any of the group itself, or of a slice with all ranks of one"
             )
         return self.core.least_busy(whole)
+
+    def loads(self, spec: MethodSpec) -> dict[int, int]:
+        """Calls under way on each set of ranks that a call of this method may go to, by its first rank; of those that
+        live."""
+        here, busy = frozenset(self.ranks), self.core.loads()
+        sets = [ranks for ranks in rank_sets(spec, self.core) if here.issuperset(ranks)]
+        return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets if busy.keys() >= set(ranks)}
 
     def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
         """Ranks of the group, each once, which are among these; the first of these if none is given.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,6 +95,13 @@ class GroupLife:
         self.on_change: Callable[[], None] | None = None
         #: Fetches what was gathered on the ranks, within so many seconds; called before their processes end.
         self.before_end: list[Callable[[float], None]] = []
+        #: The newest versions of weights that its roles had, and published, by (role, name); restarts know of them.
+        self.had_weights: dict[tuple[str, str], int] = {}
+        self.published_weights: dict[tuple[str, str], int] = {}
+        #: Of which version the weights of its roles are, in words, by ``role.name``.
+        self.weights: dict[str, str] = {}
+        #: When its state or its epoch changed, as a Unix time.
+        self.changed = time.time()
 
     @property
     def closed(self) -> bool:
@@ -113,6 +121,7 @@ class GroupLife:
         """Begin the epoch that the lifecycle is in, with these processes."""
         with self._lock:
             self.epoch = Epoch(self.lifecycle.epoch, len(endpoints), endpoints)
+            self.weights = {}
         self._tell()
         return self.epoch
 
@@ -157,6 +166,14 @@ class GroupLife:
             self.lifecycle.handle(event)
             self._tell()
 
+    def note_weights(self, role: str, name: str, text: str) -> None:
+        """Note what came of a sync of a role's weights, for those who look at the group from beside it."""
+        with self._lock:
+            self.weights = {**self.weights, (f"{role}.{name}" if role else name): text}
+        if self.on_change is not None:
+            self.on_change()
+
     def _tell(self) -> None:
+        self.changed = time.time()
         if self.on_change is not None:
             self.on_change()

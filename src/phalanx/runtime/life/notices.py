@@ -37,7 +37,8 @@ def group_entry(group: GroupLife) -> GroupEntry:
         state=life.state.value,
         epoch=life.epoch,
         pool=record.pool,
-        changed=time.time(),
+        changed=group.changed,
+        weights=dict(group.weights),
         label=label_of(record.classes.items()),
         roles=dict(record.classes),
         methods={role: sorted(methods) for role, methods in record.methods.items()},
@@ -71,8 +72,15 @@ def run_entry(job: str) -> RunEntry:
         socket.gethostname(),
         _STARTED,
         script,
-        importlib.metadata.version("phalanx"),
+        _version(),
     )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("phalanx")
+    except importlib.metadata.PackageNotFoundError:  # it is on the path of Python, and not installed
+        return "unknown"
 
 
 class Publisher:

@@ -53,6 +53,8 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
     """
     values = {key: value for key, value in given.items() if value is not None}
     start_timeout = values.pop("start_timeout", settings().start_timeout)
+    if settings().call_timeout is not None:
+        values.setdefault("call_timeout", settings().call_timeout)
     seconds = {"start_timeout": start_timeout}
     seconds |= {option: values.get(option) for option in ("call_timeout", "stall_report_after")}
     for option, value in seconds.items():

@@ -39,7 +39,7 @@ class ResourcePool:
         accelerators_per_slot: whole accelerators of one slot, for an engine that runs several in one process.
         detached: the slots outlive this driver; see ``px.attach``.
         timeout: seconds to wait where the cluster is busy; what can never be placed fails at once.
-        backend: "ray" or "inline"; default ``PHALANX_BACKEND``, else "ray".
+        backend: "ray" or "inline"; default what ``px.init`` was given, else ``PHALANX_BACKEND``, else "ray".
 
     Raises:
         DeclarationError: an option that makes no sense.

@@ -25,8 +25,9 @@ class Step(IntEnum):
     """What letting go of a backend consists of, in order."""
 
     NOTE = 0  # on what is open, why it will be closed
-    CLOSE = 1  # what this process owns
-    FORGET = 2  # what belongs to others
+    PART = 1  # what joins groups: none of them is to wait for another
+    CLOSE = 2  # what this process owns
+    FORGET = 3  # what belongs to others
 
 
 _log = logging.getLogger("phalanx")
@@ -38,6 +39,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.transports: dict[str, Transport] = {}
+        self.backend: str | None = None  # as px.init named it
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
         self.show_ranks: Shown | None = None
@@ -61,20 +63,21 @@ def init(
     """Start or join the cluster with options of your own. Optional: the first pool does it with defaults.
 
     Args:
-        backend: "ray" or "inline"; default ``PHALANX_BACKEND``, else "ray".
+        backend: "ray" or "inline", from now on also the default of pools, groups, channels and stored values; default
+            ``PHALANX_BACKEND``, else "ray".
         num_cpus: cores that a local cluster is to have; default those of the machine.
         num_gpus: accelerators that it is to have. On a machine without any they are logical: pools and ranks get
             numbers for them and ``worker.device`` is the CPU.
         address: of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else one on this machine, else
             a new local one.
-        show_ranks: whose output this driver shows, unless a group says otherwise: "all", "none", a rank or a list of
-            ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Counts for groups that are made from now on.
+        show_ranks: whose output this driver shows, unless a group says otherwise: "all", "merged", "none", a rank or
+            a list of ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Counts for groups that are made from now on.
         **ray_options: anything else that ``ray.init`` takes.
 
     Raises:
         DeclarationError: this process is connected already and options are given that cannot be applied any more.
     """
-    chosen = backend_name(backend or settings().backend)
+    chosen = backend_name(backend or _default_backend())
     counts = {
         key: value for key, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)) if value is not None
     }
@@ -90,19 +93,28 @@ def init(
         }
         if chosen == "inline":
             _state.transports.pop("inline", None)
-            return
-        from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
+        else:
+            _start_ray({**counts, **({"address": address} if address else {}), **ray_options})
+        if backend is not None:
+            _state.backend = chosen
 
-        given = {**counts, **({"address": address} if address else {}), **ray_options}
-        if ray_cluster.is_running():
-            if given:
-                raise DeclarationError(
-                    f"px.init({', '.join(given)}): this process is connected to a Ray cluster already, so these "
-                    "options cannot be applied; call px.init before the first pool, or px.shutdown() first"
-                )
-            return
-        ray_cluster.start(_with_address(given))
-        _state.started_ray = True
+
+def _default_backend() -> str:
+    return _state.backend or settings().backend
+
+
+def _start_ray(given: Mapping[str, Any]) -> None:
+    from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
+
+    if ray_cluster.is_running():
+        if given:
+            raise DeclarationError(
+                f"px.init({', '.join(given)}): this process is connected to a Ray cluster already, so these "
+                "options cannot be applied; call px.init before the first pool, or px.shutdown() first"
+            )
+        return
+    ray_cluster.start(_with_address(given))
+    _state.started_ray = True
 
 
 def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,15 +136,15 @@ def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transport(backend: str | None = None) -> Transport:
-    """The transport of that name, made when first asked for."""
-    name = backend_name(backend or settings().backend)
+    """The transport of that name, else that of the default backend; made when first asked for."""
+    name = backend_name(backend or _default_backend())
     with _state.lock:
         if name == "ray":
             from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
             from phalanx.transport.ray.transport import RayTransport  # loads Ray
 
             if not ray_cluster.is_running():
-                init(backend="ray")
+                _start_ray({})
             known = _state.transports.get("ray")
             if known is not None and not known.connected():
                 lost(known)
@@ -196,6 +208,7 @@ def shutdown() -> None:
         _let_go(None)
         for callback in _state.ending:
             callback()
+        _state.backend = None
         _state.inline_resources = {}
         _state.show_ranks = None
         if _state.started_ray:

@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.config import Shown
 from phalanx.runtime.session.background import Background
-from phalanx.show.logs import Lines, prefix_of
+from phalanx.show.logs import Lines, Merged, prefix_of
 from phalanx.transport.base import Endpoint, Transport
 
 LOOK_EVERY_S = 0.1
@@ -26,12 +26,14 @@ class Source:
     It does not hold the process's handle: a process whose last handle is dropped is to end.
     """
 
-    def __init__(self, transport: Transport, endpoint: Endpoint, prefix: str) -> None:
+    def __init__(
+        self, transport: Transport, endpoint: Endpoint, write: Callable[[Sequence[str]], None]
+    ) -> None:
         self.files = endpoint.facts.files
         self._place = replace(endpoint, handle=None)
         self._handle = weakref.ref(endpoint.handle)
         self._transport = transport
-        self._prefix = prefix
+        self._write = write
         self._lines = Lines()
         self._offset = 0
         self._lock = threading.Lock()
@@ -73,11 +75,44 @@ class Source:
         return found or [b""]
 
     def _show(self, batches: Iterable[list[str]]) -> None:
-        text = "".join(f"{self._prefix}{line}\n" for batch in batches for line in batch)
-        if text:
-            with contextlib.suppress(ValueError, OSError):  # the driver has closed its stdout
-                sys.stdout.write(text)
-                sys.stdout.flush()
+        lines = [line for batch in batches for line in batch]
+        if lines:
+            self._write(lines)
+
+
+def _written(lines: Iterable[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    if text:
+        with contextlib.suppress(ValueError, OSError):  # the driver has closed its stdout
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def _behind(prefix: str) -> Callable[[Sequence[str]], None]:
+    """What writes the lines of one rank."""
+    return lambda lines: _written(prefix + line for line in lines)
+
+
+class Together:
+    """What the ranks of a group print, with equal lines of several ranks as one."""
+
+    def __init__(self, label: str, hosts: Sequence[str]) -> None:
+        self._merged = Merged(label, hosts)
+        self._lock = threading.Lock()
+
+    def of(self, rank: int) -> Callable[[Sequence[str]], None]:
+        """What takes the lines of a rank."""
+
+        def write(lines: Sequence[str]) -> None:
+            with self._lock:
+                self._merged.add(rank, lines, time.monotonic())
+
+        return write
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Write what has waited long enough for other ranks to print the same."""
+        with self._lock:
+            _written(self._merged.take(None if everything else time.monotonic()))
 
 
 class Display:
@@ -85,6 +120,7 @@ class Display:
 
     def __init__(self) -> None:
         self._sources: list[Source] = []
+        self._together: list[Together] = []
         self._lock = threading.Lock()
         self._background = Background("phalanx-display", self._turn, finish=self.finish)
 
@@ -92,15 +128,23 @@ class Display:
         """Show what these ranks print from now on, by rank those that were chosen."""
         if transport.immediate:
             return  # they print to this process's own terminal
-        chosen = range(len(endpoints)) if shown == "all" else [r for r in shown if r < len(endpoints)]
+        everyone = range(len(endpoints))
+        chosen = everyone if isinstance(shown, str) else [rank for rank in shown if rank in everyone]
+        hosts = [endpoint.facts.slot.host for endpoint in endpoints]
+        together = Together(label, hosts) if shown == "merged" else None
         sources = [
-            Source(transport, endpoints[rank], prefix_of(label, rank, endpoints[rank].facts.slot.host))
+            Source(
+                transport,
+                endpoints[rank],
+                together.of(rank) if together else _behind(prefix_of(label, rank, hosts[rank])),
+            )
             for rank in chosen
         ]
         if not sources:
             return
         with self._lock:
             self._sources += sources
+            self._together += [together] if together else []
         self._background.begin()
 
     def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:
@@ -109,8 +153,11 @@ class Display:
         with self._lock:
             ended = [one for one in self._sources if files is None or one.files in files]
             self._sources = [one for one in self._sources if one not in ended]
+            together = list(self._together)
         for source in ended:
             source.finish()
+        for one in together:
+            one.flush(everything=True)
 
     def _turn(self) -> float | None:
         begun = time.monotonic()
@@ -119,8 +166,14 @@ class Display:
         gone = [source for source in sources if not source.look()]
         with self._lock:
             self._sources = [source for source in self._sources if source not in gone]
-            if not self._sources:
-                return None
+            none_left = not self._sources
+            together = list(self._together)
+            if none_left:
+                self._together = []
+        for one in together:
+            one.flush(everything=none_left)
+        if none_left:
+            return None
         return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
 
 

@@ -15,6 +15,7 @@ from phalanx.runtime.calls.compose import Outlet, messages
 from phalanx.runtime.calls.counts import Book
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.store import Room
+from phalanx.runtime.calls.stored_rows import StoredParts
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.runtime.groups.selection import Selection
 from phalanx.show.sizes import size
@@ -180,7 +181,9 @@ class DryOutlet(Outlet):
     def passes(self, future: CallFuture[Any]) -> None:
         self.outputs.add(future)
 
-    def value_of(self, future: CallFuture[Any]) -> Value:
+    def value_of(self, future: CallFuture[Any] | StoredParts) -> Value:
+        if isinstance(future, StoredParts):
+            return None
         if not any(future is one for one in self.made_here):
             self.made_here.append(future)
         return future.result() if future.done() else None

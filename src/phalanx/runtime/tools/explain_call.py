@@ -65,11 +65,26 @@ def explain_call(
         ranks=ranks,
         hops=tuple(_hops(run, ranks, bare)),
         collected=_collected(plan, spec, mesh),
-        notes=(*run.notes(), *([_REPLICATED] if spec.replicated else [])),
+        notes=(
+            *run.notes(),
+            *([_REPLICATED] if spec.replicated else []),
+            *([_streams(plan)] if spec.streams else []),
+        ),
     )
 
 
 _REPLICATED = "The method is declared replicated: debug mode compares the outputs of all ranks"
+
+
+def _streams(plan: CallPlan) -> str:
+    """What a method that yields gives, and how it can be had sooner."""
+    ranks = [plan.ranks[position] for position in range(len(plan.ranks)) if plan.keeps(position)]
+    items = "items" if plan.gather.how == "value" else "(rank, item)"
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    if not ranks:
+        return "The method yields, and no item leaves its rank"
+    one_by_one = f".stream(...) gives {items} of {of} as they are made"
+    return f"The method yields: an output is the list of a rank's items; {one_by_one}"
 
 
 def _ranks(

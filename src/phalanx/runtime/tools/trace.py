@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -154,6 +155,7 @@ class _WholeRun:
     """The trace that ``PHALANX_TRACE`` asks for, once it is on."""
 
     tracer: Tracer | None = None
+    saver: threading.Thread | None = None
 
 
 _whole_run = _WholeRun()
@@ -175,10 +177,35 @@ def save_environment_trace(pid: int | None = None) -> None:
     tracer = _whole_run.tracer
     if tracer is None or tracer._path is None or (pid is not None and pid != os.getpid()):
         return
+    path = Path(tracer._path)
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        tracer.save(tracer._path)
+        os.replace(tracer.save(unfinished), path)  # whole or not at all, however this process ends
     except Exception as error:
         _log.warning("the trace was not written to %s: %s", tracer._path, error)
+
+
+def keep_saved(every_s: float = 5.0) -> None:
+    """Write that trace again and again, where nothing can be done at the end: a Ray actor is killed. Idempotent.
+
+    Saving takes a twentieth of the time at most.
+    """
+    with session.lock:
+        if _whole_run.tracer is None or _whole_run.saver is not None:
+            return
+        _whole_run.saver = threading.Thread(
+            target=_save_forever, args=(every_s,), name="phalanx-trace", daemon=True
+        )
+    _whole_run.saver.start()
+
+
+def _save_forever(every_s: float) -> None:
+    cost = 0.0
+    while True:
+        time.sleep(max(every_s, 20 * cost))
+        began = time.monotonic()
+        save_environment_trace()
+        cost = time.monotonic() - began
 
 
 at_shutdown(save_environment_trace)

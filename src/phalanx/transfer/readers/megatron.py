@@ -7,6 +7,7 @@ pipeline stage has, which experts, and how many rows of the vocabulary are true.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = ["MegatronRank", "read_megatron"]
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 _EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)(?![^.])")
+_LAST_LAYER = re.compile(r"(?<![^.])layers\.(\d+)$")
+_LAST_EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)$")
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 
@@ -45,6 +48,34 @@ class MegatronRank:
     first_expert: int = 0
     vocabulary: int | None = None
 
+    @classmethod
+    def here(cls, model: torch.nn.Module, *, vocabulary: int | None = None) -> MegatronRank:
+        """The place of this process, by Megatron's parallel state and the layers and experts that ``model`` has.
+
+        Args:
+            model: this rank's part of the model, or what wraps it.
+            vocabulary: true rows of embedding and output layer; None takes the padded ones.
+
+        Raises:
+            DeclarationError: there is no parallel state, or the layers of the model are not consecutive.
+        """
+        state: Any = sys.modules.get("megatron.core.parallel_state")
+        if state is None or not state.model_parallel_is_initialized():
+            raise DeclarationError(
+                "px.MegatronRank.here(...) before Megatron's parallel state is initialised; call "
+                "initialize_model_parallel(...) first, or give the ranks: px.MegatronRank(tp=..., tp_size=...)"
+            )
+        experts = _numbers(model, _LAST_EXPERT)
+        return cls(
+            tp=state.get_tensor_model_parallel_rank(),
+            tp_size=state.get_tensor_model_parallel_world_size(),
+            expert_tp=state.get_expert_tensor_parallel_rank(),
+            expert_tp_size=state.get_expert_tensor_parallel_world_size(),
+            first_layer=_first_layer(model),
+            first_expert=state.get_expert_model_parallel_rank() * len(experts),
+            vocabulary=vocabulary,
+        )
+
     def name(self, local: str) -> str:
         """The name over all stages and expert ranks of a parameter that is ``local`` here."""
         name = _LAYER.sub(lambda found: f"layers.{int(found[1]) + self.first_layer}", local)
@@ -55,6 +86,31 @@ class MegatronRank:
         if _EXPERT.search(name) and self.expert_tp_size is not None:
             return self.expert_tp or 0, self.expert_tp_size
         return self.tp, self.tp_size
+
+
+def _numbers(model: torch.nn.Module, pattern: re.Pattern[str]) -> dict[int, list[torch.nn.Module]]:
+    """Modules whose path ends as ``pattern`` says, by the number in it."""
+    found: dict[int, list[torch.nn.Module]] = {}
+    for path, module in model.named_modules():
+        if numbered := pattern.search(path):
+            found.setdefault(int(numbered[1]), []).append(module)
+    return found
+
+
+def _first_layer(model: torch.nn.Module) -> int:
+    """Global number of ``layers.0``, by what each layer says of itself: Megatron's ``layer_number`` counts from 1."""
+    offsets = {
+        told - 1 - number
+        for number, modules in _numbers(model, _LAST_LAYER).items()
+        for module in modules
+        if isinstance(told := getattr(module, "layer_number", None), int)
+    }
+    if len(offsets) > 1:
+        raise DeclarationError(
+            f"the layers of this {type(model).__name__} say that they begin at {sorted(offsets)}: their global numbers "
+            "are not consecutive; publish such parts one by one, each with px.MegatronRank(first_layer=...)"
+        )
+    return offsets.pop() if offsets else 0
 
 
 def read_megatron(model: Any, rank: MegatronRank) -> Reading:

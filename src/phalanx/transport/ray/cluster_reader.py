@@ -34,6 +34,11 @@ def publish(key: str, value: bytes | None) -> None:
         internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=_NAMESPACE)
 
 
+def published(key: str) -> bytes | None:
+    """What is written under a key of this cluster."""
+    return internal_kv._internal_kv_get(key.encode(), namespace=_NAMESPACE)
+
+
 @dataclass(frozen=True)
 class NodeView:
     """A node of the cluster."""

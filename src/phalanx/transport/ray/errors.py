@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -41,6 +43,8 @@ _SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
 _UNEXPECTED = "its process ended unexpectedly"
 _NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
 _RAYLET_WITHIN_S = 0.5
+_PACKAGE = Path(__file__).parents[2]
+_HOST_CODE = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("compat", "execution", "transport"))
 
 
 class _Reported(logging.Filter):
@@ -70,13 +74,32 @@ def outcome_of(error: BaseException) -> Outcome:
         if isinstance(cause, RankFailure):
             return Outcome(failure=cause)
         if isinstance(cause, BaseException):
-            return Outcome(failure=capture(cause))
+            report = replace(capture(cause).report, traceback=remote_traceback(str(error)))
+            return Outcome(failure=RankFailure(report))
         return Outcome(failure=capture(error))
     if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
         return Outcome(
             failure=undecodable(error.client_exc)
         )  # Ray wraps what unpickling raises in this process
     return Outcome(lost=lost_of(error))
+
+
+def remote_traceback(text: str) -> str:
+    """The text that Ray gives of a traceback in another process, from the first frame of user code on."""
+    lines: list[str] = []
+    ours = False
+    for line in text.strip().splitlines():
+        if (
+            "ray::" in line
+        ):  # process and method, which the report has; then what Ray leaves of its own frames
+            lines.append("Traceback (most recent call last):")
+            ours = True
+            continue
+        if not line.startswith("    "):  # not the source of a frame
+            ours = line.startswith('  File "') and any(part in line for part in _HOST_CODE)
+        if not ours:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def lost_of(error: BaseException) -> Lost:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
+from ray._private import worker as ray_worker
 from ray.actor import ActorHandle
 
 from phalanx.wire.codec import encode
@@ -25,3 +28,25 @@ def portable(value: Value) -> Value:
     What comes out at the other end is the value itself, in memory of its own.
     """
     return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)
+
+
+def _core() -> Any:
+    worker: Any = ray_worker.global_worker
+    return worker.core_worker
+
+
+def address_of(ref: Any) -> tuple[bytes, bytes, bytes]:
+    """An object's id, its owner and what that knew of it, for :func:`reference_to`.
+
+    Pickling a reference outside of Ray's own messages would keep its object for as long as this process lives.
+    """
+    _, owner, status = _core().serialize_object_ref(ref)
+    return ref.binary(), owner, status
+
+
+def reference_to(address: tuple[bytes, bytes, bytes]) -> Any:
+    """A reference to an object of another process, which that has to keep until it was read."""
+    binary, owner, status = address
+    ref = ray.ObjectRef(binary, owner)  # pyright: ignore[reportArgumentType]
+    _core().deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
+    return ref

@@ -9,7 +9,7 @@ import glob
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -17,7 +17,7 @@ from ray.exceptions import RayTaskError
 
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
-from phalanx.transport.facade import bare_name
+from phalanx.transport.facade import NOT_TRACED, TRACED, bare_name
 from phalanx.transport.ray.errors import log_once
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.failure import RankFailure
@@ -58,9 +58,12 @@ class RayServices:
         logs = _logs_folder()
         return os.path.join(logs, "phalanx") if logs else ""
 
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         try:
-            return ray.get(list(refs))
+            return ray.get(list(refs), timeout=timeout)
         except RayTaskError as error:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
@@ -82,6 +85,19 @@ def _logs_folder() -> str | None:
     return None if node is None else node.get_logs_dir_path()
 
 
+def _of_worker(shell: Any, name: str) -> Any:
+    """What the actor itself has not: the user's object's, for functions that are sent by ``handle.__ray_call__``.
+
+    Raises:
+        AttributeError: neither has it; also while there is no such object, and in groups of several roles.
+    """
+    host = shell.__dict__.get("_host")
+    worker = None if host is None or name.startswith("__") else host.instances.get("")
+    if worker is None:
+        raise AttributeError(f"{type(shell).__name__!r} object has no attribute {name!r}")
+    return getattr(worker, name)
+
+
 class Shell:
     """Every actor of a group: makes the host, reports, becomes a rank, and passes calls on."""
 
@@ -89,6 +105,9 @@ class Shell:
 
     def __init__(self, factory: HostFactory) -> None:
         self._host = type(self)._px_host = factory(RayServices())
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_worker(self, name)
 
     def _px_report(self) -> Facts:
         return self._host.report()
@@ -98,6 +117,9 @@ class Shell:
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.run(data, refs)
+
+    def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Value]:
+        yield from self._host.stream(data, refs)
 
 
 class Turns:
@@ -153,6 +175,9 @@ class AsyncShell:
         self._host = factory(self._services)
         self._turns = Turns()
 
+    def __getattr__(self, name: str) -> Any:
+        return _of_worker(self, name)
+
     async def _px_report(self) -> Facts:
         return self._host.report()
 
@@ -163,6 +188,12 @@ class AsyncShell:
         await self._turns.come(refs)
         return await self._host.run_async(data, refs)
 
+    async def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> AsyncGenerator[Value]:
+        await self._turns.come(refs)
+        async with contextlib.aclosing(self._host.stream_async(data, refs)) as items:
+            async for item in items:
+                yield item
+
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
     name, role, method, _ = facade
@@ -171,13 +202,15 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
         if is_message(args):
             await self._turns.come(args[1] if len(args) > 1 else ())
             return await self._host.run_async(*args)
+        traced = kwargs.pop(TRACED, NOT_TRACED)
         await self._turns.come(self._services.upstream(args, kwargs))
-        return portable(await self._host.run_plain_async(role, method, args, kwargs))
+        return portable(await self._host.run_plain_async(role, method, args, kwargs, traced))
 
     def forward(self: Shell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
             return self._host.run(*args)
-        return portable(self._host.run_plain(role, method, args, kwargs))
+        traced = kwargs.pop(TRACED, NOT_TRACED)
+        return portable(self._host.run_plain(role, method, args, kwargs, traced))
 
     chosen = forward_async if asynchronous else forward
     chosen.__name__ = name

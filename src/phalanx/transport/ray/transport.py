@@ -20,6 +20,7 @@ from phalanx.transport.base import (
     Lost,
     NotReady,
     Outcome,
+    RankStream,
     Ref,
     Reservation,
     ReserveRequest,
@@ -29,9 +30,10 @@ from phalanx.transport.base import (
     Ticket,
 )
 from phalanx.transport.facade import bare_name, facade_name
+from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import Connection, job_id
-from phalanx.transport.ray.cluster_reader import publish
+from phalanx.transport.ray.cluster_reader import publish, published
 from phalanx.transport.ray.errors import (
     log_once,
     lost_of,
@@ -41,7 +43,9 @@ from phalanx.transport.ray.errors import (
     with_post_mortem,
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
+from phalanx.transport.ray.ray_values import address_of, reference_to
 from phalanx.transport.ray.shell import actor_class
+from phalanx.transport.ray.streams import stream
 from phalanx.wire.messages import BARE, packed_bare
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
@@ -62,6 +66,7 @@ class RayTransport:
 
     def __init__(self) -> None:
         self._agents = OwnRanks()
+        self._node: str | None = None
         log_once()
         self._connection = Connection()
 
@@ -189,11 +194,30 @@ class RayTransport:
         info, *outputs = remote.options(num_returns=returns).remote(*args)
         return Ticket(outputs[0], info, *outputs[1:])
 
+    def stream(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        buffer: int | None,
+    ) -> RankStream:
+        name = f"{_class_name(endpoint)}.{facade_name(role, method)}"
+        return stream(endpoint, name, data, list(refs), buffer)
+
     def put(self, value: Value) -> Ref:
         return ray.put(value)
 
     def store(self) -> StoreSpace | None:
         return placement.store_space()
+
+    def address_of(self, ref: Ref) -> Any:
+        return address_of(ref)
+
+    def at(self, address: Any) -> Ref:
+        self._connection.check()
+        return reference_to(address)
 
     def ref_types(self) -> tuple[type, ...]:
         return (ray.ObjectRef,)
@@ -282,6 +306,9 @@ class RayTransport:
         self._agents.ask(endpoints, "send_signal", signum, timeout=_AGENT_WITHIN_S, each=True)
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
+        if endpoint.facts.slot.node_id == self._own_node():  # ten times a second for each rank that is shown
+            with contextlib.suppress(OSError):
+                return read_file(path, offset, limit)
         asked = [endpoint]
         answer = self._agents.ask(asked, "read", path, offset, limit, timeout=_AGENT_WITHIN_S, each=True)[0]
         if isinstance(answer, bytes):
@@ -293,12 +320,23 @@ class RayTransport:
             raise FileNotFoundError(f"{path}: there is no such file on host {host}")
         raise OSError(f"on host {host}: {answer}")
 
+    def _own_node(self) -> str:
+        if self._node is None and self.connected():
+            self._node = ray.get_runtime_context().get_node_id()
+        return self._node or ""
+
     def job(self) -> str:
         return job_id()
+
+    def host(self) -> str:
+        return ray.util.get_node_ip_address()
 
     def publish(self, key: str, value: bytes | None) -> None:
         if self.connected():
             publish(key, value)
+
+    def published(self, key: str) -> bytes | None:
+        return published(key) if self.connected() else None
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
@@ -327,10 +365,13 @@ def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
     name = facade_name(role, method)
     found = getattr(endpoint.handle, bare_name(name), None)
     if found is not None:
-        class_name = endpoint.handle._ray_actor_creation_function_descriptor.class_name
-        found = found.options(name=f"{class_name}.{name}")
+        found = found.options(name=f"{_class_name(endpoint)}.{name}")
     endpoint.methods[role + "//" + method] = found
     return found
+
+
+def _class_name(endpoint: Endpoint) -> str:
+    return endpoint.handle._ray_actor_creation_function_descriptor.class_name
 
 
 def _named(name: str, namespace: str | None) -> dict[str, str]:

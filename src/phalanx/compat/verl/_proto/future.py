@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from phalanx.compat.verl._proto.data import DataProto
 from phalanx.compat.verl._proto.errors import require
 from phalanx.compat.verl._proto.parts import spans
+from phalanx.compat.verl.utils import transferqueue_utils
 from phalanx.compat.verl.utils.tensordict_utils import chunk_tensordict, concat_tensordict
 from phalanx.compat.verl.utils.transferqueue_utils import BatchMeta, KVBatchMeta
 
@@ -119,7 +120,10 @@ class BatchData:
         require(self.is_chunkable(), f"a {type(self._data).__name__} has no rows that could be split")
         if isinstance(self._data, TensorDict):
             return chunk_tensordict(self._data, chunks)
-        return self._data.chunk(chunks)
+        data = self._data
+        if isinstance(data, KVBatchMeta):  # once, and not by each rank
+            data = transferqueue_utils.kv_batch_meta2batch_meta(data)
+        return data.chunk(chunks)
 
     def concat(self) -> Any:
         """The rows of all; of references, a `DataProtoFuture` of that.
@@ -137,7 +141,21 @@ class BatchData:
             return concat_tensordict(list(self._data))
         if isinstance(first, _reference_types()):
             return DataProtoFuture.concat(list(self._data))
+        if isinstance(first, BatchMeta):
+            return _joined(self._data)
         return type(first).concat(list(self._data))
+
+
+def _joined(metas: Sequence[Any]) -> Any:
+    """Metadata of all rows, by their keys; each setting is a list by rank."""
+    settings: dict[str, list[Any]] = {}
+    for meta in metas:
+        for name, value in meta.extra_info.items():
+            settings.setdefault(name, []).append(value)
+        meta.extra_info = {}  # else joining them wants them to be equal
+    whole = BatchMeta.concat(list(metas))
+    whole.extra_info = settings
+    return transferqueue_utils.batch_meta2kv_batch_meta(whole)
 
 
 def _kinds(data: Any) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
+from phalanx.compat.verl import overlay
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.dispatch_functions import (
     _concat_data_proto_or_future as _concat_data_proto_or_future,
@@ -224,9 +225,8 @@ def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], di
 
 
 def _is_future(value: Any) -> bool:
-    protocol = sys.modules.get(
-        "phalanx.compat.verl.protocol"
-    )  # without it there are none, and its import is slow
+    # Without that module there are none, and its import is slow.
+    protocol = sys.modules.get("verl.protocol" if overlay.active() else "phalanx.compat.verl.protocol")
     return protocol is not None and isinstance(value, protocol.DataProtoFuture)
 
 
@@ -256,7 +256,11 @@ def register(
     _check_execute_mode(execute_mode)
     attributes = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
 
+    # Here, not above: under the real verl it is verl's own module, which asks this one for its modes.
+    from phalanx.compat.verl.utils.transferqueue_utils import tqbridge
+
     def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
+        function = tqbridge(dispatch_mode=dispatch_mode)(function)
         if inspect.iscoroutinefunction(function):
 
             @wraps(function)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
+from phalanx.compat.verl.single_controller.ray.native import Call
 from phalanx.config import settings
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.codec import Encoded
@@ -39,9 +41,14 @@ class GroupMethod:
         args, kwargs = self._dispatch_fn(self._group, *args, **kwargs)
         padding = int(kwargs.pop(_padding_size_key, 0))
         output = self._execute_fn(self.__name__, *args, **kwargs)
+        call = None
         if self._blocking:
             output = self._group._wait(output, self.__name__)
+        else:
+            call = self._group._call_of(output)
         output = self._collect_fn(self._group, output)
+        if call is not None:
+            output = _looked_after(output, call)
         return _without_padding(output, padding, args, kwargs) if padding else output
 
     def __repr__(self) -> str:
@@ -58,6 +65,39 @@ def func_generator(
 ) -> GroupMethod:
     """The callable that a group gets for a registered method."""
     return GroupMethod(self, method_name, dispatch_fn, collect_fn, execute_fn, blocking)
+
+
+def _looked_after(output: Any, call: Call) -> Any:
+    """A ``DataProtoFuture`` that raises the one error of the call, not Ray's of one rank; all else as it is."""
+    from phalanx.compat.verl.protocol import DataProtoFuture
+
+    if type(output) is not DataProtoFuture:
+        return output
+    future = _future_class(DataProtoFuture)(output.collect_fn, output.futures, output.dispatch_fn)
+    future._call = call
+    return future
+
+
+@functools.cache
+def _future_class(base: type) -> Any:
+    class CallFuture(base):  # type: ignore[misc, valid-type]
+        """The outputs of a call that is looked after."""
+
+        _call: Call
+
+        def get(self) -> Any:
+            """Wait for the outputs, and give the batch. Raises the one error of the call."""
+            try:
+                return super().get()
+            except Exception:
+                if self._call.over or self._call.has_failed():
+                    self._call.result(None)
+                raise
+
+        def __reduce__(self) -> Any:  # in other processes it is as any other
+            return base, (self.collect_fn, self.futures, self.dispatch_fn)
+
+    return CallFuture
 
 
 def _own(value: Any) -> Any:

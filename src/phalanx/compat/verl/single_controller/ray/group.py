@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, Parcels, func_generator
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
-from phalanx.compat.verl.single_controller.ray.native import Connection
+from phalanx.compat.verl.single_controller.ray.native import Call, Calls, Connection
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
 from phalanx.compat.verl.single_controller.ray.start import (
@@ -23,9 +24,16 @@ from phalanx.compat.verl.single_controller.ray.start import (
     own,
     start,
 )
+from phalanx.transport.facade import TRACED
 
 _log = logging.getLogger(__name__)
-_OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict")  # attributes that do not travel
+_OF_THIS_PROCESS = (
+    "_checker_thread",
+    "_connection",
+    "wg_dict",
+    "_calls",
+    "_made",
+)  # attributes that do not travel
 _DEAD = 4  # ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 
 
@@ -82,6 +90,8 @@ class RayWorkerGroup(WorkerGroup):
         self._ray_master_port_range = kwargs.get("master_port_range")
         self._role = ""
         self._connection: Connection | None = None
+        self._calls: Calls | None = None
+        self._made = threading.local()
         if resource_pool is None:
             self.use_gpu = kwargs.get("use_gpu", True)
             self._attach(worker_names, worker_handles)
@@ -123,6 +133,7 @@ class RayWorkerGroup(WorkerGroup):
         )
         self._workers, self._worker_names = started.handles, started.names
         self._master_addr, self._master_port = started.master
+        self._calls = started.calls
         own(self, started.release)
 
     @property
@@ -160,6 +171,7 @@ class RayWorkerGroup(WorkerGroup):
             use_gpu=self.use_gpu,
         )
         group._master_addr, group._master_port = self._master_addr, self._master_port
+        group._calls = self._calls
         return group
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
@@ -260,9 +272,31 @@ class RayWorkerGroup(WorkerGroup):
         parcels, shared = Parcels(), len(workers) > 1
         args = [parcels.of(arg, shared) for arg in args]
         kwargs = {key: parcels.of(value, shared) for key, value in kwargs.items()}
-        return [
+        call = self._begin(method_name, len(workers), kwargs)
+        refs = [
             self._execute_remote_single_worker(worker, method_name, *args, **kwargs) for worker in workers
         ]
+        return self._sent(call, refs)
+
+    def _begin(self, method_name: str, ranks: int, kwargs: dict[str, Any]) -> Call | None:
+        """A call that is looked after, where this process started the ranks under the real verl."""
+        if self._calls is None:
+            return None
+        call = self._calls.begin(self._on_handle(method_name), ranks)
+        if call.trace:
+            kwargs[TRACED] = (call.trace, call.number)
+        return call
+
+    def _sent(self, call: Call | None, refs: list[Any]) -> list[Any]:
+        if call is not None and self._calls is not None:
+            self._calls.sent(call, refs)
+            self._made.last = call, refs
+        return refs
+
+    def _call_of(self, output: Any) -> Call | None:
+        """The call that this thread has just made, if ``output`` is what it gave: its references, or the only one."""
+        call, refs = self._made.__dict__.pop("last", (None, ()))
+        return call if call is not None and (output is refs or output is refs[0]) else None
 
     def _deal(self, method_name: str, args: Any, kwargs: Any) -> list[Any]:
         self._check_cluster()
@@ -275,18 +309,26 @@ class RayWorkerGroup(WorkerGroup):
         def piece(element: Any) -> Any:
             return parcels.of(element, times[id(element)] > 1)
 
-        return [
+        traced: dict[str, Any] = {}
+        call = self._begin(method_name, len(self._workers), traced)
+        refs = [
             self._execute_remote_single_worker(
                 worker,
                 method_name,
                 *(piece(arg[rank]) for arg in args),
                 **{key: piece(value[rank]) for key, value in kwargs.items()},
+                **traced,
             )
             for rank, worker in enumerate(self._workers)
         ]
+        return self._sent(call, refs)
 
     def _wait(self, output: Any, method_name: str) -> Any:
         """The values of references; an error tells the ranks that raised it."""
+        call = self._call_of(output)
+        if call is not None:
+            values = call.result(None)
+            return values if isinstance(output, list) else values[0]
         try:
             return ray.get(output)
         except Exception as error:
@@ -356,7 +398,14 @@ def _failed(refs: list[Any]) -> str:
 def _rebuild(cls: type[RayWorkerGroup], state: dict[str, Any], roles: list[str]) -> RayWorkerGroup:
     """A group that came from another process: it calls the same workers, and does not own them."""
     group = cls.__new__(cls)
-    group.__dict__.update(state, _checker_thread=None, _connection=Connection(), wg_dict=None)
+    group.__dict__.update(
+        state,
+        _checker_thread=None,
+        _connection=Connection(),
+        wg_dict=None,
+        _calls=None,
+        _made=threading.local(),
+    )
     _bind_again(group)
     if roles:
         group.fuse(roles)

@@ -6,14 +6,22 @@ No other module of the drop-in imports from ``phalanx.runtime``.
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ray
 from ray.util.placement_group import PlacementGroup
 
-from phalanx.compat.verl.remote import make_host
+from phalanx.compat.verl import overlay
+from phalanx.compat.verl.remote import make_host, make_overlay_host
+from phalanx.config import Settings, own_variables, settings
 from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.door import DirectArrivals
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, Processes, launch
 from phalanx.runtime.groups.starts import constructors, sent_to
@@ -22,13 +30,18 @@ from phalanx.runtime.life.notices import group_entry, publisher
 from phalanx.runtime.life.options import GroupOptions
 from phalanx.runtime.pools.pool import Holding, ResourcePool
 from phalanx.runtime.session import connection
+from phalanx.runtime.session.monitor import monitor
+from phalanx.runtime.tools.trace import from_environment, keep_saved
 from phalanx.topology.slots import Slot, SlotView
-from phalanx.transport.base import Facade, Transport
+from phalanx.transport.base import Facade, Ticket, Transport
 from phalanx.transport.ray.cluster import Connection
 from phalanx.transport.ray.placement import RayReservation
 from phalanx.wire.messages import RankSetup
+from phalanx.wire.side_channel import PLAIN_CALL
 
 __all__ = [
+    "Call",
+    "Calls",
     "Connection",
     "GroupOptions",
     "Names",
@@ -36,6 +49,7 @@ __all__ = [
     "ResourcePool",
     "Started",
     "pool_on",
+    "shown_by_choice",
     "start",
     "transport",
 ]
@@ -46,6 +60,11 @@ _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 def transport() -> Transport:
     """The Ray cluster that this process uses; one is started or joined where there is none."""
     return connection.transport("ray")
+
+
+def shown_by_choice() -> bool:
+    """Whether somebody has said whose output is shown: ``PHALANX_SHOW_RANKS``, or ``px.init(show_ranks=)``."""
+    return "PHALANX_SHOW_RANKS" in own_variables() or connection.show_ranks() != Settings.show_ranks
 
 
 def pool_on(
@@ -88,14 +107,50 @@ class Names:
     namespace: str
 
 
+class Calls:
+    """The calls of a group that are made on its actors' handles, as calls of the library.
+
+    They have one error for all ranks, a deadline (``PHALANX_CALL_TIMEOUT``), a place in traces and counts; a call that
+    some rank cannot end breaks the group, and a rank that dies between calls does.
+    """
+
+    def __init__(self, core: GroupCore) -> None:
+        self._core = core
+        self._with_deadline: deque[Call] = deque()
+
+    def begin(self, method: str, ranks: int) -> Call:
+        """A call of the first ``ranks`` ranks, which is about to be sent. Raises GroupBroken, GroupClosed."""
+        core = self._core
+        epoch = core.check()
+        plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
+        call = core._call(epoch, plan, "", method, core.new_number(), None, None, None, core.began())
+        call.numbers = [PLAIN_CALL] * ranks  # as the ranks know it
+        call.tell(call.heard.planned)
+        return call
+
+    def sent(self, call: Call, refs: Sequence[Any]) -> None:
+        """Note Ray's references to its outputs, by rank."""
+        core = self._core
+        call.arrivals = DirectArrivals(core.transport, [Ticket(ref) for ref in refs])
+        call.was_sent = True
+        call.tell(call.heard.sent, 0)
+        core.under_way.recent.append(weakref.ref(call))
+        while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
+            self._with_deadline.popleft()
+        if call.deadline is not None:  # which is looked after, whether or not anybody waits for the call
+            self._with_deadline.append(call)
+
+
 @dataclass(frozen=True)
 class Started:
     """Ranks whose constructors have returned.
 
-    ``environment`` is what rank 0 was told; ``release`` gives back what they hold beside their slots.
+    ``environment`` is what rank 0 was told; ``release`` gives back what they hold beside their slots. ``calls`` looks
+    after their calls, under the real verl.
     """
 
     handles: list[Any]
+    calls: Calls | None
     environment: Mapping[str, str]
     release: Callable[[], None]
 
@@ -116,12 +171,18 @@ def start(
         WorkerInitError: a constructor raised; also an instance of what it raised.
     """
     class_name = bound.cls.__name__
-    card = GroupCard(class_name, 0, methods={"": {}}, callables={"": frozenset()}, classes={"": class_name})
-    core = GroupCore(
-        card, pool.transport, pool.world_size, owner=True
-    )  # for as long as they are being started
+    card = GroupCard(
+        class_name,
+        0,
+        methods={"": {}},
+        callables={"": frozenset()},
+        classes={"": class_name},
+        call_timeout=settings().call_timeout,
+    )
+    core = GroupCore(card, pool.transport, pool.world_size, owner=True)
     methods = tuple(Facade(name, "", name) for name in names.methods)
-    processes = Processes(class_name, methods, names.actors, names.namespace, make_host)
+    host = make_overlay_host if overlay.active() else make_host
+    processes = Processes(class_name, methods, names.actors, names.namespace, host)
     launched = launch(
         pool, {"": bound}, names.group, 0, options, core.outlet, processes=processes, amend=amend
     )
@@ -129,13 +190,28 @@ def start(
         pool.transport.attend(launched.endpoints)
     _settle(launched, core, options.start_timeout)
     unpublish = _published(core, names)
+    extras, transport = launched.extras, pool.transport  # not the core, which holds the ranks
 
     def release() -> None:
         unpublish()
-        _release_extras(launched, pool.transport)
+        if extras is not None:
+            transport.release(extras)
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
-    return Started(handles, launched.setups[0].environment, release)
+    calls = _watched(core) if overlay.active() and not options.detached else None
+    return Started(handles, calls, launched.setups[0].environment, release)
+
+
+def _watched(core: GroupCore) -> Calls:
+    """What looks after the calls of a group, and after its ranks between them."""
+    core.life.started()
+    monitor.add(core)
+    from_environment()
+    if (
+        ray.get_runtime_context().get_actor_id() is not None
+    ):  # a trainer, which is killed when its work is done
+        keep_saved()
+    return Calls(core)
 
 
 def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import random
 import socket
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from phalanx.compat.verl import overlay
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.compat.verl.single_controller.ray import native
 from phalanx.errors import PlacementError
-from phalanx.topology.placement import bundle_resources
+from phalanx.topology.placement import NodeCapacity, bundle_resources
 from phalanx.transport.base import ReserveRequest
 
 #: Options in which merged pools must agree.
@@ -35,6 +37,26 @@ _RESOURCES = {"cuda": "GPU", "npu": "NPU", "xpu": "GPU", "cpu": "GPU"}
 def get_random_string(length: int) -> str:
     """Letters and digits, different in every process, whatever seed the user set."""
     return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
+
+
+def _resource(device_name: str) -> str:
+    """What Ray calls the accelerators: as verl's platform says, where verl is there."""
+    if not overlay.active():
+        return _RESOURCES.get(device_name, "GPU")
+    from verl.plugin.platform import get_platform  # pyright: ignore[reportMissingImports]
+
+    return get_platform().ray_resource_name()
+
+
+def _cpus_beside(pool: RayResourcePool, nodes: Sequence[NodeCapacity]) -> float | None:
+    """CPUs of a slot with an accelerator, into which verl places servers of rollouts: as many as in verl.
+
+    None where the cluster has not so many; ranks need none of them.
+    """
+    cpus = float(pool.max_colocate_count)
+    have = [node.total.get("CPU", 0.0) for node in nodes]
+    fits = sum(have) >= cpus * pool.world_size and max(have, default=0.0) >= cpus * max(pool.store, default=0)
+    return cpus if overlay.active() and fits else None
 
 
 class RayResourcePool(ResourcePool):
@@ -85,12 +107,13 @@ class RayResourcePool(ResourcePool):
             )
         if self.pgs is None:
             transport = native.transport()
-            resource = _RESOURCES.get(device_name, "GPU") if self.use_gpu else None
+            resource = _resource(device_name) if self.use_gpu else None
+            cpus = _cpus_beside(self, transport.nodes()) if resource else None
             prefix = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self._store))}"
             request = ReserveRequest(
                 name=prefix,
                 blocks=tuple(self._store),
-                bundle=bundle_resources(resource, 1, self.accelerator_type),
+                bundle=bundle_resources(resource, 1, self.accelerator_type, cpus),
                 detached=self.detached,
                 strategy=strategy,
                 names=tuple(f"{prefix}:{index}" for index in range(len(self._store))),
@@ -161,7 +184,7 @@ def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> nativ
         pool.name_prefix,
         groups,
         places,
-        resource=_RESOURCES.get(device_name, "GPU") if use_gpu else None,
+        resource=_resource(device_name) if use_gpu else None,
         max_colocate_count=pool.max_colocate_count,
         detached=pool.detached,
     )

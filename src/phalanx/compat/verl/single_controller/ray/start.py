@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from phalanx.compat.verl import overlay
 from phalanx.compat.verl.errors import CheckFailed, NoAccelerators, SystemVariables
 from phalanx.compat.verl.single_controller.ray import native
 from phalanx.compat.verl.single_controller.ray.classes import (
@@ -69,6 +70,7 @@ class Started:
     names: list[str]
     master: tuple[str, str]
     release: Callable[[], None]
+    calls: native.Calls | None
 
 
 def start(order: Order) -> Started:
@@ -98,6 +100,7 @@ def start(order: Order) -> Started:
         names=list(names.actors),
         master=(ranks.environment["MASTER_ADDR"], ranks.environment["MASTER_PORT"]),
         release=ranks.release,
+        calls=ranks.calls,
     )
 
 
@@ -138,6 +141,7 @@ def _options(order: Order, cls: type) -> native.GroupOptions:
         start_timeout=order.timeout,
         max_concurrency=concurrency,
         detached=order.detached,
+        show_ranks="merged" if overlay.active() and not native.shown_by_choice() else None,  # as verl does
     )
 
 

@@ -30,7 +30,7 @@ class Watched(Protocol):
         ...
 
 
-class Sentinel:
+class GroupMonitor:
     """One thread per process, from the first group that it looks after until the last one is gone.
 
     A look costs some microseconds per group: it reads what the backend knows already.
@@ -39,7 +39,7 @@ class Sentinel:
     def __init__(self) -> None:
         self._cores: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._background = Background("phalanx-sentinel", self._turn, first_after=LOOK_EVERY_S)
+        self._background = Background("phalanx-monitor", self._turn, first_after=LOOK_EVERY_S)
 
     def add(self, core: Watched) -> None:
         """Look after a group until it is closed."""
@@ -68,4 +68,4 @@ class Sentinel:
             _log.debug("looking after group %r failed", core.name, exc_info=True)
 
 
-sentinel = Sentinel()
+monitor = GroupMonitor()

@@ -1,0 +1,1 @@
+"""verl's own trainers on a machine without accelerators: small models, command lines, metrics of runs."""

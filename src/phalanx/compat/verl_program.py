@@ -1,0 +1,56 @@
+"""``python -m phalanx.compat.verl_program COMMAND...``: a program with this library as verl's single controller.
+
+What ``phalanx verl`` becomes: a process in which nothing but the overlay comes before the program, so that it ends,
+is interrupted and shows its errors as it does by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Sequence
+
+from phalanx.errors import DeclarationError, PhalanxError
+
+_UNFIT = 2  # as the other commands end that could not do their work
+
+
+def main(words: Sequence[str]) -> None:
+    """Run ``-m MODULE ...``, a file with its arguments, or any other program."""
+    # Here, not above: with PHALANX_VERL=1 importing it does what may fail.
+    try:
+        from phalanx.compat.verl import install
+
+        install(overlay=True)
+        _check(words)
+    except PhalanxError as error:
+        print(f"phalanx: {error}", file=sys.stderr)  # noqa: T201  a command's answer
+        raise SystemExit(_UNFIT) from None
+    if words[0] == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0].endswith(".py"):
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
+    else:  # its Python processes have the variables by which verl asks for its plugins
+        os.execvp(words[0], list(words))
+
+
+def _check(words: Sequence[str]) -> None:
+    advice = "`phalanx verl -m verl.trainer.main_ppo ...`, `phalanx verl train.py ...` or `phalanx verl python3 ...`"
+    if not words or list(words) == ["-m"]:
+        raise DeclarationError(f"nothing to run: give a program and its arguments, as in {advice}")
+    if words[0] == "-m":
+        return
+    if not os.path.isfile(words[0]) and (words[0].endswith(".py") or shutil.which(words[0]) is None):
+        raise DeclarationError(
+            f"there is no program {words[0]!r}: give one with its arguments, as in {advice}"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

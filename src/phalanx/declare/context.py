@@ -1,0 +1,154 @@
+"""Who a worker is: its place in the group, and what it shares with the other roles of its process."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Generator, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.errors import DeclarationError
+from phalanx.topology.mesh import Mesh
+
+
+class Siblings(Mapping[str, Any]):
+    """The roles that live in this process, by name; filled while they are made, in the declared order."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def add(self, role: str, instance: Any) -> None:
+        self._made[role] = instance
+
+    def __getitem__(self, role: str) -> Any:
+        try:
+            return self._made[role]
+        except KeyError:
+            raise KeyError(
+                f"no role {role!r} in this process yet; here are: {sorted(self._made)}. Roles are made in the "
+                "order given to px.colocate, so a constructor sees only the ones before it"
+            ) from None
+
+    def __getattr__(self, role: str) -> Any:
+        if role.startswith("_"):
+            raise AttributeError(role)
+        try:
+            return self[role]
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass
+class WorkerContext:
+    """Who a worker is: its place in the group, and what it shares with the other roles of its process.
+
+    ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
+    that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
+    or functions that give them; ``shared`` is what the library keeps for all roles of the rank.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group: str = ""
+    role: str = ""
+    epoch: int = 0
+    host: str = ""
+    node_id: str = ""
+    accelerator_ids: tuple[str, ...] = ()
+    device_type: str = "cpu"
+    local_device: int = 0
+    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    registered: dict[str, Any] = field(default_factory=dict[str, Any])
+    roles: Siblings = field(default_factory=Siblings)
+    shared: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def places(self) -> dict[str, dict[str, Any]]:
+        """This rank's coordinates in each registered mesh that there is by now."""
+        found = {name: mesh() if callable(mesh) else mesh for name, mesh in self.registered.items()}
+        return {name: coordinates_of(mesh, self.rank) for name, mesh in found.items() if mesh is not None}
+
+
+#: The context of the worker that is being made; read when a constructor asks for its rank.
+being_made: ContextVar[WorkerContext | None] = ContextVar("phalanx_worker_being_made", default=None)
+
+
+_others: dict[int, tuple[weakref.ref[Any], WorkerContext]] = {}
+_of_process: list[WorkerContext] = []
+_present: ContextVar[WorkerContext | None] = ContextVar("phalanx_present_worker", default=None)
+
+
+def note_context(worker: object, context: WorkerContext) -> None:
+    """Remember who a worker is whose class has no place for it."""
+    key, others = id(worker), _others  # held by what forgets it, which also runs while the interpreter ends
+    with contextlib.suppress(TypeError):  # what cannot be referred to weakly is not remembered
+        others[key] = weakref.ref(worker, lambda _: others.pop(key, None)), context
+
+
+def context_of(worker: object) -> WorkerContext:
+    """Who a worker is, also one of a class that is no ``px.Worker``, and also while it is being made."""
+    context = getattr(worker, "_context", None)
+    if isinstance(context, WorkerContext):
+        return context
+    known = _others.get(id(worker))
+    if known is not None and known[0]() is worker:
+        return known[1]
+    context = being_made.get()
+    if context is None:
+        context = WorkerContext()
+        note_context(worker, context)
+    return context
+
+
+def set_context_of_process(context: WorkerContext) -> None:
+    """Note which rank this process is, where it is one alone."""
+    _of_process[:] = [context]
+
+
+@contextlib.contextmanager
+def present(context: WorkerContext) -> Generator[None]:
+    """The time in which this thread runs code of that rank, where several share a process."""
+    token = _present.set(context)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def present_context() -> WorkerContext:
+    """The rank whose code this is.
+
+    Raises:
+        DeclarationError: it is none's.
+    """
+    context = being_made.get() or _present.get() or next(iter(_of_process), None)
+    if context is None:
+        raise DeclarationError(
+            "this was called where there is no worker; call it from a worker's method, or give it the worker"
+        )
+    return context
+
+
+def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:
+    """This rank's coordinates by axis in a px.Mesh, a torch DeviceMesh, or a plain dict."""
+    if isinstance(mesh, Mesh):
+        return dict(mesh.coordinates(rank))
+    if isinstance(mesh, Mapping):
+        return {str(axis): int(place) for axis, place in mesh.items()}
+    axes, place = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "get_coordinate", None)
+    coordinate = place() if callable(place) else None
+    if axes and coordinate is not None:
+        return dict(zip(axes, (int(c) for c in coordinate), strict=True))  # type: ignore[union-attr]
+    raise DeclarationError(
+        f"register_mesh: got {type(mesh).__name__}; expected a px.Mesh, a dict of coordinates such as "
+        '{"dp": 0, "tp": 1}, or a torch DeviceMesh made with mesh_dim_names=(...) that contains this rank'
+    )

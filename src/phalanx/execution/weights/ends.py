@@ -1,0 +1,233 @@
+"""A rank's part of one plan: its tensors, its buckets, and the ends of the movers that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from phalanx.declare.weights import Accepted, Published
+from phalanx.errors import InternalError, WeightsMismatch
+from phalanx.execution.weights.groups import LateGroupSource, LateGroupTarget
+from phalanx.execution.weights.orders import DELTA_MOVERS, JoinOrder
+from phalanx.execution.weights.shelf import RankShelf
+from phalanx.movers.contract import SourceEnd, TargetEnd
+from phalanx.movers.local import LocalSource, LocalTarget, Meeting
+from phalanx.movers.packing import PLAIN, DeltaPacking, Packing
+from phalanx.movers.ring import RingSource, RingTarget
+from phalanx.movers.store import StoreSource, StoreTarget
+from phalanx.transfer.buckets import Bucket, buckets_from, buckets_to
+from phalanx.transfer.places import Hop
+from phalanx.transfer.readers.megatron import read_megatron
+from phalanx.transfer.readers.plain import Reading, local_of, named_tensors, read_tensors
+from phalanx.transfer.tensors import Tensors
+
+__all__ = [
+    "SHARED",
+    "SourceLeg",
+    "TargetLeg",
+    "check_watched",
+    "part_meetings",
+    "read",
+    "readers_of",
+    "refreshed",
+    "source_legs",
+    "target_legs",
+    "watch",
+]
+
+HOPS = (Hop.OTHER, Hop.NODE, Hop.PROCESS)
+"""The order in which both sides work, so that no two ranks wait for each other crosswise."""
+
+SHARED = "shared"
+"""In place of a mover: the target's parameters are the source's storage, and nothing travels."""
+
+_meetings: dict[tuple[str, int, int], Meeting] = {}
+"""Of roles that share this process: by key of the ends, source rank and target rank."""
+
+_watches: dict[tuple[str, int], tuple[Callable[[], None], int]] = {}
+"""Of sources from whose storage roles of this process copy: what raises if it was written to, by key and rank.
+
+And how many will ask."""
+
+
+class SourceLeg(NamedTuple):
+    """What a source sends over one hop; ``deltas`` where only what changed does."""
+
+    hop: Hop
+    end: SourceEnd
+    buckets: tuple[Bucket, ...]
+    deltas: DeltaPacking | None = None
+
+
+class TargetLeg(NamedTuple):
+    """What a target receives over one hop, by source."""
+
+    hop: Hop
+    end: TargetEnd
+    buckets: Mapping[int, tuple[Bucket, ...]]
+    deltas: DeltaPacking | None = None
+
+
+def model_of(declared: Published | Accepted) -> Any:
+    """The module or mapping that was declared, or that the function gives which was."""
+    model = declared.model
+    if isinstance(model, torch.nn.Module | Mapping) or not callable(model):
+        return model
+    return model()
+
+
+def read(declared: Published | Accepted) -> Reading:
+    """What this rank holds of what was declared.
+
+    Raises:
+        DeclarationError: a tensor cannot be read; the message names it.
+    """
+    model = model_of(declared)
+    if declared.megatron is not None:
+        return read_megatron(model, declared.megatron)
+    return read_tensors(model, declared.boxes)
+
+
+def refreshed(declared: Published | Accepted, before: Reading) -> Tensors:
+    """The tensors as they are now, which must be of the shapes and types that they had when the plan was made.
+
+    Raises:
+        WeightsMismatch: one is not, or is gone; or a target has one that no version would reach.
+    """
+    new: list[str] = []
+    if declared.megatron is not None:
+        now: dict[str, torch.Tensor] = read(declared).tensors
+    else:
+        found = named_tensors(model_of(declared))
+        now = {name: local_of(found[name]).detach() for name in before.tensors if name in found}
+        if isinstance(declared, Accepted):
+            new = sorted(found.keys() - before.tensors.keys())
+    odd = new + [
+        name
+        for name, old in before.tensors.items()
+        if name not in now or now[name].shape != old.shape or now[name].dtype != old.dtype
+    ]
+    if odd:
+        raise WeightsMismatch(
+            f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
+            "which plans anew"
+        )
+    return now
+
+
+def source_legs(order: JoinOrder, index: int, shelf: RankShelf) -> list[SourceLeg]:
+    """The ends over which source ``index`` sends, far ones first."""
+    legs: list[SourceLeg] = []
+    for hop in HOPS:
+        mover = order.movers[hop]
+        if mover == SHARED:
+            continue
+        apart = _sends_apart(mover)
+        buckets = buckets_from(order.plan, index, order.bucket_bytes, [hop], by_readers=apart)
+        if buckets:
+            deltas = _deltas(order, mover)
+            end = _source_end(mover, order, index, buckets, shelf, deltas or PLAIN)
+            legs.append(SourceLeg(hop, end, buckets, deltas))
+    return legs
+
+
+def target_legs(order: JoinOrder, index: int, shelf: RankShelf) -> list[TargetLeg]:
+    """The ends over which target ``index`` receives, far ones first."""
+    legs: list[TargetLeg] = []
+    for hop in HOPS:
+        mover = order.movers[hop]
+        if mover == SHARED:
+            continue
+        apart = _sends_apart(mover)
+        buckets = buckets_to(order.plan, index, order.bucket_bytes, [hop], by_readers=apart)
+        if buckets:
+            deltas = _deltas(order, mover)
+            end = _target_end(mover, order, index, buckets, shelf, deltas or PLAIN)
+            legs.append(TargetLeg(hop, end, buckets, deltas))
+    return legs
+
+
+def _sends_apart(mover: str) -> bool:
+    """Whether readers fetch what they need, rather than look at one memory."""
+    return mover in ("store", "process group")
+
+
+def _deltas(order: JoinOrder, mover: str) -> DeltaPacking | None:
+    """For movers whose buckets may be of any length."""
+    return DeltaPacking() if order.delta and mover in DELTA_MOVERS else None
+
+
+def _source_end(
+    mover: str,
+    order: JoinOrder,
+    index: int,
+    buckets: tuple[Bucket, ...],
+    shelf: RankShelf,
+    packing: Packing,
+) -> SourceEnd:
+    if mover == "copy":
+        return LocalSource(
+            _met(order.key, ((index, reader) for reader in readers_of(buckets)), 1), wait=False
+        )
+    if mover == "segments":
+        return RingSource(index, max(map(packing.room, buckets)), packing=packing)
+    if mover == "store":
+        return StoreSource(shelf, packing)
+    if mover == "process group":
+        return LateGroupSource(order, index)
+    raise InternalError(f"there is no mover {mover!r}")
+
+
+def _target_end(
+    mover: str,
+    order: JoinOrder,
+    index: int,
+    buckets: Mapping[int, object],
+    shelf: RankShelf,
+    packing: Packing,
+) -> TargetEnd:
+    if mover == "copy":
+        return LocalTarget(_met(order.key, ((source, index) for source in buckets), 0))
+    if mover == "segments":
+        ring = RingTarget(index, order.addresses, packing=packing)
+        ring.connect(buckets, timeout=order.timeout)
+        return ring
+    if mover == "store":
+        return StoreTarget(shelf, index, packing)
+    if mover == "process group":
+        return LateGroupTarget(order, index)
+    raise InternalError(f"there is no mover {mover!r}")
+
+
+def readers_of(buckets: Iterable[Bucket]) -> list[int]:
+    """The target ranks that read some of these buckets."""
+    return sorted({reader for bucket in buckets for reader in bucket.readers})
+
+
+def _met(key: str, pairs: Iterable[tuple[int, int]], by: int) -> dict[int, Meeting]:
+    """Where two roles of this process meet, by the rank of the other one."""
+    return {pair[by]: _meetings.setdefault((key, *pair), Meeting()) for pair in pairs}
+
+
+def watch(key: str, source: int, readers: int, check: Callable[[], None]) -> None:
+    """Have ``check`` asked by so many roles of this process that copy from a source, when each of them has."""
+    if readers:
+        _watches[key, source] = (check, readers)
+
+
+def check_watched(key: str, source: int) -> None:
+    """Ask what :func:`watch` noted. Raises what that raises."""
+    check, readers = _watches.pop((key, source), (None, 0))
+    if check is not None:
+        watch(key, source, readers - 1, check)
+        check()
+
+
+def part_meetings(key: str) -> None:
+    """Forget where roles met for these ends."""
+    for watched in [one for one in _watches if one[0] == key]:
+        _watches.pop(watched, None)
+    for met in [one for one in _meetings if one[0] == key]:
+        _meetings.pop(met, None)

@@ -1,0 +1,224 @@
+"""What a driver has ranks do for its syncs; see `phalanx.execution.questions`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from phalanx.errors import WeightsLost
+from phalanx.execution.weights.orders import (
+    Asked,
+    Committed,
+    Description,
+    Joined,
+    JoinOrder,
+    Side,
+    SyncOrder,
+    TookPart,
+)
+from phalanx.transfer.places import Place
+from phalanx.transfer.versions import Weights
+from phalanx.wire.messages import STORE_VARIABLE
+
+if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
+    from phalanx.execution.host import Host
+    from phalanx.execution.weights.shelf import OnShelf, RankShelf
+
+
+def tear(host: Host, asked: Asked, number: int) -> None:
+    """The sync of that version failed on another rank: nobody has it."""
+    host.weights.tear((asked.role, asked.name), number)
+
+
+def state(host: Host, asked: Asked) -> Weights:
+    """Of which version the weights are."""
+    return host.weights.of((asked.role, asked.name))
+
+
+def describe(host: Host, asked: Asked) -> Description:
+    """What this rank has of the weights."""
+    from phalanx.execution.weights.ends import read  # torch: where there are weights
+    from phalanx.execution.weights.takeover import takeover  # torch: where there are weights
+
+    book, key = host.weights, (asked.role, asked.name)
+    place, number = _place(host), book.newest(key)
+    store = os.environ.get(STORE_VARIABLE, "")
+    if asked.side == "source":
+        return Description(read(book.published(key)).manifest, place, number, store=store)
+    accepted = book.accepted(key)
+    if accepted.model is None:
+        return Description(None, place, number, accepted.share, load=True, store=store)
+    reading = read(accepted)
+    return Description(
+        reading.manifest,
+        place,
+        number,
+        accepted.share,
+        accepted.load is not None,
+        store,
+        takeover(accepted, reading),
+    )
+
+
+def _place(host: Host) -> Place:
+    """Ranks of one node reach each other's memory if they have a kernel, a network namespace and a user in common."""
+    namespace = os.stat("/proc/self/ns/net").st_ino if os.path.exists("/proc/self/ns/net") else 0
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    node = f"{host.context.node_id}/{boot}/{namespace}/{os.getuid()}"
+    return Place(node, f"{node}/{os.getpid()}")
+
+
+def join(host: Host, *orders: JoinOrder) -> list[Joined]:
+    """Make this rank's ends for each order; what was made for an earlier one of the same weights is given back."""
+    return [_join(host, order) for order in orders]
+
+
+def _join(host: Host, order: JoinOrder) -> Joined:
+    from phalanx.execution.weights.source import SourceRank  # torch: where there are weights
+    from phalanx.execution.weights.staged import StagedTarget  # torch: where there are weights
+    from phalanx.execution.weights.target import TargetRank
+
+    book, index = host.weights, order.ranks.index(host.context.rank)
+    if order.asked.side == "source":
+        made = SourceRank(book, order, index, _shelf(host))
+        book.ends["source", order.key] = made
+        return Joined(order.plan.digest, made.address)
+    if order.staged is not None:
+        book.ends["target", order.key] = StagedTarget(book, order, index, _shelf(host), order.staged)
+        host.closers.add(leave, host, order.key)
+        return Joined(order.plan.digest)
+    beside = book.ends.get(("source", order.key))
+    reading = None if beside is None else beside.reading
+    book.ends["target", order.key] = TargetRank(book, order, index, _shelf(host), reading)
+    return Joined(order.plan.digest)
+
+
+def _shelf(host: Host) -> RankShelf:
+    from phalanx.execution.weights.shelf import RankShelf  # torch: where there are weights
+
+    return RankShelf(host.put, host.fetch)
+
+
+def leave(host: Host, *keys: str) -> None:
+    """Give back what was made for these keys."""
+    for side in ("source", "target"):
+        for key in keys:
+            made = host.weights.ends.pop((side, key), None)
+            if made is not None:
+                made.close()
+
+
+def store(host: Host, sync: SyncOrder) -> OnShelf:
+    """Put into the object store what this source sends through it."""
+    source = host.weights.ends.get(("source", sync.key))
+    if source is None:
+        raise _no_ends(sync)
+    try:
+        return source.store(sync)
+    except BaseException:
+        leave(host, sync.key)
+        raise
+
+
+def take_part(host: Host, sync: SyncOrder, sides: Sequence[Side], stored: Sequence[OnShelf] = ()) -> TookPart:
+    """Send and receive a version, as far as this rank is source and target of it, and is asked as such.
+
+    ``stored`` is what each source has put into the object store. After an error this rank's ends are gone.
+    """
+    ends = host.weights.ends
+    source, target = (ends.get((side, sync.key)) if side in sides else None for side in ("source", "target"))
+    try:
+        given = dict(enumerate(stored))
+        if source is not None and target is not None:
+            return _both(source, target, sync, given)
+        if source is not None:
+            return TookPart(source.send(sync), None)
+        if target is not None:
+            return TookPart(None, target.receive(sync, given))
+        raise _no_ends(sync)
+    except BaseException:
+        leave(host, sync.key)
+        raise
+
+
+def stage(host: Host, sync: SyncOrder) -> TookPart:
+    """Send a version to the threads of the targets, and wait until they have it whole."""
+    source = host.weights.ends.get(("source", sync.key))
+    try:
+        if source is None:
+            raise _no_ends(sync)
+        return source.stage(sync)
+    except BaseException:
+        leave(host, sync.key)
+        raise
+
+
+def commit(host: Host, key: str, number: int) -> Committed:
+    """Take over the version that this rank's thread has read."""
+    target = host.weights.ends.get(("target", key))
+    try:
+        if target is None:
+            raise WeightsLost(
+                f"this rank has no staged version {number} any more: its ends were given back; stage again"
+            )
+        return target.commit(number)
+    except BaseException:
+        leave(host, key)
+        raise
+
+
+def _both(source: Any, target: Any, sync: SyncOrder, given: dict[int, OnShelf]) -> TookPart:
+    """What comes from other ranks can only be taken while what goes to others is given."""
+    sending = _Beside(lambda: source.send(sync))
+    try:
+        arrived = target.receive(sync, given)
+    except BaseException as error:
+        source.close()
+        sending.end()
+        if isinstance(error, WeightsLost) and sending.failed_first:
+            sending.result()
+        raise
+    return TookPart(sending.result(), arrived)
+
+
+class _Beside:
+    """Something done on a thread beside the rank's own."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="phalanx-weights", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._work()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def failed_first(self) -> bool:
+        """Whether it raised something else than that a peer is gone: what others are lost by."""
+        return self._error is not None and not isinstance(self._error, WeightsLost)
+
+    def end(self) -> None:
+        """Wait until it is over, however it went."""
+        self._thread.join()
+
+    def result(self) -> Any:
+        """What it gave. Raises what it raised."""
+        self.end()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def _no_ends(sync: SyncOrder) -> WeightsLost:
+    return WeightsLost(
+        "this rank has no ends for this sync any more: an earlier one failed, or another driver took its place; sync "
+        f"again (version {sync.number})"
+    )

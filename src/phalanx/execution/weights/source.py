@@ -1,0 +1,239 @@
+"""A source rank's part of syncs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import time
+from collections.abc import Generator, Iterable, Sequence
+from typing import cast
+
+import torch
+
+from phalanx.declare.weights import Published
+from phalanx.errors import WeightsError
+from phalanx.execution.weights.book import Key, WeightsBook
+from phalanx.execution.weights.ends import (
+    SourceLeg,
+    part_meetings,
+    read,
+    readers_of,
+    refreshed,
+    source_legs,
+    watch,
+)
+from phalanx.execution.weights.orders import JoinOrder, Sent, SyncOrder, TookPart
+from phalanx.execution.weights.shelf import OnShelf, RankShelf
+from phalanx.movers.contract import StagingSource
+from phalanx.movers.deadline import lost
+from phalanx.movers.ring import RingSource
+from phalanx.transfer.digests import PieceDigest, digest_pieces
+from phalanx.transfer.places import Hop
+from phalanx.transfer.plan import Plan
+from phalanx.transfer.tensors import Tensors, Watch, read_slot
+
+__all__ = ["SourceRank", "changed_count"]
+
+_SYNCS = 16
+"""Of how many syncs a rank keeps what it sent last: of one that is older all counts as changed again."""
+_SAMPLES = 512
+"""Elements of a tensor that tell whether it changed; of a smaller one all."""
+
+
+class SourceRank:
+    """Sends versions over the ends that it makes for a plan. After an error it is closed, and another must be made."""
+
+    def __init__(self, book: WeightsBook, order: JoinOrder, index: int, shelf: RankShelf) -> None:
+        self._book = book
+        self._key: Key = (order.asked.role, order.asked.name)
+        self._order = order
+        self._index = index
+        self._shelf = shelf
+        self.reading = read(book.published(self._key))
+        self._plan = order.plan.of(source=index)
+        self._legs = source_legs(order, index, shelf)
+        self._deltas = [leg.deltas for leg in self._legs if leg.deltas is not None]
+        self._names = _source_names(order.plan)
+        self._mine = _source_names(self._plan)
+        self._beside = sum(len(readers_of(leg.buckets)) for leg in self._legs if leg.hop is Hop.PROCESS)
+        self._begun: _Sending | None = None
+
+    @property
+    def address(self) -> str:
+        """Of its ring; empty where it has none."""
+        return next((leg.end.address for leg in self._legs if isinstance(leg.end, RingSource)), "")
+
+    def store(self, sync: SyncOrder) -> OnShelf:
+        """Begin a version: put into the object store what goes through that."""
+        with self._closed_by_errors():
+            self._shelf.mine = OnShelf()
+            self._begun = self._begin(sync)
+            self._begun.send(leg for leg in self._legs if self._is_stored(leg))
+            return self._shelf.handed_over()
+
+    def send(self, sync: SyncOrder) -> Sent:
+        """Send a version; what :meth:`store` has sent of it is not sent again."""
+        with self._closed_by_errors():
+            sending, self._begun = self._begun, None
+            if sending is None or sending.sync.number != sync.number:
+                sending = self._begin(sync)
+            watch(self._order.key, self._index, self._beside, sending.check_unwritten)
+            sending.send(leg for leg in self._legs if not self._is_stored(leg))
+            for deltas in self._deltas:
+                deltas.end(sync.number)
+            return sending.ended()
+
+    def stage(self, sync: SyncOrder) -> TookPart:
+        """Send a version to the threads of the targets, and wait until each says that it has it whole.
+
+        Raises:
+            WeightsLost: a target was lost, or says that what came is not what was sent. No target has changed.
+        """
+        with self._closed_by_errors():
+            sending = self._begin(sync)
+            sending.send(self._legs)
+            answers = [
+                cast(StagingSource, leg.end).answers(readers_of(leg.buckets), timeout=sync.timeout)
+                for leg in self._legs
+            ]
+            sent = sending.ended()
+            told = {target: pickle.loads(text) for answer in answers for target, text in answer.items()}
+            for target, (why, _) in told.items():
+                if why is not None:
+                    raise lost(f"target rank {target}", f"target rank {target} could not stage: {why}")
+            return TookPart(sent, None, {target: arrived for target, (_, arrived) in told.items()})
+
+    def _begin(self, sync: SyncOrder) -> _Sending:
+        published = self._book.published(self._key)
+        for deltas in self._deltas:
+            deltas.begin(sync.known)
+        step = _step_of(published)
+        tensors = refreshed(published, self.reading)
+        self._book.publish(self._key, sync.key, sync.number, step, sync.step)
+        return _Sending(self._plan, tensors, sync, self._index, step, self._changes(tensors, sync))
+
+    def _changes(self, tensors: Tensors, sync: SyncOrder) -> bytes:
+        """A bit for each name of the plan: whether this rank's values are others than in the version before.
+
+        That is the last one that arrived whole through the same sync: another one from this source has its own.
+        """
+        versions = self._book.seen.get((self._key, sync.since.link), {})
+        before, now = versions.get(sync.since.number, {}), dict(versions.get(sync.number, {}))
+        now |= {name: _glance(tensors[name]) for name in self._mine if name not in now}
+        self._book.seen[self._key, sync.since.link] = {sync.since.number: before, sync.number: now}
+        while len(self._book.seen) > _SYNCS:
+            self._book.seen.pop(next(iter(self._book.seen)))
+        changed = {name for name in self._mine if before.get(name) != now[name]}
+        return bytes(name in changed for name in self._names)
+
+    def _is_stored(self, leg: SourceLeg) -> bool:
+        return self._order.movers[leg.hop] == "store"
+
+    @contextlib.contextmanager
+    def _closed_by_errors(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give everything back. May be called again."""
+        self._begun = None
+        self._shelf.mine = OnShelf()
+        for leg in self._legs:
+            leg.end.close()
+        part_meetings(self._order.key)
+
+
+class _Sending:
+    """One version on its way."""
+
+    def __init__(
+        self, plan: Plan, tensors: Tensors, sync: SyncOrder, rank: int, step: int | None, changed: bytes
+    ) -> None:
+        self.sync = sync
+        self._plan = plan
+        self._tensors = tensors
+        self._rank = rank
+        self._step = step
+        self._changed = changed
+        self._watch = Watch(tensors)
+        self._digests: list[PieceDigest] | None = None
+        self._nbytes = 0
+        self._seconds = 0.0
+
+    def send(self, legs: Iterable[SourceLeg]) -> None:
+        """Send what goes over these legs."""
+        began = time.perf_counter()
+        for leg in legs:
+            self._nbytes += leg.end.send(
+                leg.buckets,
+                lambda slot: read_slot(self._tensors, slot),
+                timeout=self.sync.timeout,
+                note=self._note,
+            )
+        self.check_unwritten()
+        self._seconds += time.perf_counter() - began
+
+    def _note(self, target: int) -> bytes:
+        """What a target compares with what came to it: the version, and a digest of each piece in the plan's order."""
+        if self._digests is None:
+            self.check_unwritten()
+            self._digests = digest_pieces(
+                self._plan,
+                self._tensors,
+                "source",
+                rank=self._rank,
+                verify=self.sync.verify,
+                version=self.sync.number,
+            )
+        digests = b"".join(one.digest for one in self._digests if target in one.targets)
+        return pickle.dumps((self.sync.number, digests), 5)
+
+    def check_unwritten(self) -> None:
+        """Raise WeightsError if the tensors were written to since this began."""
+        written = self._watch.written()
+        if written:
+            raise WeightsError(
+                f"{len(written)} tensors were written to while version {self.sync.number} was read from them: "
+                f"{', '.join(written[:5])}. Let nothing train, load or optimise these weights during a sync"
+            )
+
+    def ended(self) -> Sent:
+        """What was done.
+
+        Raises:
+            WeightsError: the source's tensors were written to in the meantime.
+        """
+        self.check_unwritten()
+        return Sent(self._nbytes, self._seconds, self._changed, self._step)
+
+
+def _step_of(published: Published) -> int | None:
+    return None if published.step is None else int(published.step())
+
+
+def _source_names(plan: Plan) -> tuple[str, ...]:
+    return tuple(sorted({pair.source for lane in plan.lanes for pair in lane.pairs}))
+
+
+def changed_count(sent: Sequence[Sent]) -> int:
+    """Of how many tensors some source sent other values than the last time."""
+    marks = [one.changed for one in sent if one.changed]
+    return sum(any(bits) for bits in zip(*marks, strict=True))
+
+
+def _glance(tensor: torch.Tensor) -> bytes:
+    """A digest of some elements, always the same ones."""
+    flat = tensor.detach()
+    if tensor.numel() > _SAMPLES:
+        step = tensor.numel() // _SAMPLES
+        if flat.is_contiguous():
+            flat = flat.reshape(-1)[::step]
+        else:
+            places = torch.arange(0, tensor.numel(), step, device=flat.device)
+            flat = flat[torch.unravel_index(places, flat.shape)]
+    values = flat.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(bytes(values.numpy()), digest_size=8).digest()

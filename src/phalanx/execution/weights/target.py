@@ -1,0 +1,228 @@
+"""A target rank's part of syncs."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Generator, Iterator, Mapping
+
+import torch
+
+from phalanx.declare.weights import Accepted, Load
+from phalanx.errors import InternalError, WeightsDiffer, WeightsError
+from phalanx.execution.weights.book import Key, WeightsBook
+from phalanx.execution.weights.ends import (
+    SHARED,
+    TargetLeg,
+    check_watched,
+    model_of,
+    part_meetings,
+    read,
+    refreshed,
+    target_legs,
+)
+from phalanx.execution.weights.orders import Arrived, JoinOrder, SyncOrder
+from phalanx.execution.weights.shelf import OnShelf, RankShelf
+from phalanx.movers.contract import Write
+from phalanx.movers.local import share
+from phalanx.tracing.spans import span as px_span
+from phalanx.tracing.weights import span_attributes
+from phalanx.transfer.buckets import Slot
+from phalanx.transfer.digests import PieceDigest, Verify, compare, digest_pieces
+from phalanx.transfer.manifest import Manifest
+from phalanx.transfer.places import Hop
+from phalanx.transfer.readers.plain import Reading, named_tensors
+from phalanx.transfer.tensors import Tensors, dtype_named, echo, write_slot
+
+__all__ = ["TargetRank", "hand_over"]
+
+_DIGEST_BYTES = 8
+
+
+class TargetRank:
+    """Receives versions over the ends that it makes for a plan. After an error it is closed; another must be made."""
+
+    def __init__(
+        self, book: WeightsBook, order: JoinOrder, index: int, shelf: RankShelf, source: Reading | None = None
+    ) -> None:
+        self._book = book
+        self._key: Key = (order.asked.role, order.asked.name)
+        self._order = order
+        self._index = index
+        self._shelf = shelf
+        self._plan = order.plan.of(target=index)
+        accepted = book.accepted(self._key)
+        self._reading = _reading(accepted, order.given)
+        self._source = source
+        self._share(accepted)
+        self._legs = target_legs(order, index, shelf)
+        self._sizes = {leg.hop: _bytes_by_source(leg) for leg in self._legs}
+        self._deltas = [leg.deltas for leg in self._legs if leg.deltas is not None]
+        self._torn_by: int | None = None
+
+    def _share(self, accepted: Accepted) -> None:
+        """Let the parameters be the storage of the source role of this process, where that was asked for."""
+        if self._source is not None and SHARED in self._order.movers.values():
+            tensors = named_tensors(model_of(accepted))
+            share(self._source.tensors, tensors, (self._source.manifest, self._reading.manifest))
+
+    def receive(self, sync: SyncOrder, given: Mapping[int, OnShelf]) -> Arrived:
+        """Receive a version into the role's parameters, or hand it to what loads it.
+
+        Args:
+            given: what sources have put into the object store for it.
+
+        Raises:
+            WeightsLost: a source died, was late, or (WeightsDiffer) what came is not what was sent: they are torn.
+        """
+        began = time.perf_counter()
+        accepted = self._book.accepted(self._key)
+        with self._closed_by_errors():
+            has = self._book.arrived(self._key)
+            for deltas in self._deltas:
+                deltas.begin(has.number if has is not None and has.by == self._order.key else None)
+            tensors = self._reading.tensors if accepted.load else refreshed(accepted, self._reading)
+            nbytes, by_source = self._receive(sync, given, tensors, into_model=accepted.load is None)
+            if accepted.load is not None:
+                self._begin(sync)
+                hand_over(accepted.load, tensors)
+            self._begin(sync)
+            self._book.finish(self._key, sync.number, self._order.key)
+            for deltas in self._deltas:
+                deltas.end(sync.number)
+        return Arrived(nbytes, time.perf_counter() - began, by_source)
+
+    def _begin(self, sync: SyncOrder) -> None:
+        """From now on the role's weights may be of no one version."""
+        if self._torn_by != sync.number:
+            self._book.begin(self._key, sync.number)
+            self._torn_by = sync.number
+
+    def _receive(
+        self, sync: SyncOrder, given: Mapping[int, OnShelf], tensors: Tensors, *, into_model: bool
+    ) -> tuple[int, tuple[tuple[int, str, int], ...]]:
+        def write(slot: Slot) -> torch.Tensor:
+            if into_model:
+                self._begin(sync)
+            return write_slot(tensors, slot)
+
+        self._shelf.given = given
+        nbytes, by_source, notes = self._take(write, sync.timeout, sync.number)
+        self._shelf.given = {}
+        self._verify(sync.number, sync.verify, tensors, notes)
+        echo(self._plan, tensors)
+        return nbytes, by_source
+
+    def _take(
+        self, write: Write, timeout: float, number: int | None = None
+    ) -> tuple[int, tuple[tuple[int, str, int], ...], Mapping[int, bytes]]:
+        """Receive over all legs: bytes, bytes by source and mover, and what each source noted."""
+        nbytes, notes = 0, dict[int, bytes]()
+        by_source: list[tuple[int, str, int]] = []
+        for leg in self._legs:
+            mover, sizes = self._order.movers[leg.hop], self._sizes[leg.hop]
+            with self._span(number, mover, sizes):
+                got = leg.end.receive(leg.buckets, write, timeout=timeout)
+            nbytes += got.nbytes
+            notes |= got.notes
+            by_source += [(source, mover, size) for source, size in sizes.items()]
+            if leg.hop is Hop.PROCESS:
+                for source in sizes:
+                    check_watched(self._order.key, source)
+        return nbytes, tuple(by_source), notes
+
+    def _span(
+        self, number: int | None, mover: str, sizes: Mapping[int, int]
+    ) -> contextlib.AbstractContextManager[object]:
+        """For traces: the time in which one mover brings a version. A thread of no call is in no trace."""
+        if number is None:
+            return contextlib.nullcontext()
+        return px_span(f"weights {self._key[1]!r}", **span_attributes(number, mover, sizes))
+
+    def _verify(self, wanted: int, verify: Verify, tensors: Tensors, notes: Mapping[int, bytes]) -> None:
+        """Compare what is here now with what each source says that it sent.
+
+        Raises:
+            WeightsDiffer: with the pieces that do.
+        """
+        arrived = digest_pieces(
+            self._plan, tensors, "target", rank=self._index, verify=verify, version=wanted
+        )
+        for source, note in notes.items():
+            number, sent = pickle.loads(note)
+            if number != wanted:
+                raise _differs(source, f"sent version {number} where version {wanted} was asked for")
+            mine = [one for one in arrived if one.source == source]
+            if b"".join(one.digest for one in mine) != sent:
+                compare(_as_sent(mine, sent), mine, source=source, target=self._index)
+                raise _differs(source, f"sent {len(sent)} bytes of digests where {len(mine)} pieces came")
+
+    @contextlib.contextmanager
+    def _closed_by_errors(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give everything back. May be called again."""
+        self._shelf.given = {}
+        for leg in self._legs:
+            leg.end.close()
+        part_meetings(self._order.key)
+
+
+def _bytes_by_source(leg: TargetLeg) -> dict[int, int]:
+    return {
+        source: sum(slot.nbytes for bucket in stream for slot in bucket.slots)
+        for source, stream in leg.buckets.items()
+    }
+
+
+def _as_sent(mine: list[PieceDigest], sent: bytes) -> list[PieceDigest]:
+    """The source's digests, which come in the plan's order, with what they are of."""
+    parts = [sent[at : at + _DIGEST_BYTES] for at in range(0, len(sent), _DIGEST_BYTES)]
+    return [one._replace(digest=digest) for one, digest in zip(mine, parts, strict=False)]
+
+
+def _differs(source: int, what: str) -> WeightsDiffer:
+    error = WeightsDiffer(f"source rank {source} {what}; sync again")
+    error.peer = f"source rank {source}"
+    return error
+
+
+def _reading(accepted: Accepted, given: Manifest | None) -> Reading:
+    """The tensors that are written: the role's own, or, for what is loaded, memory that is kept from sync to sync."""
+    if accepted.load is None:
+        return read(accepted)
+    if accepted.model is not None:
+        own = read(accepted)
+        kept = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in own.tensors.items()}
+        return Reading(own.manifest, kept)
+    if given is None:
+        raise InternalError("a rank that loads all that the source has was not told what that is")
+    tensors = {name: torch.empty(held.shape, dtype=dtype_named(held.dtype)) for name, held in given.items()}
+    return Reading(given, {**tensors, **{name: tensors[twin] for name, twin in given.ties}})
+
+
+def hand_over(load: Load, tensors: Tensors) -> None:
+    """Give everything to what loads it, and see to it that it took everything.
+
+    Raises:
+        WeightsError: it left some.
+    """
+    left = dict(tensors)
+
+    def pairs() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors.items():
+            del left[name]
+            yield name, tensor
+
+    load(pairs())
+    if left:
+        raise WeightsError(
+            f"{getattr(load, '__qualname__', load)} took {len(tensors) - len(left)} of {len(tensors)} tensors and "
+            f"left {', '.join(sorted(left)[:5])}; load= must iterate over all that it is given before it returns"
+        )

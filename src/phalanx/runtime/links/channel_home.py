@@ -1,0 +1,368 @@
+"""The owner's side of a channel: the machine of :mod:`phalanx.flow.channel`, a clock, and who is to be answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.flow.channel import ChannelHome
+from phalanx.flow.channel_messages import (
+    Accepted,
+    Ack,
+    Cancel,
+    Close,
+    CloseProducer,
+    Drop,
+    Dropped,
+    Ended,
+    Event,
+    Expired,
+    Finish,
+    Freed,
+    GiveBack,
+    Given,
+    Gone,
+    HandOver,
+    Instruction,
+    Lost,
+    Moved,
+    Put,
+    Refused,
+    Released,
+    Take,
+    Tick,
+    Unfit,
+    Unneeded,
+    Withdrawn,
+)
+from phalanx.flow.items import Item, Part
+from phalanx.flow.ledger import Tally
+from phalanx.flow.snapshots import ChannelState, Depth
+from phalanx.runtime.links.payloads import PROCESS, InStore, kept, unpack
+from phalanx.runtime.links.payloads import pack as pack_value
+from phalanx.runtime.links.services import Answer, Peer, services
+from phalanx.runtime.session.waiters import waiters
+from phalanx.transport.base import FetchFailed, Transport
+from phalanx.wire.codec import Policy
+
+#: Who holds the bytes that lie at the home itself.
+HOME = "the home of the channel"
+
+
+@dataclass(frozen=True)
+class GivenPart:
+    """What a consumer is told of a part: rows ``start`` to ``stop`` of an item, all of it if ``whole``."""
+
+    number: int
+    payload: Any
+    start: int
+    stop: int
+    whole: bool
+    rows: int
+    nbytes: int
+    lengths: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A payload with the lengths of its rows."""
+
+    payload: bytes | InStore
+    lengths: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A channel at one moment."""
+
+    depth: Depth
+    items: Tally
+    rows: Tally
+    reasons: dict[str, int]
+    maxsize: int | None
+    by: str
+    consumers: tuple[tuple[str, int], ...]
+    """Who has taken something and not acknowledged it, with the number of their leases."""
+
+
+class ChannelService:
+    """The home of one channel, as a service of this process."""
+
+    def __init__(
+        self,
+        key: str,
+        machine: ChannelHome,
+        transport: Transport,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        due_sooner: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._key = key
+        self._machine = machine
+        self._transport = transport
+        self._clock = clock
+        self._due_sooner = due_sooner
+        self._lock = threading.RLock()
+        self._answers: dict[Hashable, Answer] = {}
+        self._peers: dict[str, Peer] = {}
+        self._leaving: dict[str, list[Answer]] = {}
+        #: Told of items that will not be delivered: key of the channel, their numbers, "dropped" or "lost".
+        self.undelivered: list[Callable[[str, list[int], str], None]] = []
+        self._closed = False
+        self._copies: dict[int, Any] = {}
+        """What was handed over to this process, by item."""
+        self._moved_from: dict[str, list[int]] = {}
+        """What producers that leave have of these: somebody may be reading it until they are released."""
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    def ask(
+        self, peer: Peer, ticket: Hashable, answer: Answer | None, verb: str, args: Sequence[Any]
+    ) -> None:
+        with self._lock:
+            self._peers[peer.name] = peer
+            if verb == "look":
+                self._reply(answer, self._look())
+            elif verb == "state":
+                self._reply(answer, self._machine.state())
+            elif verb == "leave":
+                self._leave(peer.name, answer, *args)
+            else:
+                if answer is not None:
+                    self._answers[ticket] = answer
+                self._closed = self._closed or verb == "close"
+                self._do(self._event(peer.name, ticket, verb, args))
+                if verb in ("finish", "close") and answer is not None:
+                    del self._answers[ticket]
+                    answer(("done",))
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody outside of this process can reach it."""
+        return self._transport.immediate
+
+    def look(self) -> Look:
+        """How it is now."""
+        with self._lock:
+            return self._look()
+
+    def drop(self, numbers: Sequence[int], reason: str) -> None:
+        """Let go of some items that wait."""
+        with self._lock:
+            self._do(Drop(None, reason, frozenset(numbers)))
+
+    def close(self, reason: str) -> None:
+        """End it; see ``px.Channel.close``."""
+        with self._lock:
+            self._closed = True
+            self._do(Close(reason))
+
+    @staticmethod
+    def _reply(answer: Answer | None, what: Any) -> None:
+        if answer is not None:
+            answer(what)
+
+    def _event(self, who: str, ticket: Hashable, verb: str, args: Sequence[Any]) -> Event:
+        match verb, args:
+            case "put", (payload, nbytes, rows, timeout, *lengths):
+                holder = HOME if isinstance(payload, bytes) else None
+                if lengths and lengths[0] is not None:
+                    payload = Measured(payload, lengths[0])
+                return Put(ticket, who, payload, nbytes, rows, self._until(timeout), holder)
+            case "take", (items, rows, timeout):
+                return Take(ticket, who, items, rows, self._until(timeout))
+            case "cancel", (number,):
+                return Cancel((who, number))
+            case "ack", (lease,):
+                return Ack(lease)
+            case "back", (lease, unreadable):
+                return GiveBack(lease, unreadable)
+            case "drop", (reason, *numbers):
+                return Drop(ticket, reason, frozenset(numbers[0]) if numbers else None)
+            case "finish", ():
+                return Finish()
+            case "close", (reason,):
+                return Close(reason)
+            case _:
+                raise ValueError(f"a channel was asked to {verb} with {len(args)} arguments")
+
+    def _until(self, timeout: float | None) -> float | None:
+        if timeout is None:
+            return None
+        self._due_sooner()
+        return self._clock() + timeout
+
+    def left(self, peer: Peer, why: str) -> None:
+        with self._lock:
+            if self._peers.pop(peer.name, None) is not None:
+                self._do(Gone(peer.name, why))
+                self._answers = {t: a for t, a in self._answers.items() if not _is_of(t, peer.name)}
+
+    def tick(self) -> float | None:
+        with self._lock:
+            due = self._machine.wake_at
+            if due is not None and due <= self._clock():
+                self._do(Tick())
+                due = self._machine.wake_at
+            return None if due is None else max(0.0, due - self._clock())
+
+    def moved(self, payloads: dict[int, Any]) -> None:
+        """Note that the home has the bytes of these items now."""
+        with self._lock:
+            self._do(Moved(HOME, payloads))
+
+    def state(self) -> ChannelState:
+        """What to save of it; payloads as they are."""
+        with self._lock:
+            return self._machine.state()
+
+    def _look(self) -> Look:
+        machine = self._machine
+        leases: dict[str, int] = {}
+        for lease in machine.leases:
+            leases[lease.consumer] = leases.get(lease.consumer, 0) + 1
+        return Look(
+            machine.depth(self._clock()),
+            machine.items,
+            machine.rows,
+            dict(machine.reasons),
+            machine.maxsize,
+            machine.by,
+            tuple(leases.items()),
+        )
+
+    def _do(self, event: Event) -> None:
+        for instruction in self._machine.handle(event, self._clock()):
+            self._follow(instruction)
+        if self._closed and not self._machine.leases:  # until then producers must hear what is freed
+            services.remove(self)
+
+    def _follow(self, instruction: Instruction) -> None:
+        match instruction:
+            case Accepted(ticket, number):
+                self._answer(ticket, ("accepted", number))
+            case Refused(ticket, why):
+                self._answer(ticket, ("refused", why))
+            case Given(ticket, lease, _, short):
+                parts = tuple(map(_given, instruction.parts))
+                self._answer(ticket, ("given", lease, parts, short))
+            case Expired(ticket, items, rows):
+                self._answer(ticket, ("expired", items, rows))
+            case Unfit(ticket, item):
+                self._answer(ticket, ("unfit", item.number, item.producer))
+            case Lost(ticket, losses):
+                self._answer(ticket, ("lost", losses))
+            case Ended(ticket, why):
+                self._answer(ticket, ("ended", why))
+            case Dropped(ticket, items, rows):
+                self._answer(ticket, ("dropped", items, rows))
+            case Freed(items, end):
+                self._free(items)
+                if end != "delivered":
+                    for tell in self.undelivered:
+                        tell(self._key, [item.number for item in items], end)
+            case HandOver(_, items):
+                waiters.submit(lambda: self._hand_over(items))
+            case Unneeded(_, numbers):
+                self._forget_copies(numbers)
+            case Released(producer):
+                self._release(producer)
+            case Withdrawn(ticket, True):
+                self._answer(ticket, ("withdrawn",))
+            case _:  # a lease that was over: it was given back when its process was taken for gone
+                pass
+
+    def _answer(self, ticket: Hashable, what: Any) -> None:
+        answer = self._answers.pop(ticket, None)
+        if answer is not None:
+            answer(what)
+
+    def _free(self, items: Sequence[Item]) -> None:
+        by_holder: dict[str, list[int]] = {}
+        for item in items:
+            self._copies.pop(item.number, None)
+            payload = bare(item.payload)
+            if not isinstance(payload, InStore):
+                continue
+            if payload.process == PROCESS:
+                kept.drop([payload.key])
+            else:
+                by_holder.setdefault(item.holder, []).append(payload.key)
+        for holder, keys in by_holder.items():
+            if holder in self._peers:
+                self._peers[holder].tell(self._key, ("freed", keys))
+
+    def _leave(self, who: str, answer: Answer | None, handoff: bool) -> None:
+        if answer is not None:
+            self._leaving.setdefault(who, []).append(answer)
+        self._do(CloseProducer(who, handoff))
+        if not self._machine.is_closing(who):
+            self._release(who)
+
+    def _release(self, who: str) -> None:
+        keys = self._moved_from.pop(who, [])
+        if keys and who in self._peers:
+            self._peers[who].tell(self._key, ("freed", keys))
+        for answer in self._leaving.pop(who, ()):
+            answer(("released",))
+
+    def _hand_over(self, items: Sequence[Item]) -> None:
+        """Copy the bytes of items to this process; of those that are gone, their own loss tells."""
+        copies: dict[int, Any] = {}
+        for item in items:
+            copy = self._copy_of(bare(item.payload))
+            if copy is not None:
+                measured = isinstance(item.payload, Measured)
+                copies[item.number] = replace(item.payload, payload=copy) if measured else copy
+        with self._lock:
+            for item in items:
+                source = bare(item.payload)
+                if item.number in copies and source.process != PROCESS:
+                    self._moved_from.setdefault(item.holder, []).append(source.key)
+            self._copies |= {number: bare(copy) for number, copy in copies.items()}
+            self._do(Moved(HOME, copies))
+
+    def _copy_of(self, payload: InStore) -> bytes | InStore | None:
+        """The same bytes, here; None where they are gone. Those of an inline rank are here already."""
+        if payload.process == PROCESS:
+            return payload
+        try:
+            value = unpack(self._transport, payload, Policy.VIEW)
+        except FetchFailed:
+            return None
+        return pack_value(self._key, self._transport, value).payload
+
+    def _forget_copies(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            payload = self._copies.pop(number, None)
+            if isinstance(payload, InStore):
+                kept.drop([payload.key])
+
+
+def _given(part: Part) -> GivenPart:
+    payload, cut = part.item.payload, part.cut
+    lengths = payload.lengths[cut.start : cut.stop] if isinstance(payload, Measured) else ()
+    return GivenPart(
+        part.item.number,
+        bare(payload),
+        cut.start,
+        cut.stop,
+        part.is_whole,
+        part.rows,
+        part.nbytes,
+        lengths,
+    )
+
+
+def bare(payload: Any) -> Any:
+    """Where the bytes are."""
+    return payload.payload if isinstance(payload, Measured) else payload
+
+
+def _is_of(ticket: Hashable, name: str) -> bool:
+    return isinstance(ticket, tuple) and ticket[0] == name

@@ -1,0 +1,37 @@
+"""A channel as a table for people."""
+
+from __future__ import annotations
+
+from phalanx.runtime.links.channel_home import Look
+from phalanx.runtime.links.services import shown
+from phalanx.show.sizes import size
+from phalanx.show.tables import Table
+
+
+def limit_of(maxsize: int | None, by: str) -> str:
+    """How much may wait, in words."""
+    if maxsize is None:
+        return "any number of items"
+    return f"{maxsize} items" if by == "items" else size(maxsize)
+
+
+def channel_table(name: str, limit: str, look: Look) -> Table:
+    """What waits, who waits, how old, how fast."""
+    depth, items, rows = look.depth, look.items, look.rows
+    waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
+    put = f"{rows.submitted} rows, {depth.accepted_per_second:.1f}/s"
+    delivered = f"{rows.delivered} rows, {depth.delivered_per_second:.1f}/s, {size(depth.delivered_bytes_per_second)}/s"
+    dropped = ", ".join(f"{count} {reason}" for reason, count in look.reasons.items())
+    told = (
+        ("waiting", depth.waiting, waiting, depth.oldest_item),
+        ("taken, not acknowledged", items.taken, f"{depth.leases} leases", depth.oldest_lease),
+        ("puts that wait for room", depth.puts, "", depth.oldest_put),
+        ("takes that wait for items", depth.takes, "", depth.oldest_take),
+        ("put so far", items.submitted, put, None),
+        ("delivered", items.delivered, delivered, None),
+        ("dropped by request", items.dropped, dropped, None),
+        ("lost with a process", items.lost, f"{rows.lost} rows", None),
+    )
+    table = tuple((what, count, more, f"{age:.1f} s" if age else "") for what, count, more, age in told)
+    notes = tuple(f"{shown(consumer)}: {leases} open leases" for consumer, leases in look.consumers)
+    return Table(f"channel {name}: {limit} may wait", ("what", "items", "more", "oldest"), table, notes)

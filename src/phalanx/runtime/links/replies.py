@@ -1,0 +1,81 @@
+"""What the home of a channel answers, as values and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
+from phalanx.runtime.links.batch import Batch, lost
+from phalanx.runtime.links.payloads import Lengths
+from phalanx.runtime.links.services import shown
+
+_REFUSED = {
+    "finished": "it was finished: nothing more is put",
+    "closed": "it was closed",
+    "producer closed": "this process has left it and puts no more",
+    "producer gone": "this process was taken for gone",
+}
+
+
+def closed(channel: str, why: str) -> ChannelClosed:
+    """The error of a channel that is over."""
+    return ChannelClosed(f"channel {channel!r}: {why}; nothing can be put or taken", channel=channel)
+
+
+def accepted_number(channel: str, limit: str, what: Any) -> int:
+    """The number of the item that was put.
+
+    Raises:
+        ChannelFull, ChannelClosed: it was refused.
+    """
+    kind, *rest = what
+    if kind == "accepted":
+        return rest[0]
+    if kind == "refused" and rest[0] == "full":
+        raise ChannelFull(
+            f"channel {channel!r}: no room for the item in time: at most {limit} may wait; take faster, give put() a "
+            "longer timeout=, or the channel a larger maxsize",
+            channel=channel,
+        )
+    raise closed(channel, _REFUSED[rest[0]] if kind == "refused" else rest[0])
+
+
+def untaken(channel: str, what: Any, items: int | None, rows: int | None) -> ChannelError:
+    """Why nothing was taken."""
+    match what:
+        case ("lost", losses):
+            return lost(channel, losses)
+        case ("expired", there, rows_there):
+            wanted = f"{items} items" if items is not None else f"{rows} rows"
+            return ChannelEmpty(
+                f"channel {channel!r}: {wanted} were asked for, and in time there were {there} items with {rows_there} "
+                "rows; ask for fewer or wait longer. Nothing was taken",
+                channel=channel,
+            )
+        case ("unfit", number, producer):
+            return ChannelError(
+                f"channel {channel!r}: {rows} rows were asked for, but item {number}, put by {shown(producer)}, is not "
+                "made of rows; take items by take(n) or get(), or put tensors, arrays, lists, or structures of such "
+                "with equally many rows",
+                channel=channel,
+            )
+        case _:
+            return closed(channel, what[1])
+
+
+def balanced(batch: Batch, channel: str, lengths: Lengths | None, pieces: int | None) -> Batch:
+    """The batch in an order in which even pieces are about equally long, if that was asked for.
+
+    Raises:
+        DeclarationError: the channel knows no lengths; the batch is given back.
+    """
+    if pieces is None:
+        return batch
+    if lengths is None:
+        batch.give_back()
+        raise DeclarationError(
+            f"channel {channel!r}: take_rows(balance={pieces}) needs the length of each row; make the channel with "
+            "px.Channel(lengths=<a key of the items, or a function of one>)"
+        )
+    batch.balance(pieces)
+    return batch

@@ -1,0 +1,75 @@
+"""A channel as a value that pickles: order, counts and the bytes of all that waits or is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.errors import ChannelError
+from phalanx.flow.channel import ChannelHome
+from phalanx.flow.snapshots import ChannelState
+from phalanx.runtime.links.channel_home import HOME, Measured, bare
+from phalanx.runtime.links.open_channels import OpenChannel
+from phalanx.runtime.links.payloads import Lengths, pack, unpack
+from phalanx.transport.base import FetchFailed, Transport
+from phalanx.wire.codec import Policy, decode, encode
+
+_ATTEMPTS = 3
+_LOADED = "loaded"
+
+
+@dataclass(frozen=True)
+class SavedChannel:
+    """What ``Channel.save()`` gives. What was taken and not acknowledged waits again in it."""
+
+    name: str
+    handoff: bool
+    lengths: Lengths | None
+    state: ChannelState
+
+
+def saved(channel: OpenChannel) -> SavedChannel:
+    """The channel as it is now, with all its bytes.
+
+    Raises:
+        ChannelError: bytes of it cannot be read.
+    """
+    card = channel.card
+    for _ in range(_ATTEMPTS):
+        state = channel.service.state()
+        try:
+            whole = _with_payloads(state, lambda payload: _as_bytes(channel.transport, payload))
+        except FetchFailed:  # it was delivered, or lost, since: the next state does not have it
+            continue
+        return SavedChannel(card.name, card.handoff, card.lengths, whole)
+    raise ChannelError(
+        f"channel {card.name!r} cannot be saved: the bytes of some items cannot be read; take once more, so that what "
+        "is lost is told, and save again",
+        channel=card.name,
+    )
+
+
+def loaded(saved: SavedChannel, transport: Transport) -> ChannelHome:
+    """The machine of a channel that goes on from there; this process has all its bytes."""
+    state = _with_payloads(saved.state, lambda data: pack(_LOADED, transport, decode(data)).payload)
+    return ChannelHome.load(state, HOME)
+
+
+def _as_bytes(transport: Transport, payload: Any) -> bytes:
+    if isinstance(payload, bytes):
+        return payload
+    return encode(unpack(transport, payload, Policy.VIEW)).to_bytes()
+
+
+def _with_payloads(state: ChannelState, convert: Callable[[Any], Any]) -> ChannelState:
+    entries = tuple(
+        replace(entry, item=replace(entry.item, payload=_converted(entry.item.payload, convert)))
+        for entry in state.ledger.entries
+    )
+    return replace(state, ledger=replace(state.ledger, entries=entries))
+
+
+def _converted(payload: Any, convert: Callable[[Any], Any]) -> Any:
+    changed = convert(bare(payload))
+    return replace(payload, payload=changed) if isinstance(payload, Measured) else changed

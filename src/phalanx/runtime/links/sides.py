@@ -1,0 +1,97 @@
+"""The ranks of one side of a sync, and how they are asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.execution.weights.orders import Asked, Side
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.wire.messages import HOST
+from phalanx.wire.value import Value
+
+__all__ = ["Ranks", "WeightsSide", "all_in_order", "ask_each", "send_to", "side_of"]
+
+
+class Ranks(Protocol):
+    """A group, a role of one, or some of its ranks."""
+
+    @property
+    def core(self) -> GroupCore: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class WeightsSide:
+    """Ranks that publish, or accept, weights under a name."""
+
+    core: GroupCore
+    ranks: tuple[int, ...]
+    asked: Asked
+    title: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Role and name."""
+        return self.asked.role, self.asked.name
+
+
+def side_of(given: Ranks, side: Side, name: str) -> WeightsSide:
+    """Of a group, or of what else can be called.
+
+    Raises:
+        DeclarationError: it is none of these.
+    """
+    core = getattr(given, "core", None)
+    if not isinstance(core, GroupCore):
+        raise DeclarationError(
+            f"px.WeightSync: the {side} is {given!r}; give a group, a role of it such as group.actor, or some of its "
+            "ranks such as group[0:2]"
+        )
+    return WeightsSide(core, tuple(given.ranks), Asked(side, given.role, name), given.name)
+
+
+def send_to(
+    core: GroupCore, ranks: Sequence[int], title: str, function: Callable[..., Any], *args: Value
+) -> Call:
+    """Have a function of the library run on ranks as a call of its own; gives the list of its outputs by rank.
+
+    Raises:
+        GroupClosed, GroupBroken, StaleEpoch: the group takes no calls.
+    """
+    given = tuple(map(Same, (function, *args)))
+    plan = CallPlan(tuple(ranks), given, {}, GatherPlan("list", range(len(ranks))))
+    return core.send(plan, MethodSpec(HOST, title=title), "", None, None)
+
+
+def ask_each(core: GroupCore, ranks: Sequence[int], function: Callable[..., Any], *args: Value) -> None:
+    """Have a function of the library run on those of the ranks that are there; does not wait, and nothing is raised."""
+    if core.closed:
+        return
+    dead = set(core.epoch.dead(core.transport))
+    with contextlib.suppress(PhalanxError):
+        ask(core, "px.WeightSync", [rank for rank in ranks if rank not in dead], function, *args)
+
+
+@contextlib.contextmanager
+def all_in_order(cores: Sequence[GroupCore]) -> Generator[None]:
+    """The time in which calls go to several groups with no other call between them, whichever threads make those.
+
+    Everybody takes the groups in one order, so that nobody waits for another crosswise.
+    """
+    with contextlib.ExitStack() as held:
+        for core in sorted(set(cores), key=lambda core: (core.name, id(core))):
+            held.enter_context(core.order)
+        yield

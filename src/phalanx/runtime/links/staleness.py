@@ -1,0 +1,380 @@
+"""``px.Staleness``: how far generation may run ahead of training, kept by leases on rows."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from phalanx.dispatch.split import count_rows, take_rows
+from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
+from phalanx.flow.staleness import Staleness as Machine
+from phalanx.flow.staleness import StalenessState
+from phalanx.runtime.calls.seconds import checked
+from phalanx.runtime.links.channel import Channel
+from phalanx.runtime.links.payloads import PROCESS
+from phalanx.runtime.links.ports import Address, port_to, served
+from phalanx.runtime.links.requests import answered, answered_async, others
+from phalanx.runtime.links.services import Port, services
+from phalanx.runtime.links.staleness_home import Lies, Paced, StalenessService
+from phalanx.runtime.session import connection as cluster
+from phalanx.show.tables import Table
+from phalanx.wire.value import Reduced, Value
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class StalenessCard:
+    """What a handle on a staleness is made from."""
+
+    key: str
+    max_lag: int
+    rows_per_version: int
+    depth: int
+    backend: str
+    address: Address | None
+
+
+class Staleness:
+    """Producers take leases on rows before they generate them; the trainer says which version it is at.
+
+    The lag of a row is the version in training when it is trained on, minus that of its first token. No accepted row
+    has a lag above ``max_lag``, given that rows are trained on in the order in which they were accepted. It paces: at
+    most ``depth`` versions of rows are under way beside the one in training, however large ``max_lag`` is.
+
+    A handle can be passed to methods of any groups; whoever made it owns it, and it ends with that process.
+
+    Args:
+        max_lag: versions that a row may be behind; 0: generation and training take turns.
+        rows_per_version: rows that the trainer uses for one version.
+        depth: versions of rows under way beside the one in training.
+        version: the one in training at the beginning.
+        backend: "ray" or "inline"; default as for pools.
+
+    Raises:
+        DeclarationError: a number is too small.
+    """
+
+    def __init__(
+        self,
+        max_lag: int,
+        rows_per_version: int,
+        depth: int = 1,
+        *,
+        version: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        self._serve(Machine(max_lag, rows_per_version, depth, version=version), backend)
+
+    def _serve(self, machine: Machine, backend: str | None) -> None:
+        transport = cluster.transport(backend)
+        address, due_sooner = served(transport)
+        key = f"staleness/{PROCESS}/{next(_numbers)}"
+        services.add(StalenessService(key, machine, due_sooner=due_sooner, alone=transport.immediate))
+        self._card = StalenessCard(
+            key, machine.max_lag, machine.rows_per_version, machine.depth, transport.name, address
+        )
+
+    @classmethod
+    def _from_card(cls, card: StalenessCard) -> Staleness:
+        staleness = cls.__new__(cls)
+        staleness._card = card
+        return staleness
+
+    @classmethod
+    def load(
+        cls, state: StalenessState, *, with_ready: bool = False, backend: str | None = None
+    ) -> Staleness:
+        """One that goes on from what :meth:`save` gave. Leases that ran then are dropped, as "restored".
+
+        Args:
+            state: what ``save()`` gave.
+            with_ready: whether the rows that were accepted and not trained on are there again; else they are dropped
+                too, and their credit is back.
+            backend: as for a new one.
+        """
+        staleness = cls.__new__(cls)
+        staleness._serve(Machine.load(state, with_ready=with_ready), backend)
+        return staleness
+
+    def save(self) -> StalenessState:
+        """All that it is, as a value that pickles."""
+        return self._asked("state")
+
+    @property
+    def version(self) -> int:
+        """The version in training."""
+        return self._look().version
+
+    @property
+    def serving(self) -> int:
+        """The version that new rows are generated with."""
+        return self._look().serving
+
+    @property
+    def paced(self) -> Paced:
+        """Rows submitted, ready, trained, dropped and running; those dropped by reason, those trained on by lag."""
+        return self._look()
+
+    def begin(
+        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
+    ) -> RowLease:
+        """Wait until ``rows`` rows may be generated, and count them as running.
+
+        Args:
+            rows: how many.
+            timeout: seconds to wait at most; None waits as long as it takes.
+            on_overdue: called, on a thread of the library, when these rows have become too old while they still run:
+                abort them. It should not block.
+
+        Raises:
+            StalenessTimeout: training was too far behind for all of that time; the message says how far.
+            ValueError: the last of so many rows would always be too old.
+        """
+        port, reply, timeout = self._begin(rows, timeout)
+        what = answered(self._card.key, port, reply, timeout, "begin", "of staleness")
+        return self._lease(port, what, rows, on_overdue)
+
+    async def begin_async(
+        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
+    ) -> RowLease:
+        """The same as :meth:`begin`, awaited."""
+        port, reply, timeout = self._begin(rows, timeout)
+        what = await answered_async(self._card.key, port, reply, timeout)
+        return self._lease(port, what, rows, on_overdue)
+
+    def _begin(self, rows: int, timeout: float | None) -> tuple[Port, Any, float | None]:
+        timeout = checked(timeout, "Staleness.begin")
+        port = self._port()
+        _overdue_of(port, self._card.key)
+        return port, port.ask(self._card.key, "begin", rows, timeout), timeout
+
+    def _lease(self, port: Port, what: Any, rows: int, on_overdue: Callable[[], object] | None) -> RowLease:
+        match what:
+            case ("begun", lease, version):
+                return RowLease(self._card.key, port, lease, rows, version, on_overdue)
+            case ("expired", behind):
+                raise StalenessTimeout(f"begin({rows} rows): {behind}; wait longer, or train")
+            case _:
+                raise _failed(what)
+
+    def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
+        """Version ``version`` is in training from now on.
+
+        Args:
+            version: higher than before.
+            trained: rows that were trained on since the last time; None: ``rows_per_version`` for each version.
+            serving: whether new rows are generated with it from now on; else that is said by :meth:`serve`.
+
+        Raises:
+            ValueError: versions go up, and no more rows are trained on than were ready.
+        """
+        self._asked("advance", version, trained, serving)
+
+    def serve(self, version: int) -> None:
+        """New rows are generated with ``version`` from now on.
+
+        Raises:
+            ValueError: it is older than the one before, or newer than the one in training.
+        """
+        self._asked("serve", version)
+
+    def explain(self) -> Table:
+        """Where all rows are, and how old those were that were trained on."""
+        look = self._look()
+        rows = look.rows
+        table = (
+            ("submitted", rows.submitted, f"{look.waiting} producers wait"),
+            ("running", rows.running, ""),
+            ("ready", rows.ready, ""),
+            ("trained", rows.trained, ", ".join(f"{n} at lag {lag}" for lag, n in sorted(look.lags.items()))),
+            ("dropped", rows.dropped, ", ".join(f"{n} {reason}" for reason, n in look.dropped.items())),
+        )
+        versions = f"version {look.version} in training, {look.serving} served"
+        title = f"staleness: {versions}, at most {self._card.max_lag} behind"
+        return Table(title, ("rows", "count", "more"), table)
+
+    def _look(self) -> Paced:
+        return self._asked("look")
+
+    def _asked(self, verb: str, *args: Any) -> Any:
+        what = self._port().ask(self._card.key, verb, *args).future.result()
+        if isinstance(what, tuple) and what[0] in ("gone", "wrong"):
+            raise _failed(what)
+        return what
+
+    def _port(self) -> Port:
+        port = port_to(self._card.key, self._card.address)
+        others.note()
+        return port
+
+    def __reduce__(self) -> Reduced:
+        return Staleness._from_card, (self._card,)
+
+    def __repr__(self) -> str:
+        card = self._card
+        return f"<staleness: at most {card.max_lag} versions of {card.rows_per_version} rows behind>"
+
+
+class RowLease:
+    """Rows that may be generated. What is not accepted when the ``with`` block ends is dropped, and its credit is back.
+
+    ``version`` is that of new rows when it began.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        port: Port,
+        number: int,
+        rows: int,
+        version: int,
+        on_overdue: Callable[[], object] | None,
+    ) -> None:
+        self._key, self._port, self.number = key, port, number
+        self.rows, self.version = rows, version
+        self.overdue = False
+        """Whether its rows became too old while they ran: whoever generates them should stop."""
+        self._on_overdue = on_overdue
+        self._placed = 0
+        _overdue_of(port, key).add(self)
+
+    def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
+        """Rows are ready to be trained on; in as many parts as one likes.
+
+        Args:
+            rows: how many.
+            versions: of their first tokens: one for all, or one for each.
+
+        Returns:
+            The places, from 0, of those that were accepted: hand only these to the trainer. The others would be
+            trained on more than ``max_lag`` versions behind, or the lease had ended; they are dropped.
+
+        Raises:
+            ValueError: more rows than still run, or a version that is not in training yet.
+        """
+        what = self._asked("accept", self.number, rows, versions)
+        self._placed += len(what[1])
+        return what[1]
+
+    def put(
+        self,
+        channel: Channel,
+        item: Value,
+        versions: int | Sequence[int],
+        timeout: float | None = None,
+    ) -> int:
+        """Accept the rows of an item, and put those that were accepted into a channel.
+
+        The channel's rows are followed, if both were made by one process: those that it loses or drops give their
+        credit back, and those that become too old are dropped from it.
+
+        Returns:
+            How many rows were put.
+
+        Raises:
+            ValueError: as for :meth:`accept`, or the item is not made of rows.
+            ChannelFull, ChannelClosed: the rows could not be put; they are dropped.
+        """
+        rows = count_rows(item)
+        if rows is None:
+            raise ValueError(
+                "RowLease.put: the item is not made of rows; give tensors, arrays, lists or structures of such"
+            )
+        before = self._placed
+        places = self.accept(rows, versions)
+        if not places:
+            return 0
+        lies = Lies(self.number, before, before + len(places))
+        try:
+            number = channel.put(item if len(places) == rows else take_rows(item, places), timeout)
+        except BaseException:
+            self._asked("discard", lies, "could not be put")
+            raise
+        self._asked("lies", channel.card.key, number, lies)
+        return len(places)
+
+    def drop(self, rows: int, reason: str) -> None:
+        """Some of its rows will never be: filtered, aborted, failed. Counted under the reason.
+
+        Raises:
+            ValueError: more rows than still run.
+        """
+        self._asked("drop", self.number, rows, reason)
+
+    def end(self, reason: str = "not accepted") -> None:
+        """Drop what still runs. Idempotent."""
+        self._port.say(self._key, "end", self.number, reason)
+
+    def _asked(self, verb: str, *args: Any) -> Any:
+        what = self._port.ask(self._key, verb, *args).future.result()
+        if what[0] in ("gone", "wrong"):
+            raise _failed(what)
+        return what
+
+    def became_overdue(self) -> None:
+        """Note that its rows are too old."""
+        self.overdue = True
+        if self._on_overdue is not None:
+            self._on_overdue()
+
+    def __enter__(self) -> RowLease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end("not accepted" if error is None else f"{type(error).__name__}: {error}")
+
+    def __reduce__(self) -> Reduced:
+        raise DeclarationError(
+            "a lease on rows belongs to the process that began it; pass the px.Staleness and begin there"
+        )
+
+
+class _Overdue:
+    """The leases of one process at one home, for what that tells of them."""
+
+    def __init__(self) -> None:
+        self._leases: weakref.WeakValueDictionary[int, RowLease] = weakref.WeakValueDictionary()
+        self._told: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, lease: RowLease) -> None:
+        """Tell it when it is overdue, which it may be already."""
+        with self._lock:
+            self._leases[lease.number] = lease
+            told = lease.number in self._told
+        if told:
+            lease.became_overdue()
+
+    def __call__(self, note: Any) -> None:
+        if note[0] != "overdue":
+            return
+        with self._lock:
+            self._told.add(note[1])
+            lease = self._leases.get(note[1])
+        if lease is not None:
+            lease.became_overdue()
+
+
+_overdue: weakref.WeakKeyDictionary[Any, dict[str, _Overdue]] = weakref.WeakKeyDictionary()
+
+
+def _overdue_of(port: Port, key: str) -> _Overdue:
+    of_port = _overdue.setdefault(port, {})
+    if key not in of_port:
+        of_port[key] = _Overdue()
+        port.hear(key, of_port[key])
+    return of_port[key]
+
+
+def _failed(what: Any) -> Exception:
+    if what[0] == "wrong":
+        return ValueError(what[1])
+    return PhalanxError(f"staleness: {what[1]}")

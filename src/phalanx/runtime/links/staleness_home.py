@@ -1,0 +1,249 @@
+"""The owner's side of bounded staleness: the machine of :mod:`phalanx.flow.staleness`, a clock, who holds which lease.
+
+Rows that were accepted and put into a channel by ``RowLease.put`` are followed there: what the channel loses or drops
+gives its credit back, and what becomes too old to be trained on is dropped from the channel.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.flow.staleness import Rows, Staleness, StalenessState
+from phalanx.flow.staleness_messages import (
+    Accept,
+    Accepted,
+    Advance,
+    Begin,
+    Begun,
+    Cancel,
+    Discard,
+    Drop,
+    End,
+    Event,
+    Evicted,
+    Expired,
+    Instruction,
+    Overdue,
+    Serve,
+    Tick,
+    Withdrawn,
+)
+from phalanx.runtime.links.channel_home import ChannelService
+from phalanx.runtime.links.payloads import PROCESS
+from phalanx.runtime.links.services import Answer, Peer, services, shown
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A staleness at one moment."""
+
+    version: int
+    serving: int
+    rows: Rows
+    waiting: int
+    dropped: dict[str, int]
+    lags: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Rows ``start`` to ``stop`` of those that a lease accepted are an item of a channel."""
+
+    lease: int
+    start: int
+    stop: int
+
+
+class StalenessService:
+    """The home of one staleness, as a service of this process."""
+
+    def __init__(
+        self,
+        key: str,
+        machine: Staleness,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        due_sooner: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> None:
+        self._key = key
+        self._machine = machine
+        self._clock = clock
+        self._due_sooner = due_sooner
+        self.alone = alone
+        self._lock = threading.RLock()
+        self._answers: dict[Hashable, Answer] = {}
+        self._peers: dict[str, Peer] = {}
+        self._holders: dict[int, str] = {}
+        self._accepted: dict[int, tuple[int, ...]] = {}
+        self._lies: dict[tuple[str, int], Lies] = {}
+        self._evicted: list[tuple[int, int, int]] = []
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    def ask(
+        self, peer: Peer, ticket: Hashable, answer: Answer | None, verb: str, args: Sequence[Any]
+    ) -> None:
+        with self._lock:
+            self._peers[peer.name] = peer
+            told = self._told(peer.name, ticket, answer, verb, args)
+        self._drop_evicted()
+        if answer is not None and told is not None:
+            answer(told)
+
+    def _told(self, who: str, ticket: Hashable, answer: Answer | None, verb: str, args: Sequence[Any]) -> Any:
+        """What is answered now; None where the machine answers."""
+        if verb == "look":
+            return self._look()
+        if verb == "state":
+            return self._machine.state()
+        if verb == "lies":
+            return self._follow_item(*args)
+        if verb == "begin" and answer is not None:
+            self._answers[ticket] = answer
+        self._accepted.clear()
+        try:
+            self._do(self._event(who, ticket, verb, args))
+        except ValueError as error:
+            self._answers.pop(ticket, None)
+            return ("wrong", str(error))
+        if verb == "accept":
+            return ("accepted", self._accepted.get(args[0], ()))
+        return None if verb == "begin" else ("done",)
+
+    def _event(self, who: str, ticket: Hashable, verb: str, args: Sequence[Any]) -> Event:
+        match verb, args:
+            case "begin", (rows, timeout):
+                if timeout is not None:
+                    self._due_sooner()
+                return Begin(ticket, rows, None if timeout is None else self._clock() + timeout)
+            case "cancel", (number,):
+                return Cancel((who, number))
+            case "accept", (lease, rows, versions):
+                return Accept(lease, rows, versions)
+            case "drop", (lease, rows, reason):
+                return Drop(lease, rows, reason)
+            case "end", (lease, reason):
+                return End(lease, reason)
+            case "discard", (lies, reason):
+                return Discard(lies.lease, lies.start, lies.stop, reason)
+            case "advance", (version, trained, serving):
+                return Advance(version, trained, serving)
+            case "serve", (version,):
+                return Serve(version)
+            case _:
+                raise ValueError(f"a staleness was asked to {verb} with {len(args)} arguments")
+
+    def left(self, peer: Peer, why: str) -> None:
+        with self._lock:
+            if self._peers.pop(peer.name, None) is None:
+                return
+            for ticket in [
+                each for each in self._answers if isinstance(each, tuple) and each[0] == peer.name
+            ]:
+                self._answers.pop(ticket)
+                self._do(Cancel(ticket))
+            for lease in [lease for lease, who in self._holders.items() if who == peer.name]:
+                self._do(End(lease, f"{shown(peer.name)}: {why}"))
+
+    def tick(self) -> float | None:
+        with self._lock:
+            due = self._machine.wake_at
+            if due is not None and due <= self._clock():
+                self._do(Tick())
+                due = self._machine.wake_at
+            return None if due is None else max(0.0, due - self._clock())
+
+    def state(self) -> StalenessState:
+        """What to save of it."""
+        with self._lock:
+            return self._machine.state()
+
+    def _look(self) -> Paced:
+        machine = self._machine
+        waiting = len(machine.waiting)
+        return Paced(
+            machine.version,
+            machine.serving,
+            machine.rows,
+            waiting,
+            dict(machine.dropped),
+            dict(machine.lags),
+        )
+
+    def _follow_item(self, channel: str, number: int, lies: Lies) -> Any:
+        """Note where accepted rows lie; False where this process is not the home of that channel."""
+        service = services.get(channel) if channel.startswith(f"channel/{PROCESS}/") else None
+        if not isinstance(service, ChannelService):
+            return ("followed", False)
+        self._lies[channel, number] = lies
+        if self._undelivered not in service.undelivered:
+            service.undelivered.append(self._undelivered)
+        return ("followed", True)
+
+    def _undelivered(self, channel: str, numbers: Sequence[int], end: str) -> None:
+        with self._lock:
+            for number in numbers:
+                lies = self._lies.pop((channel, number), None)
+                if lies is not None:
+                    self._do(Discard(lies.lease, lies.start, lies.stop, f"{end} in the channel"))
+
+    def _do(self, event: Event) -> None:
+        for instruction in self._machine.handle(event, self._clock()):
+            self._act(instruction)
+        running = {lease.number for lease in self._machine.leases}
+        self._holders = {lease: who for lease, who in self._holders.items() if lease in running}
+        ready = self._machine.ready_leases | {lease for lease, *_ in self._evicted}
+        self._lies = {place: lies for place, lies in self._lies.items() if lies.lease in ready}
+
+    def _act(self, instruction: Instruction) -> None:
+        match instruction:
+            case Begun(ticket, lease, version):
+                if isinstance(ticket, tuple):
+                    self._holders[lease] = ticket[0]
+                self._answer(ticket, ("begun", lease, version))
+            case Expired(ticket, behind):
+                self._answer(ticket, ("expired", behind))
+            case Withdrawn(ticket, True):
+                self._answer(ticket, ("withdrawn",))
+            case Accepted(lease, places):
+                self._accepted[lease] = places
+            case Evicted(lease, start, stop):
+                self._evicted.append((lease, start, stop))
+            case Overdue(lease):
+                peer = self._peers.get(self._holders.get(lease, ""))
+                if peer is not None:
+                    peer.tell(self._key, ("overdue", lease))
+            case _:  # what was refused or dropped is counted
+                pass
+
+    def _answer(self, ticket: Hashable, what: Any) -> None:
+        answer = self._answers.pop(ticket, None)
+        if answer is not None:
+            answer(what)
+
+    def _drop_evicted(self) -> None:
+        """Take items whose rows are all too old out of their channel; their credit is back already.
+
+        Without the lock: the channel has one of its own, under which it tells of what it lost.
+        """
+        with self._lock:
+            evicted, self._evicted = self._evicted, []
+            items = [
+                place
+                for lease, start, stop in evicted
+                for place, lies in self._lies.items()
+                if lies.lease == lease and start <= lies.start and lies.stop <= stop
+            ]
+            for place in items:
+                del self._lies[place]
+        for channel, number in items:
+            service = services.get(channel)
+            if isinstance(service, ChannelService):
+                service.drop([number], "stale")

@@ -1,0 +1,356 @@
+"""``px.WeightSync``: the weights of one role, whole and of one version, in the parameters of another."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from phalanx.errors import DeclarationError
+from phalanx.execution.weights import questions
+from phalanx.execution.weights.orders import Since, Staging, SyncOrder
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.future import CallFuture
+from phalanx.runtime.calls.seconds import checked
+from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
+from phalanx.runtime.links.pairs import Pairs
+from phalanx.runtime.links.sides import Ranks, all_in_order, ask_each, send_to, side_of
+from phalanx.runtime.links.stages import Stages
+from phalanx.runtime.links.sync_future import PairCalls, SyncFuture
+from phalanx.runtime.links.versions import Version
+from phalanx.show.tables import Table
+from phalanx.transfer.digests import Verify
+from phalanx.transfer.explain import explain_plan
+from phalanx.transfer.fused import Fused
+from phalanx.transfer.matching import Rename
+from phalanx.transfer.places import Hop
+from phalanx.transfer.planner import Plans
+from phalanx.transfer.versions import Stillness
+
+__all__ = ["WeightSync"]
+
+_TIMEOUT_S = 600.0
+
+_dropped: deque[Pairs] = deque()
+"""Of syncs that nobody refers to any more, and that were not closed: the next sync gives them back, for what collects
+garbage may be inside of anything, and must not make calls."""
+
+
+class WeightSync:
+    """Weights of a source role, in the parameters of target roles: ``version = sync()``.
+
+    Sharded as they may be on each side, every target rank gets exactly the parts that it needs, and what arrived is
+    compared with what was sent. The plan is made with the first sync, and again when a group has other processes.
+
+    Args:
+        source: the group, or role, whose workers called ``publish_weights``.
+        target: the group or role whose workers called ``accept_weights``, or several of them.
+        name: of the weights on the target's side, and on the source's unless ``source_name`` is given.
+        source_name: what the source calls them.
+        rename: from tensor names of the source to those of the target: a mapping, or a function.
+        fused: ``px.Fused`` rules beside the built-in ones (``qkv_proj``, ``gate_up_proj``).
+        verify: "sampled" compares digests of one element of about each 8 KB; "full" of every bit; "off" of nothing.
+        expect_change: warn at the first sync that changed nothing; else at the second in a row.
+        mover: of what goes from node to node: "store" (the object store) or "process group".
+        delta: only the elements whose bits changed since the version before travel, where ranks have segments or the
+            object store between them; everything goes to a target that has not that version, and with a stage. The
+            sources keep one more copy of what they send; see :meth:`explain`.
+        bucket_bytes: of the buckets in which weights travel; each source rank of a node keeps two in memory.
+        timeout: seconds that a rank waits for its peers, once it has begun.
+
+    Raises:
+        DeclarationError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        source: Ranks,
+        target: Ranks | Sequence[Ranks],
+        name: str,
+        *,
+        source_name: str | None = None,
+        rename: Rename | None = None,
+        fused: Sequence[Fused] = (),
+        verify: Verify = "sampled",
+        expect_change: bool = False,
+        mover: Literal["store", "process group"] = "store",
+        delta: bool = False,
+        bucket_bytes: int = 256 << 20,
+        timeout: float | None = None,
+    ) -> None:
+        _check_verify(verify)
+        if mover not in ("store", "process group"):
+            raise DeclarationError(f'px.WeightSync(mover={mover!r}): give "store" or "process group"')
+        if bucket_bytes < 4096:
+            raise DeclarationError(
+                f"px.WeightSync(bucket_bytes={bucket_bytes}): give at least 4096 bytes, better 256 MB"
+            )
+        targets: list[Ranks] = [*target] if isinstance(target, Sequence) else [target]
+        if not targets:
+            raise DeclarationError("px.WeightSync(target=[]): give at least one group to sync to")
+        self.name = name
+        self._source = side_of(source, "source", source_name or name)
+        self._targets = [side_of(one, "target", name) for one in targets]
+        movers: Mapping[Hop, str] = {**MOVERS, Hop.OTHER: mover}
+        self._options = PairOptions(rename, tuple(fused), bucket_bytes, movers, delta=delta)
+        self._verify: Verify = verify
+        self._expect_change = expect_change
+        self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
+        plans = Plans(2 * len(targets))
+        self._pairs = Pairs(self._source, self._targets, plans, self._options)
+        self._lock = threading.RLock()
+        weakref.finalize(self, _dropped.append, self._pairs).atexit = False
+        options = replace(self._options, staged=Staging(verify, self._timeout), delta=False)
+        self._stages = Stages(self._source, self._targets, plans, options, name, self._lock)
+        weakref.finalize(self, _dropped.append, self._stages.pairs).atexit = False
+        self._known: dict[str, int] = {}
+        self._last: SyncFuture | None = None
+        self._stillness = Stillness()
+        self._since = Since(secrets.token_hex(6))
+        self._closed = False
+
+    def __call__(
+        self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
+    ) -> Version:
+        """Sync, and wait until it is over.
+
+        Args:
+            step: refuse weights of another count of optimizer steps than this.
+            expect_change, verify: as given to the sync, for this time.
+
+        Raises:
+            WeightsMismatch: the two sides do not fit; nothing was moved.
+            As ``CallFuture.result``: a rank died or raised; the target's weights may be torn then.
+        """
+        return self.submit(step=step, expect_change=expect_change, verify=verify).result()
+
+    def submit(
+        self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
+    ) -> CallFuture[Version]:
+        """Begin a sync: the future of its version. Both groups go on with calls made later once their part is over."""
+        with self._lock:
+            self._check_open()
+            self._settle()
+            self._stages.drop()
+            while True:
+                pairs = self._pairs.present()
+                with all_in_order([side.core for side in (self._source, *self._targets)]):
+                    if all(pair.current for pair in pairs):
+                        future = self._send(pairs, step, expect_change, _check_verify(verify or self._verify))
+                        break
+            self._last = future
+            return future
+
+    def stage(self, *, step: int | None = None, expect_change: bool | None = None) -> CallFuture[Version]:
+        """Begin to bring a version into a second set of tensors at each target, beside what the targets do.
+
+        Sources send in a call of theirs; at each target rank a thread receives, so that a long call there goes on and
+        works with the weights that it has. The future is done when every target has the version whole and verified;
+        :meth:`commit` then takes it over. What is staged and not committed is dropped by the next stage, by a sync, by
+        a change of either group's processes, and by :meth:`close`. A stage that failed leaves all targets as they are.
+
+        The first stage, and the first after a restart, asks each target once for its memory, and waits for the call
+        that the target is at. Each target keeps a second set of its tensors from then on; see :meth:`explain`.
+
+        Args:
+            step, expect_change: as for a sync.
+
+        Raises:
+            WeightsMismatch: the two sides do not fit; nothing was moved.
+            DeclarationError: a target has no thread to receive on: it shares the source's memory, or is on another
+                node.
+        """
+        with self._lock:
+            self._check_open()
+            self._settle()
+            expected = self._expect_change if expect_change is None else expect_change
+            return self._stages.begin(
+                self._next_number, step, self._since, lambda version: self._note_change(version, expected)
+            )
+
+    def commit(self) -> Version:
+        """Take over the staged version on every target rank, between its calls, and give it.
+
+        Waits for the stage if that is not over, and for the calls that the targets are at. The parameters of a plain
+        module get the second set of tensors as their memory, without a copy; what cannot be given other memory is
+        copied, and what ``load=`` takes is loaded: see :meth:`explain`.
+
+        Raises:
+            DeclarationError: nothing is staged.
+            WeightsError: the groups have other processes than when it was staged; stage again.
+            As the stage's future: it failed; the targets are as they were.
+            As ``CallFuture.result``: a target died, or its ``load=`` raised; its weights may be torn then.
+        """
+        with self._lock:
+            self._check_open()
+            return self._stages.commit(lambda version: self._note_versions(version.number))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
+
+    def _settle(self) -> None:
+        """See whether the sync before this one failed: its ends are gone then. So are those of dropped syncs."""
+        with contextlib.suppress(IndexError):
+            while True:
+                _dropped.popleft().part()
+        if self._last is not None and self._last.done():
+            self._last.exception()
+            self._last = None
+
+    def _send(
+        self, pairs: Sequence[Pair], step: int | None, expect_change: bool | None, verify: Verify
+    ) -> SyncFuture:
+        began = time.monotonic()
+        number = self._next_number(pairs)
+        for pair in pairs:  # now, for nobody needs to ask what became of it before a restart
+            pair.target.core.life.had_weights.setdefault(pair.target.key, number)
+        sent: list[PairCalls] = []
+        try:
+            for pair in pairs:
+                known = self._known_of(pair)
+                order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known)
+                sent.append(_send_pair(pair, order))
+        except BaseException:
+            for calls in sent:
+                for call in calls.calls:
+                    call.cancel()
+            raise
+        expected = self._expect_change if expect_change is None else expect_change
+        text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
+        return SyncFuture(
+            sent,
+            number,
+            began,
+            text,
+            lambda outcome: self._ended(outcome, number, pairs, expected),
+            self._lock,
+        )
+
+    def _known_of(self, pair: Pair) -> int | None:
+        """The version that all targets of a pair have got over its ends, unless another sync came after it."""
+        number = self._known.get(pair.key)
+        return number if number == pair.target.core.life.had_weights.get(pair.target.key) else None
+
+    def _ended(
+        self, outcome: Version | BaseException, number: int, pairs: Sequence[Pair], expect_change: bool
+    ) -> None:
+        """Note what came of a sync: what its groups know of versions, and whether the trainer trains."""
+        if not isinstance(outcome, Version):
+            for target in self._targets:
+                ask_each(target.core, target.ranks, questions.tear, target.asked, number)
+            if self._pairs.has(pairs):  # and not others, made since for a later sync
+                for target in self._targets:
+                    target.core.life.note_weights(*target.key, f"failed({number})")
+                self._known = {}
+                self._pairs.part()
+            return
+        self._known = {pair.key: number for pair in pairs}
+        self._note_versions(number)
+        self._note_change(outcome, expect_change)
+
+    def _next_number(self, pairs: Sequence[Pair]) -> int:
+        published = self._source.core.life.published_weights
+        known = [published.get(self._source.key, 0), *(pair.newest for pair in pairs)]
+        number = published[self._source.key] = max(known) + 1
+        return number
+
+    def _note_versions(self, number: int) -> None:
+        for target in self._targets:
+            had = target.core.life.had_weights
+            had[target.key] = max(number, had.get(target.key, 0))
+            target.core.life.note_weights(*target.key, f"whole({number})")
+
+    def _note_change(self, version: Version, expect_change: bool) -> None:
+        self._source.core.life.note_weights(*self._source.key, f"published({version.number})")
+        self._since = Since(self._since.link, max(version.number, self._since.number))
+        self._stillness = self._stillness.after(version.changed)
+        warning = self._stillness.warning(expect_change=expect_change)
+        if warning is not None:
+            text = f"weights {self.name!r}, version {version.number}: {warning}"
+            warnings.warn(text, RuntimeWarning, _outside())
+
+    def explain(self) -> Table:
+        """What a sync moves: bytes by hop, rank and mover; what is cast, renamed, tied, and left over.
+
+        Raises:
+            As the first sync: it asks both groups what they have, and plans.
+        """
+        with self._lock:
+            tables = [
+                explain_plan(
+                    pair.plan,
+                    movers=pair.movers,
+                    title=f"weights {self.name!r}, {self._source.title} to {pair.target.title}",
+                    takeovers=pair.takeovers,
+                    delta_base=pair.delta_base if self._options.delta else 0,
+                )
+                for pair in self._pairs.present()
+            ]
+        if len(tables) == 1:
+            return tables[0]
+        rows = tuple(row for table in tables for row in table.rows)
+        notes = tuple(note for table in tables for note in (table.title, *table.notes))
+        return Table(f"weights {self.name!r} to {len(tables)} groups", tables[0].columns, rows, notes)
+
+    def close(self) -> None:
+        """Give back what the ranks keep for it: segments, connections, process groups. May be called again."""
+        with self._lock:
+            self._closed = True
+            self._pairs.part()
+            self._stages.part()
+
+    def __enter__(self) -> WeightSync:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _outside() -> int:
+    """For a warning: how many frames up the line of the user is that asked for the sync, or for its future."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("phalanx."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _check_verify(verify: Verify) -> Verify:
+    if verify not in ("sampled", "full", "off"):
+        raise DeclarationError(f'px.WeightSync(verify={verify!r}): give "sampled", "full" or "off"')
+    return verify
+
+
+def _send_pair(pair: Pair, order: SyncOrder) -> PairCalls:
+    """Send a pair's calls, the source's before the target's."""
+    source, target = pair.source, pair.target
+    title = f"weights {target.asked.name!r}"
+    stored: Call | None = None
+    given: tuple[CallFuture[object], ...] = ()
+    if pair.stores:
+        stored = send_to(source.core, source.ranks, f"{title}: stored", questions.store, order)
+        given = (CallFuture(stored),)
+    if source.core is target.core and not source.core.transport.immediate:
+        ranks = sorted({*source.ranks, *target.ranks})
+        sides = ("source", "target")
+        both = send_to(source.core, ranks, title, questions.take_part, order, sides, *given)
+        return PairCalls(pair, stored, (both,))
+    sent = send_to(source.core, source.ranks, f"{title}: sent", questions.take_part, order, ("source",))
+    if source.core.transport.immediate and sent.has_failed():
+        return PairCalls(pair, stored, (sent,))  # its ranks have run: the targets would wait for nothing
+    try:
+        received = send_to(
+            target.core, target.ranks, f"{title}: received", questions.take_part, order, ("target",), *given
+        )
+    except BaseException:
+        CallFuture(sent).cancel()
+        raise
+    return PairCalls(pair, stored, (sent, received))

@@ -1,0 +1,86 @@
+"""A trainer on the stand-in for verl, as a Ray actor, whose ranks fail in every way; prints what it sees as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import ray
+import torch
+from verl import DataProto  # pyright: ignore[reportMissingImports]
+from verl.single_controller.base import Worker  # pyright: ignore[reportMissingImports]
+from verl.single_controller.base.decorator import (  # pyright: ignore[reportMissingImports]
+    Dispatch,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+from verl.single_controller.ray import (  # pyright: ignore[reportMissingImports]
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+)
+
+
+class Model(Worker):
+    """Two ranks of which the second one fails as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._register_dispatch_collect_info("dp", self.rank, True)
+
+    def _fail(self, how: str) -> None:
+        if self.rank == 0:
+            time.sleep(60.0 if how else 0.0)  # as in a collective, whose other end is gone
+        elif how == "raise":
+            raise ValueError("bad batch")
+        elif how in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def work(self, how: str) -> int:
+        """Returns the rank."""
+        print("at work")
+        self._fail(how)
+        return self.rank
+
+    @register(make_nd_compute_dataproto_dispatch_fn("dp"), blocking=False)
+    def later(self, data: Any) -> Any:
+        """Returns the rows."""
+        self._fail(data.meta_info["how"])
+        return data
+
+
+def seen(group: Any, how: str, lazy: bool) -> dict[str, Any]:
+    """How a call ends that fails."""
+    data = DataProto.from_dict({"a": torch.zeros(4)}, meta_info={"how": how})
+    began = time.monotonic()
+    try:
+        group.later(data).get() if lazy else group.work(how)
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"kinds": kinds, "text": str(error), "seconds": time.monotonic() - began}
+    return {}
+
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    """What verl's own trainers are."""
+
+    def fit(self, how: str, lazy: bool) -> dict[str, Any]:
+        """One failing call, after two that end."""
+        pool = RayResourcePool([2], use_gpu=False)
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Model)), name_prefix="model")
+        ranks = ray.get([worker.__ray_call__.remote(lambda self: self.rank) for worker in group.workers])
+        assert group.work("") == [0, 1]
+        told = {"ranks": ranks, "first": seen(group, how, lazy), "second": seen(group, "", lazy)}
+        time.sleep(float(os.environ.get("STAY", "0")))
+        return told
+
+
+if __name__ == "__main__":
+    ray.init(num_cpus=4, include_dashboard=False)
+    print(json.dumps(ray.get(Trainer.remote().fit.remote(sys.argv[1], sys.argv[2] == "lazy"))))

@@ -1,0 +1,50 @@
+"""What verl uses of its controller, as the reference lists it, is here."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+import phalanx.compat.verl
+from tests.compat.overlay.table import CONTROLLER, defined, imported, outside, table, touched
+
+HOME = Path(phalanx.compat.verl.__file__).parent / "single_controller"
+BASES = {
+    "SubRayResourcePool": ("RayResourcePool", "ResourcePool"),
+    "RayResourcePool": ("ResourcePool",),
+    "RayWorkerGroup": ("WorkerGroup",),
+}
+
+
+@pytest.mark.parametrize("module", list(table("Imported")))
+def test_names_that_verl_imports_are_here(module: str) -> None:
+    ours = importlib.import_module(module.replace("verl", "phalanx.compat.verl", 1))
+
+    assert [name for name in table("Imported")[module] if not hasattr(ours, name)] == []
+
+
+@pytest.mark.parametrize("cls", list(table("Touched")))
+def test_names_that_verl_touches_are_here(cls: str) -> None:
+    ours = defined(HOME)
+    known = set().union(*(ours[name] for name in (cls, *BASES.get(cls, ()))))
+    if cls == "Worker":
+        known |= {"_rank"}  # by its name, from the variables of the rank
+
+    assert table("Touched")[cls] - known == set()
+
+
+def test_what_a_program_uses_is_read_from_its_syntax_trees(tmp_path: Path) -> None:
+    (tmp_path / "single_controller").mkdir()
+    (tmp_path / "single_controller" / "group.py").write_text(
+        "class Group:\n  size: int\n  def spawn(self): self.own = 1\n  def idle(self): ..."
+    )
+    (tmp_path / "trainer.py").write_text(
+        f"from {CONTROLLER}.ray import A as B\nimport {CONTROLLER}.base\nwg.spawn(); wg.own; wg.size"
+    )
+
+    assert imported(outside(tmp_path)) == {(f"{CONTROLLER}.ray", "A"), (f"{CONTROLLER}.base", "")}
+    assert touched(outside(tmp_path), defined(tmp_path / "single_controller")) == {
+        "Group": {"spawn", "own", "size"}
+    }

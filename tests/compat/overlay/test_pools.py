@@ -1,0 +1,50 @@
+"""Slots under the real verl: as verl asks for them, where the cluster has it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from phalanx.compat.verl import overlay
+from phalanx.compat.verl.single_controller.ray import RayResourcePool
+from phalanx.compat.verl.single_controller.ray import pools as pools_module
+from phalanx.topology.placement import NodeCapacity
+from phalanx.transport.base import ReserveRequest
+
+
+def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str, float]:
+    """What a slot of the pool asks for on a cluster of nodes with so many CPUs."""
+    asked: list[ReserveRequest] = []
+
+    def reserve(request: ReserveRequest) -> SimpleNamespace:
+        asked.append(request)
+        return SimpleNamespace(ids=())
+
+    nodes = [NodeCapacity(str(index), "host", {"CPU": cpu}, {}) for index, cpu in enumerate(cpus)]
+    transport = SimpleNamespace(reserve=reserve, nodes=lambda: nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlay, "active", lambda: active)
+        patch.setattr(pools_module.native, "transport", lambda: transport)
+        patch.setattr(pools_module.native, "Connection", lambda: None)
+        patch.setattr(pools_module, "_resource", lambda device_name: "GPU")
+        patch.setattr(pools_module, "sort_placement_group_by_node_ip", list)
+        pool.get_placement_groups()
+    return dict(asked[0].bundle)
+
+
+def test_a_slot_holds_cpus_for_servers_as_in_verl() -> None:
+    assert bundle(RayResourcePool([2, 2], max_colocate_count=3), 8, 8) == {"GPU": 1.0, "CPU": 3.0}
+
+
+@pytest.mark.parametrize("cpus", [(8,), (5, 5, 5)])
+def test_a_cluster_without_so_many_cpus_is_used_all_the_same(cpus: tuple[float, ...]) -> None:
+    assert bundle(RayResourcePool([2, 2], max_colocate_count=3), *cpus) == {"GPU": 1.0}
+
+
+def test_a_pool_without_accelerators_asks_for_little() -> None:
+    assert bundle(RayResourcePool([2], use_gpu=False), 64)["CPU"] < 0.1
+
+
+def test_the_drop_in_asks_for_no_cpus() -> None:
+    assert bundle(RayResourcePool([2]), 64, active=False) == {"GPU": 1.0}

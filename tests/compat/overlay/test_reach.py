@@ -1,0 +1,281 @@
+"""The overlay under a verl that is installed: how it is put on, what it changes, and where it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.compat.overlay.stand_in import make_entry_point, make_verl
+
+OURS = "phalanx.compat.verl.single_controller.base.worker"
+WHOSE = "from verl.single_controller import Worker; print(Worker.__module__)"
+PLUGIN = "phalanx.compat.verl_plugin"
+_VARIABLES = ("PHALANX_VERL", "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS", "RAY_ADDRESS")
+
+
+@pytest.fixture(scope="module")
+def verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_verl(tmp_path_factory.mktemp("verl"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_verl(tmp_path_factory.mktemp("whole"), whole=True)
+
+
+@pytest.fixture(scope="module")
+def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_entry_point(tmp_path_factory.mktemp("hook"))
+
+
+def python(
+    *words: str, path: list[Path], seconds: float = 150, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _VARIABLES and not name.startswith("PHALANX_")
+    }
+    paths = [*map(str, path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(paths), "RAY_AUTH_MODE": "disabled", **variables}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=seconds
+    )
+
+
+def run(script: str, *path: Path, **variables: str) -> str:
+    done = python("-c", textwrap.dedent(script), path=list(path), **variables)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def refusal(script: str, *path: Path, **variables: str) -> str:
+    done = python("-c", textwrap.dedent(script), path=list(path), **variables)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+INSTALL = "import phalanx.compat.verl; phalanx.compat.verl.install(overlay=True)\n"
+
+
+def test_only_the_controller_comes_from_here(whole: Path) -> None:
+    output = run(
+        INSTALL
+        + """
+import verl, verl.protocol, verl.utils.device, verl.single_controller.base as base
+import phalanx.compat.verl.protocol as protocol, phalanx.compat.verl.utils.device as device
+print(verl.__version__, verl.DataProto.__module__, base.Worker.__module__)
+print(protocol is verl.protocol, device is verl.utils.device, phalanx.compat.verl.DataProto is verl.DataProto)
+""",
+        whole,
+    )
+
+    assert output.split() == [
+        "0.9.1",
+        "verl.protocol",
+        "phalanx.compat.verl.single_controller.base.worker",
+        *["True"] * 3,
+    ]
+
+
+@pytest.mark.slow
+def test_native_groups_split_verls_own_batches(whole: Path) -> None:
+    output = run(
+        INSTALL
+        + """
+import torch, phalanx as px
+from verl import DataProto
+
+class Adder(px.Worker):
+    @px.register(px.Dispatch.ROWS)
+    def add(self, data):
+        data.batch["a"] += self.rank
+        return data
+
+with px.ResourcePool([2], backend="inline") as pool:
+    print(px.WorkerGroup(pool, Adder).add(DataProto.from_dict({"a": torch.zeros(3)})).batch["a"].tolist())
+""",
+        whole,
+    )
+
+    assert output.strip() == "[0.0, 0.0, 1.0]"
+
+
+def test_methods_pass_verls_own_bridge_to_its_queue(verl: Path) -> None:
+    output = run(
+        INSTALL
+        + """
+import verl.utils.transferqueue_utils as queue
+queue.tqbridge = lambda dispatch_mode: lambda function: lambda *args: ("bridged", dispatch_mode.name)
+from verl.single_controller.base.decorator import Dispatch, register
+print(register(Dispatch.ONE_TO_ALL)(lambda self: None)(None))
+""",
+        verl,
+    )
+
+    assert output.strip() == "('bridged', 'ONE_TO_ALL')"
+
+
+@pytest.mark.parametrize("words", [["-m", "trainer", "x=1"], ["{folder}/trainer.py", "x=1"]])
+def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "trainer.py").write_text(f"import sys; print(__name__, sys.argv[1:])\n{WHOSE}")
+    words = [word.format(folder=tmp_path) for word in words]
+
+    done = python("-m", "phalanx", "verl", *words, path=[verl, tmp_path])
+
+    assert done.stdout.split() == ["__main__", "['x=1']", OURS], done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_runs_any_other_program(verl: Path) -> None:
+    done = python("-m", "phalanx", "verl", sys.executable, "-c", WHOSE, path=[verl])
+
+    assert done.stdout.strip() == OURS, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [([], "nothing to run"), (["-m"], "nothing to run"), (["nowhere.py"], "no program 'nowhere.py'")],
+)
+def test_the_command_says_what_it_cannot_run(verl: Path, words: list[str], told: str) -> None:
+    done = python("-m", "phalanx", "verl", *words, path=[verl])
+
+    assert (done.returncode, told in done.stderr) == (2, True)
+
+
+def test_a_program_that_fails_ends_as_it_does_by_itself(verl: Path, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "from phalanx.errors import PlacementError\nraise PlacementError('bad')"
+    )
+
+    done = python("-m", "phalanx", "verl", str(tmp_path / "fails.py"), path=[verl])
+
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("policy", ["auto", "none"])
+def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: str) -> None:
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WHOSE!r}], check=True)"
+
+    assert run(INSTALL + script, verl, VERL_USE_EXTERNAL_PLUGINS=policy).strip() == OURS
+
+
+def test_an_installed_phalanx_takes_nothing_over_by_itself(verl: Path, hook: Path) -> None:
+    assert run(WHOSE, verl, hook).strip() == "verl.single_controller"
+
+
+def test_one_variable_puts_it_on(verl: Path, hook: Path) -> None:
+    assert run(WHOSE, verl, hook, PHALANX_VERL="1").strip() == OURS
+
+
+def test_a_value_that_was_pickled_may_come_before_verl(verl: Path) -> None:
+    script = "import phalanx.compat.verl.single_controller, phalanx.compat.verl.utils.device as device"
+
+    assert run(script + "; print(device.__name__)", verl, PHALANX_VERL="1").strip() == "verl.utils.device"
+
+
+def test_a_controller_that_was_imported_before_is_refused(verl: Path) -> None:
+    told = refusal("import verl.single_controller\n" + INSTALL, verl)
+
+    assert "AlreadyImported" in told
+    assert "verl.single_controller was imported before" in told
+    assert "phalanx verl" in told
+
+
+def test_a_plugin_that_comes_too_late_ends_the_process(verl: Path, hook: Path, tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text("import verl.single_controller")
+
+    told = refusal(WHOSE, verl, hook, tmp_path, PHALANX_VERL="1", VERL_USE_EXTERNAL_MODULES="early")
+
+    assert "verl.single_controller was imported before" in told
+    assert "must come after" in told
+
+
+@pytest.mark.slow
+def test_the_plugin_goes_before_other_modules(verl: Path, tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(WHOSE)
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import verl'], check=True)"
+
+    assert run(INSTALL + script, verl, tmp_path, VERL_USE_EXTERNAL_MODULES="early").split() == [OURS]
+
+
+@pytest.mark.parametrize("start", [INSTALL, "import phalanx.compat.verl"])
+def test_without_verl_it_is_refused(start: str) -> None:
+    hide = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == 'verl' else f(n)\n"
+    )
+
+    told = refusal(hide + start, PHALANX_VERL="1")
+
+    assert "UnfitVerl" in told
+    assert "pip install 'verl==0.9.1'" in told
+
+
+def test_verl_of_another_line_is_refused(tmp_path: Path) -> None:
+    told = refusal(INSTALL, make_verl(tmp_path, "0.10.0"))
+
+    assert "version 0.10.0" in told
+    assert str(tmp_path) in told
+
+
+def test_the_command_tells_why_it_cannot_be_the_controller(tmp_path: Path) -> None:
+    done = python("-m", "phalanx", "verl", "-m", "this", path=[make_verl(tmp_path, "0.8.0")])
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("phalanx: ")
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["import phalanx.compat.verl.protocol", "import phalanx.compat.verl; phalanx.compat.verl.install()"],
+)
+def test_the_drop_in_and_the_overlay_do_not_mix(verl: Path, before: str) -> None:
+    assert "a DataProto of its own" in refusal(f"{before}\n{INSTALL}", verl)
+
+
+def test_the_overlay_and_the_drop_in_do_not_mix_either(verl: Path) -> None:
+    assert "leave one of them out" in refusal(INSTALL + "phalanx.compat.verl.install()", verl)
+
+
+def test_after_ray_init_it_is_too_late(verl: Path) -> None:
+    told = refusal("import ray; ray.is_initialized = lambda: True\n" + INSTALL, verl)
+
+    assert "Call it before ray.init" in told
+
+
+JOB = """
+import json, ray
+ray.init = lambda *args, **kwargs: print(json.dumps(kwargs, default=lambda config: config.runtime_env))
+import phalanx.compat.verl
+phalanx.compat.verl.install(overlay=True)
+from ray.job_config import JobConfig
+
+ray.init({given})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        "runtime_env={'env_vars': {'A': '1', 'VERL_USE_EXTERNAL_MODULES': 'mine'}}",
+        "job_config=JobConfig(runtime_env={'env_vars': {'A': '1', 'VERL_USE_EXTERNAL_MODULES': 'mine'}})",
+    ],
+)
+def test_jobs_on_a_cluster_that_is_up_get_it_with_the_settings_of_this_driver(verl: Path, given: str) -> None:
+    told = json.loads(run(JOB.format(given=given), verl, PHALANX_CALL_TIMEOUT="9"))
+    runtime_env = told.get("runtime_env") or told["job_config"]
+
+    assert runtime_env["env_vars"] == {
+        "A": "1",
+        "PHALANX_VERL": "1",
+        "PHALANX_CALL_TIMEOUT": "9",
+        "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine",
+    }

@@ -1,0 +1,92 @@
+"""A call that is cancelled in the very moment in which it begins is interrupted, not run."""
+
+from __future__ import annotations
+
+import faulthandler
+import pickle
+import signal
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.execution.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
+from phalanx.execution.host import Host
+from phalanx.wire import side_channel
+from phalanx.wire.codec import encode
+from phalanx.wire.failure import RankFailure
+from phalanx.wire.messages import RankSetup
+from tests.execution.test_host import Services
+
+if not side_channel.available():
+    pytest.skip("there is no side channel on this platform", allow_module_level=True)
+
+
+class Cancelled:
+    """Cancels a call right after it has asked whether it was."""
+
+    def __init__(self, control: Control) -> None:
+        self._page = control.page
+        self._asked = control.page.cancelled
+        self.done = False
+
+    def __call__(self, number: int) -> bool:
+        answer = self._asked(number)
+        if not self.done:
+            self.done = True
+            side_channel.cancel(self._page.fd, number)
+            signal.raise_signal(INTERRUPT_SIGNAL)
+        return answer
+
+
+@pytest.fixture
+def control(monkeypatch: pytest.MonkeyPatch) -> Generator[Control]:
+    """A side channel that lets the test cancel a call while it begins."""
+    monkeypatch.setenv(MARK_VARIABLE, "")
+    before = signal.getsignal(INTERRUPT_SIGNAL)
+    made = Control()
+    monkeypatch.setattr(made.page, "cancelled", Cancelled(made))
+    yield made
+    signal.signal(INTERRUPT_SIGNAL, before)
+    faulthandler.unregister(STACKS_SIGNAL)
+
+
+class Worker(px.Worker):
+    def ping(self) -> int:
+        return self.rank
+
+
+@pytest.fixture
+def host(control: Control, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """Rank 0 of one, as in a process of its own."""
+    made = Host(Services())
+    setup = RankSetup(0, 1, 0, 1, "g", 3, {})
+    made.setup(setup.pack(pickle.dumps(encode({"": (Worker, (), {})}))), ())
+    monkeypatch.setattr(made, "_control", control)
+    return made
+
+
+def test_a_call_that_is_cancelled_while_it_begins_is_interrupted(control: Control) -> None:
+    ran: list[Any] = []
+    with pytest.raises(Interrupted), control.call(70000, "ping"):
+        ran.append(1)
+    assert (ran, control.running) == ([], 0)
+
+
+def test_a_call_without_a_message_that_is_cancelled_while_it_begins_is_interrupted(host: Host) -> None:
+    with pytest.raises(RankFailure) as failure:
+        host.run_bare("", "ping")
+    assert failure.value.report.kind == "cancelled"
+
+
+def test_an_item_of_a_call_that_is_cancelled_while_it_begins_is_not_made(control: Control) -> None:
+    with control.stream(70000, "items") as steps, pytest.raises(Interrupted), steps:
+        pytest.fail("the item was made")
+    assert control.running == 0
+
+
+def test_the_call_after_one_that_was_interrupted_runs(host: Host) -> None:
+    with pytest.raises(RankFailure):
+        host.run_bare("", "ping")
+    assert host.run_bare("", "ping") == 0

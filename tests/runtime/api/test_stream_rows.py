@@ -1,0 +1,90 @@
+"""Rows that come one by one as they are done, whichever rank they are from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+
+class Rows(px.Worker):
+    @px.register(px.Dispatch.ROWS)
+    def backwards(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        for index in reversed(range(len(rows))):
+            yield index, 10 * rows[index]
+
+    @px.register(px.Dispatch.ROWS, pad_to_multiple=2)
+    def padded(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        yield from enumerate(rows)
+
+    @px.register(px.Dispatch.mesh(balance=lambda rows: rows))
+    def balanced(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        yield from enumerate(rows)
+
+    @px.register(px.Dispatch.ROWS)
+    def twice(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        yield 0, rows[0]
+        yield 0, rows[0]
+
+    @px.register(px.Dispatch.ROWS)
+    def some(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        if self.rank == 0:
+            yield from enumerate(rows)
+
+    @px.register(px.Dispatch.ROWS)
+    def values(self, rows: list[int]) -> Iterator[int]:
+        yield from rows
+
+    @px.register
+    def ping(self) -> int:
+        return self.rank
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[Any]:
+    made = px.WorkerGroup(pool, Rows, mesh=px.Mesh(dp=2, tp=2))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("count", [1, 4, 11])
+def test_every_row_comes_once_under_its_index_in_the_call(group: Any, count: int) -> None:
+    rows = list(range(count))
+
+    assert sorted(group.backwards.stream(rows, by="rows")) == [(row, 10 * row) for row in rows]
+
+
+def test_padded_rows_do_not_come(group: Any) -> None:
+    assert sorted(group.padded.stream([5, 6, 7, 8, 9], by="rows")) == list(enumerate([5, 6, 7, 8, 9]))
+
+
+def test_rows_that_were_dealt_by_length_come_under_their_own_index(group: Any) -> None:
+    rows = [9, 1, 1, 1, 8, 1]
+
+    assert sorted(group.balanced.stream(rows, by="rows")) == list(enumerate(rows))
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [("twice", "row 0 of its piece twice"), ("some", "without 1 of the 1 rows"), ("values", "yield")],
+)
+def test_every_row_has_to_come_once(group: Any, method: str, fault: str) -> None:
+    with pytest.raises(px.RemoteCallError, match=fault) as raised:
+        list(getattr(group, method).stream([1, 2, 3, 4], by="rows"))
+
+    assert isinstance(raised.value, ValueError)
+    assert group.ping() == [0, 1, 2, 3]
+
+
+def test_what_splits_no_rows_has_none_to_stream(group: Any) -> None:
+    for view in (group[0], group.any):
+        with pytest.raises(px.DispatchError, match=r'by="rows"\): no rows are split'):
+            view.values.stream([1, 2], by="rows")
+
+
+def test_an_unknown_way_to_stream_is_refused(group: Any) -> None:
+    with pytest.raises(px.DispatchError, match=r'by=.columns.*"items" or "rows"'):
+        group.values.stream([1], by="columns")

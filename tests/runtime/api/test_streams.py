@@ -1,0 +1,300 @@
+"""Methods that yield: their items one by one, or all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+MANY = 10_000
+
+
+class Source(px.Worker):
+    def __init__(self) -> None:
+        self.made = 0
+        self.ended = 0
+
+    @px.register
+    def count(self, n: int) -> Iterator[int]:
+        try:
+            for index in range(n):
+                self.made = index + 1
+                yield index
+        finally:
+            self.ended += 1
+
+    @px.register
+    async def count_async(self, n: int) -> AsyncIterator[int]:
+        for index in range(n):
+            await asyncio.sleep(0)
+            yield index
+
+    @px.register(px.Dispatch.ROWS)
+    def tenfold(self, rows: list[int]) -> Iterator[int]:
+        for row in rows:
+            yield 10 * row
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def alone(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+    @px.register(px.Dispatch.mesh())
+    def by_mesh(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        for row in rows:
+            yield self.rank, row
+
+    @px.register(collect="none")
+    def nothing(self) -> Iterator[int]:
+        yield 1
+
+    @px.register
+    def fail(self, rank: int) -> Iterator[int]:
+        yield self.rank
+        if self.rank == rank:
+            raise ValueError(f"rank {rank} has no more")
+        while True:
+            yield -1
+
+    @px.register
+    def arrays(self) -> Iterator[Any]:
+        import numpy as np
+
+        for index in range(3):
+            yield np.full(1000, index)
+
+    @px.register
+    def unreadable(self) -> Iterator[Any]:
+        yield 1
+        yield threading.Lock()
+
+    @px.register
+    def progress(self) -> tuple[int, int]:
+        return self.made, self.ended
+
+    @px.register(px.Dispatch.ALL_TO_ALL)
+    def dealt(self, x: Any) -> Any:
+        return x
+
+    @px.register
+    def take(self, x: Any) -> Any:
+        return x
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[Any]:
+    made = px.WorkerGroup(pool[0:2], Source)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def squares(pool: px.ResourcePool) -> Iterator[Any]:
+    made = px.WorkerGroup(pool, Source, mesh=px.Mesh(dp=2, tp=2))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("method", ["count", "count_async"])
+def test_each_ranks_items_come_in_order(group: Any, method: str) -> None:
+    items = list(getattr(group, method).stream(5))
+
+    assert [item for rank, item in items if rank == 0] == list(range(5))
+    assert [item for rank, item in items if rank == 1] == list(range(5))
+
+
+@pytest.mark.parametrize("method", ["count", "count_async"])
+def test_a_bare_call_gives_a_list_of_each_ranks_items(group: Any, method: str) -> None:
+    assert getattr(group, method)(3) == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_items_of_split_rows_are_joined_in_order(group: Any) -> None:
+    assert group.tenfold([1, 2, 3, 4, 5]) == [10, 20, 30, 40, 50]
+    assert group.tenfold.submit([1, 2, 3]).result() == [10, 20, 30]
+
+
+def test_a_future_gives_items_and_then_still_its_result(group: Any) -> None:
+    future = group.count.submit(3)
+
+    assert sorted(future.stream()) == [(rank, item) for rank in (0, 1) for item in range(3)]
+    assert future.result() == [[0, 1, 2], [0, 1, 2]]
+    assert len(list(future.stream())) == 6
+
+
+def test_leaving_the_stream_of_a_future_leaves_its_call_alone(group: Any) -> None:
+    future = group.count.submit(30)
+    for _ in future.stream():
+        break
+
+    assert future.result() == [list(range(30))] * 2
+
+
+def test_a_future_can_be_awaited(group: Any) -> None:
+    async def both() -> tuple[Any, Any]:
+        return await group.count.submit(2), await group.tenfold.submit([1, 2])
+
+    assert asyncio.run(both()) == ([[0, 1], [0, 1]], [10, 20])
+
+
+def test_futures_of_generators_are_gathered(group: Any) -> None:
+    assert px.gather(group.count.submit(2), group.take.submit(1)) == [[[0, 1], [0, 1]], [1, 1]]
+
+
+def test_one_rank_gives_items_without_its_number(group: Any) -> None:
+    assert list(group.alone.stream(3)) == [0, 1, 2]
+    assert list(group[1].count.stream(3)) == [0, 1, 2]
+    assert list(group.any.count.stream(3)) == [0, 1, 2]
+    assert list(group[1].count.submit(3).stream()) == [0, 1, 2]
+    assert (group.alone(2), group[1].count(2)) == ([0, 1], [0, 1])
+
+
+def test_in_a_mesh_mode_the_items_of_the_collectors_come(squares: Any) -> None:
+    assert sorted(squares.by_mesh.stream([5, 6])) == [(0, (0, 5)), (2, (2, 6))]
+    assert list(squares[3].by_mesh.stream([7])) == [(2, 7)]
+    assert squares.by_mesh([5, 6]) == [(0, 5), (2, 6)]
+
+
+def test_arrays_are_yielded_as_they_are(group: Any) -> None:
+    items = [(rank, item.sum()) for rank, item in group.arrays.stream()]
+
+    assert sorted(items) == [(rank, 1000 * index) for rank in (0, 1) for index in range(3)]
+
+
+def test_of_a_method_that_collects_nothing_no_item_comes(group: Any) -> None:
+    assert list(group.nothing.stream()) == []
+    assert group.nothing() is None
+
+
+@pytest.mark.parametrize("buffer", [1, 4])
+def test_a_slow_reader_stops_its_ranks(group: Any, buffer: int) -> None:
+    read = []
+    with group.count.stream(MANY, buffer=buffer) as items:
+        while {of for of, _ in read} != {0, 1} or len(read) < 6:
+            read.append(next(items))
+    made = [made for made, _ in group.progress()]
+
+    # Whoever leaves reads what is there, and a rank may make as many again before its interrupt comes.
+    for rank in (0, 1):
+        assert made[rank] <= sum(1 for of, _ in read if of == rank) + 2 * buffer
+
+
+def test_without_a_bound_the_ranks_wait_for_nobody(group: Any) -> None:
+    assert len(list(group.count.stream(50, buffer=None))) == 100
+
+
+def test_leaving_a_stream_ends_its_call_and_the_group_goes_on(group: Any) -> None:
+    ended = [ended for _, ended in group.progress()]
+    with group.count.stream(MANY) as items:
+        for rank in (0, 1):  # both have begun
+            assert rank in {of for of, _ in [next(items) for _ in range(20)]} or rank
+    after = group.progress()
+
+    assert all(now == before + 1 for (_, now), before in zip(after, ended, strict=True))
+    assert all(made < MANY for made, _ in after)
+    assert list(items) == []
+
+
+def test_a_stream_that_nobody_holds_is_left(group: Any) -> None:
+    for _ in group.count.stream(MANY):
+        break
+
+    assert all(made < MANY for made, _ in group.progress())
+
+
+def test_a_rank_that_fails_ends_the_stream_with_the_error_of_the_call(group: Any) -> None:
+    items = group.fail.stream(1)
+    with pytest.raises(ValueError, match=r"fail(.|\n)*rank 1(.|\n)*no more") as raised:
+        list(items)
+
+    assert isinstance(raised.value, px.RemoteCallError)
+    assert [report.rank for report in raised.value.failures if not report.victim] == [1]
+    with pytest.raises(ValueError, match="no more"):
+        next(items)
+    assert group.take(1) == [1, 1]
+
+
+def test_a_rank_that_fails_ends_the_call_that_waits_for_all_items(group: Any) -> None:
+    with pytest.raises(ValueError, match="no more"):
+        group[1].fail(1)
+    with pytest.raises(ValueError, match="no more"):
+        group[1].fail.submit(1).result()
+
+
+def test_an_item_that_cannot_be_sent_is_an_error_of_its_rank(group: Any) -> None:
+    with pytest.raises(px.RemoteCallError, match=r"rank 0(.|\n)*pickle"):
+        list(group.unreadable.stream())
+    assert group.take(1) == [1, 1]
+
+
+def test_a_stream_is_read_in_an_event_loop(group: Any) -> None:
+    async def read() -> list[Any]:
+        async with group.count.stream(4) as items:
+            return [item async for item in items]
+
+    assert sorted(asyncio.run(read())) == [(rank, item) for rank in (0, 1) for item in range(4)]
+
+
+def test_an_error_is_met_in_an_event_loop_too(group: Any) -> None:
+    async def read() -> None:
+        async for _ in group.fail.stream(0):
+            pass
+
+    with pytest.raises(ValueError, match="no more"):
+        asyncio.run(read())
+
+
+def test_a_stream_is_no_argument(group: Any) -> None:
+    with pytest.raises(px.DispatchError, match=r"px\.Channel"):
+        group.dealt(group.count.submit(1))
+    for given in (group.count.stream(1), group.count.submit(1)):
+        with pytest.raises(px.DispatchError, match=r"count is no argument(.|\n)*px\.Channel"):
+            group.take(given)
+        with pytest.raises(px.DispatchError, match=r"px\.Channel"):
+            group.take([given])
+
+
+def test_a_stream_does_not_travel(group: Any) -> None:
+    with group.count.stream(1) as items, pytest.raises(px.DispatchError, match=r"px\.Channel"):
+        pickle.dumps(items)
+
+
+@pytest.mark.parametrize("buffer", [0, -1, True, 1.5, "8"])
+def test_what_is_no_number_of_items_is_refused(group: Any, buffer: Any) -> None:
+    with pytest.raises(px.DispatchError, match=r"count\.stream\(buffer=.*whole number from 1"):
+        group.count.stream(1, buffer=buffer)
+
+
+def test_a_stream_that_was_read_to_its_end_gives_nothing_more(group: Any) -> None:
+    items = group.count.stream(2)
+    assert len(list(items)) == 4
+    items.close()
+
+    assert list(items) == []
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_a_trace_tells_how_many_items_each_rank_yielded(
+    pool: px.ResourcePool, concurrency: int | None
+) -> None:
+    with px.WorkerGroup(pool[2:4], Source, max_concurrency=concurrency) as group:
+        with px.trace() as trace:
+            list(group.count_async.stream(3))
+            group.count_async(2)
+        streamed, whole = [call for call in trace.events.calls if call.method == "count_async"]
+
+    assert [part.items for part in streamed.parts] == [3, 3]
+    assert all(part.returned and part.fetched for part in streamed.parts)
+    assert [part.items for part in whole.parts] == [None, None]
+
+
+def test_explaining_says_that_a_method_yields(group: Any) -> None:
+    assert "the list of a rank's items; .stream(...) gives (rank, item) of ranks 0, 1" in str(
+        group.count.explain(1)
+    )
+    assert "gives items of rank 1" in str(group[1].count.explain(1))
+    assert "yields" in str(px.explain(Source))

@@ -1,0 +1,104 @@
+"""What only processes of their own can show of channels: waits that are cancelled, drivers that die, async ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import phalanx as px
+
+WITHIN = 30.0
+LARGE = 60_000
+DRIVER = """
+import phalanx as px
+from tests.runtime.links.test_channel_on_ray import Putter
+
+pool = px.ResourcePool([1], use_gpu=False)
+group = px.WorkerGroup(pool, Putter)
+channel = px.Channel(1)
+future = group.put_twice.submit(channel)
+pid = group.core.endpoints[0].facts.pid
+while not channel.depth.puts:
+    pass
+print(pid, flush=True)
+future.result()
+"""
+
+
+class Putter(px.Worker):
+    @px.register
+    def put_twice(self, channel: px.Channel) -> None:
+        channel.put(1)
+        channel.put(torch.zeros(LARGE))
+
+    @px.register
+    def rank_of(self) -> int:
+        return self.rank
+
+
+class Server(px.Worker):
+    @px.register
+    async def pass_on(self, source: px.Channel, target: px.Channel) -> int:
+        item = await source.get_async(WITHIN)
+        await target.put_async(item + 1, WITHIN)
+        return item
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
+        yield made
+
+
+def until(holds: Callable[[], bool]) -> None:
+    limit = time.monotonic() + WITHIN
+    while not holds():
+        assert time.monotonic() < limit
+
+
+def test_a_put_that_waits_for_room_ends_when_its_call_is_cancelled(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
+        future = group.put_twice.submit(channel)
+        until(lambda: channel.depth.puts == 1)
+        assert future.cancel()
+        assert group.rank_of() == [0]
+        assert (channel.depth.puts, channel.items.submitted) == (0, 1)
+
+
+def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
+        future = group.put_twice.options(timeout=1.0).submit(channel)
+        with pytest.raises(px.CallTimeout, match="in put"):
+            future.result()
+
+
+def test_async_ranks_wait_at_channels_side_by_side(pool: px.ResourcePool) -> None:
+    source, target = px.Channel(backend="ray"), px.Channel(backend="ray")
+    with source, target, px.WorkerGroup(pool[0:1], Server, max_concurrency=4) as group:
+        futures = [group.pass_on.submit(source, target) for _ in range(3)]
+        for number in range(3):
+            source.put(number)
+        assert sorted(target.get(WITHIN) for _ in range(3)) == [1, 2, 3]
+        assert sorted(px.gather(*futures, timeout=WITHIN)) == [[0], [1], [2]]
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_at_a_channel_goes_with_its_driver(tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as driver:
+        assert driver.stdout is not None
+        rank = int(driver.stdout.readline())
+        driver.send_signal(signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{rank}").exists())

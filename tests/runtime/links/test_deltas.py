@@ -1,0 +1,151 @@
+"""Syncs in which only what changed travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import phalanx as px
+
+SLOW_ON_RAY = True
+
+ROWS = 1 << 16
+
+
+class Trainer(px.Worker):
+    """Publishes fp32 masters, of which a share can be changed."""
+
+    def __init__(self) -> None:
+        self.weights = {"w": torch.arange(ROWS * 2, dtype=torch.float32).view(ROWS, 2), "b": torch.zeros(7)}
+        self.publish_weights("policy", self.weights)
+
+    @px.register
+    def change(self, share: float, seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        for one in self.weights.values():
+            one[torch.rand(one.shape, generator=random) < share] *= -1.5
+
+    @px.register
+    def values(self) -> list[torch.Tensor]:
+        return [one.bfloat16() for one in self.weights.values()]
+
+
+class Generator(px.Worker):
+    """Accepts them as bfloat16."""
+
+    def __init__(self) -> None:
+        self.weights = {"w": torch.zeros(ROWS, 2, dtype=torch.bfloat16), "b": torch.zeros(7).bfloat16()}
+        self.accept_weights("policy", self.weights)
+
+    @px.register
+    def values(self) -> list[torch.Tensor]:
+        return list(self.weights.values())
+
+
+@pytest.fixture
+def trainer(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool[0:2], Trainer) as made:
+        yield made
+
+
+@pytest.fixture
+def generator(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool[2:4], Generator) as made:
+        yield made
+
+
+@pytest.fixture
+def sync(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> Iterator[px.WeightSync]:
+    # Roles of one process copy from storage to storage; what is between processes is tried there too.
+    with px.WeightSync(trainer, generator, "policy", delta=True, bucket_bytes=1 << 16, verify="full") as made:
+        yield made
+
+
+def same(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
+    return all(
+        torch.equal(a, b)
+        for sent, arrived in zip(trainer.values(), generator.values(), strict=True)
+        for a, b in zip(sent, arrived, strict=True)
+    )
+
+
+def test_what_changed_arrives_bit_for_bit(
+    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+) -> None:
+    for seed, share in enumerate((0.0, 0.01, 0.5, 1.0)):
+        trainer.change(share, seed)
+        sync()
+        assert same(trainer, generator)
+
+
+def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
+    backend: str, trainer: px.WorkerGroup, sync: px.WeightSync
+) -> None:
+    if backend == "inline":
+        pytest.skip("ranks of one process copy: nothing is on the way")
+    everything = sync().wire_bytes
+    trainer.change(0.01, 1)
+    changed = sync()
+
+    assert changed.wire_bytes <= 0.035 * everything
+    assert changed.nbytes == 2 * (ROWS * 2 + 7) * 2
+
+
+def test_a_target_that_another_sync_brought_a_version_gets_everything(
+    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+) -> None:
+    sync()
+    trainer.change(0.3, 1)
+    with px.WeightSync(trainer, generator, "policy") as other:
+        other()
+    trainer.change(0.3, 2)
+    sync()
+
+    assert same(trainer, generator)
+
+
+def test_a_restarted_target_gets_everything(
+    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+) -> None:
+    everything = sync().wire_bytes
+    generator.restart()
+    trainer.change(0.01, 1)
+
+    assert sync().wire_bytes == everything
+    assert same(trainer, generator)
+
+
+def test_syncs_that_do_not_wait_for_each_other_arrive(
+    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+) -> None:
+    sync()
+    trainer.change(0.1, 1)
+    first = sync.submit()
+    trainer.change(0.1, 2)
+    second = sync.submit()
+
+    assert (first.result().number, second.result().number) == (2, 3)
+    assert same(trainer, generator)
+
+
+def test_stages_between_syncs_do_no_harm(
+    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+) -> None:
+    for seed in range(2):
+        trainer.change(0.1, seed)
+        sync()
+        trainer.change(0.1, seed + 7)
+        sync.stage().result()
+        sync.commit()
+        assert same(trainer, generator)
+    trainer.change(0.1, 99)
+    sync()
+    assert same(trainer, generator)
+
+
+def test_explain_says_what_deltas_cost(backend: str, sync: px.WeightSync) -> None:
+    said = "the sources keep one more copy of what they send" in " ".join(str(sync.explain()).split())
+
+    assert said == (backend == "ray")

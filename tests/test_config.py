@@ -1,0 +1,54 @@
+"""Settings that come from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+import phalanx as px
+from phalanx.config import overlays_verl, own_variables, settings, shown_ranks
+
+
+def test_a_deadline_of_the_environment_is_that_of_groups_without_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PHALANX_CALL_TIMEOUT", "7.5")
+
+    with px.ResourcePool([1], backend="inline") as pool:
+        own = px.WorkerGroup(pool, px.Worker, call_timeout=3.0)
+        without = px.WorkerGroup(pool, px.Worker)
+
+    assert (own.core.card.call_timeout, without.core.card.call_timeout) == (3.0, 7.5)
+
+
+def test_there_is_no_deadline_unless_somebody_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PHALANX_CALL_TIMEOUT", raising=False)
+
+    assert settings().call_timeout is None
+
+
+@pytest.mark.parametrize(("given", "asked"), [("1", True), ("0", False), ("", False), (None, False)])
+def test_verl_is_overlaid_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, asked: bool
+) -> None:
+    monkeypatch.delenv("PHALANX_VERL", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PHALANX_VERL", given)
+
+    assert overlays_verl() is asked
+
+
+def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_GRACE", "2")
+    monkeypatch.setenv("PHALANX_PROCESS", "rank")
+
+    given = own_variables()
+
+    assert given["PHALANX_GRACE"] == "2"
+    assert "PHALANX_PROCESS" not in given
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"), [("all", "all"), ("merged", "merged"), ("none", ()), ("0,2", (0, 2))]
+)
+def test_ranks_whose_output_is_shown(given: str, ranks: object) -> None:
+    assert shown_ranks(given) == ranks

@@ -1,0 +1,59 @@
+"""What the user of a trainer has when a rank fails: the one error and the end, within seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.trainers.faults import FAULTS, Told, inflict
+from bench.trainers.running import PHALANX
+
+SOON = 20.0
+"""Seconds on a busy machine with two cores; five on one that has nothing else to do."""
+
+
+def told(name: str, python: Path, data: Path, tmp_path: Path, deadline: float = 0.0) -> Told:
+    found = inflict(FAULTS[name], PHALANX, python, data, tmp_path)
+    assert found.seconds is not None, f"the trainer did not end:\n{found.text[-4000:]}"
+    assert found.seconds < SOON + deadline, (
+        f"the trainer took {found.seconds:.1f} s to end:\n{found.text[-4000:]}"
+    )
+    assert found.left == []
+    return found
+
+
+def test_a_killed_rank_ends_the_trainer_with_its_name_and_signal(
+    python: Path, data: Path, tmp_path: Path
+) -> None:
+    found = told("killed", python, data, tmp_path)
+
+    assert found.code == 1
+    assert "WorkerDiedError" in found.text
+    assert "SIGKILL" in found.text and "rank 1" in found.text
+
+
+def test_an_exception_on_one_rank_ends_the_trainer_with_its_rank_and_traceback(
+    python: Path, data: Path, tmp_path: Path
+) -> None:
+    found = told("raised", python, data, tmp_path)
+
+    assert found.code == 1
+    assert "IndexError" in found.text and "index out of range" in found.text
+    assert "train_batch" in found.text and "rank" in found.text
+
+
+def test_a_stopped_rank_is_an_error_at_the_deadline_of_calls(
+    python: Path, data: Path, tmp_path: Path
+) -> None:
+    found = told("stopped_with_deadline", python, data, tmp_path, deadline=10.0)
+
+    assert found.code == 1
+    assert "CallTimeout" in found.text and "train_batch" in found.text
+
+
+def test_an_interrupt_ends_the_trainer_and_all_its_processes(
+    python: Path, data: Path, tmp_path: Path
+) -> None:
+    found = told("interrupted", python, data, tmp_path)
+
+    assert found.code != 0
+    assert "KeyboardInterrupt" in found.text

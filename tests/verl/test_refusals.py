@@ -1,0 +1,158 @@
+"""Where Phalanx cannot be verl's controller, the program ends with a sentence: it never goes on with verl's own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.verl.conftest import Interpreter, cluster
+
+WHOSE = "import verl.single_controller.ray as c; print(c.RayWorkerGroup.__module__)"
+OURS = "phalanx.compat.verl.single_controller.ray"
+THEIRS = "verl.single_controller.ray.base"
+PLUGIN = "phalanx.compat.verl_plugin"
+
+
+def controller(ran: subprocess.CompletedProcess[str]) -> str:
+    """The module of the controller that the program printed last."""
+    assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-3000:]
+    return ran.stdout.split()[-1]
+
+
+def own_module(folder: Path, name: str, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(text)
+    return str(folder)
+
+
+def stub_of_verl(folder: Path, version: str) -> str:
+    """A package called verl that has nothing but a version."""
+    (folder / "verl" / "version").mkdir(parents=True)
+    (folder / "verl" / "__init__.py").write_text("")
+    (folder / "verl" / "version" / "version").write_text(version)
+    return str(folder)
+
+
+def test_without_being_asked_an_installed_phalanx_leaves_verl_alone(
+    interpreter: Interpreter, plugin: Path
+) -> None:
+    ran = interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin))
+
+    assert controller(ran) == THEIRS
+
+
+def test_the_variable_alone_is_enough_where_phalanx_is_installed(
+    interpreter: Interpreter, plugin: Path
+) -> None:
+    ran = interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin), PHALANX_VERL="1", VERL_USE_EXTERNAL_MODULES="")
+
+    assert controller(ran).startswith(OURS)
+
+
+@pytest.mark.parametrize("policy", ["none", "another_plugin"])
+def test_the_command_works_where_verl_is_told_to_load_no_plugins(
+    interpreter: Interpreter, tmp_path: Path, policy: str
+) -> None:
+    own_module(tmp_path, "program", WHOSE)
+
+    ran = interpreter.run("-m", "phalanx", "verl", "program.py", VERL_USE_EXTERNAL_PLUGINS=policy)
+
+    assert controller(ran).startswith(OURS)
+
+
+def test_a_program_that_imported_verls_controller_first_is_told_the_module(interpreter: Interpreter) -> None:
+    ran = interpreter.run(
+        "-c",
+        "import verl.single_controller.base, phalanx.compat.verl as v; v.install(overlay=True)",
+    )
+
+    assert ran.returncode != 0
+    assert "verl.single_controller" in ran.stderr.splitlines()[-1]
+    assert "phalanx verl" in ran.stderr.splitlines()[-1]
+
+
+def test_a_plugin_of_verls_that_imports_the_controller_first_ends_the_process(
+    interpreter: Interpreter, plugin: Path, tmp_path: Path
+) -> None:
+    early = own_module(tmp_path / "own", "early", "import verl.single_controller.base")
+
+    ran = interpreter.run(
+        "-c",
+        WHOSE,
+        PATH_FIRST=f"{plugin}:{early}",
+        VERL_USE_EXTERNAL_MODULES="early",
+        PHALANX_VERL="1",
+    )
+
+    assert ran.returncode != 0
+    assert THEIRS not in ran.stdout
+    assert "verl.single_controller" in ran.stderr and PLUGIN in ran.stderr
+
+
+def test_the_command_comes_before_such_a_plugin(interpreter: Interpreter, tmp_path: Path) -> None:
+    early = own_module(tmp_path / "own", "early", "import verl.single_controller.base")
+    own_module(tmp_path, "program", WHOSE)
+
+    ran = interpreter.run(
+        "-m",
+        "phalanx",
+        "verl",
+        "program.py",
+        PATH_FIRST=early,
+        VERL_USE_EXTERNAL_MODULES="early",
+    )
+
+    assert controller(ran).startswith(OURS)
+
+
+def test_another_line_of_verl_is_refused_with_its_version(interpreter: Interpreter, tmp_path: Path) -> None:
+    own_module(tmp_path, "program", WHOSE)
+
+    ran = interpreter.run(
+        "-m",
+        "phalanx",
+        "verl",
+        "program.py",
+        PATH_FIRST=stub_of_verl(tmp_path / "other", "0.8.0"),
+    )
+
+    assert ran.returncode == 2
+    assert "0.8.0" in ran.stderr and "0.9" in ran.stderr
+
+
+def test_a_ray_that_was_started_before_is_refused(interpreter: Interpreter) -> None:
+    ran = interpreter.run(
+        "-c",
+        "import ray; ray.init(log_to_driver=False); import phalanx.compat.verl as v; v.install(overlay=True)",
+    )
+
+    assert ran.returncode != 0
+    assert "ray.init" in ran.stderr.splitlines()[-1]
+
+
+PROGRAM = """
+import sys
+import ray
+
+@ray.remote
+def whose():
+    import verl.single_controller.ray as controller
+    return controller.RayWorkerGroup.__module__
+
+ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": {"MINE": "1"}})
+print(ray.get(whose.remote()))
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("-m", "phalanx", "verl")])
+def test_tasks_on_a_cluster_that_was_up_before_have_the_overlay(
+    interpreter: Interpreter, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    own_module(tmp_path, "program", PROGRAM)
+
+    with cluster(interpreter) as address:
+        ran = interpreter.run(*words, "program.py", address)
+
+    assert controller(ran).startswith(OURS if words else THEIRS)

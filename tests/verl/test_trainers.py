@@ -1,0 +1,45 @@
+"""verl's own programs, unmodified, give the same numbers under both controllers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bench.trainers.running import PHALANX, VERL, differences
+from tests.verl.conftest import Runs
+
+STEPS = {"sft": [1, 2, 3, 4], "sft_resumed": [3, 4], "main_ppo": [1, 2, 3], "main_ppo_v0": [1, 2, 3]}
+VALUES = {"sft": 20, "sft_resumed": 10, "main_ppo": 150, "main_ppo_v0": 150}
+"""At least so many numbers are compared."""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_metric_of_a_program_is_the_one_under_verls_controller(runs: Runs, name: str) -> None:
+    theirs, ours = runs.of(name, VERL), runs.of(name, PHALANX)
+
+    assert list(ours.metrics) == list(theirs.metrics) == STEPS[name]
+    assert len(theirs.values()) >= VALUES[name]
+    assert differences(theirs, ours) == []
+
+
+@pytest.mark.parametrize(("name", "worker"), [("sft", "TrainingWorker"), ("main_ppo", "WorkerDict")])
+def test_the_ranks_of_a_program_are_phalanxs_own_only_under_phalanx(
+    runs: Runs, name: str, worker: str
+) -> None:
+    theirs, ours = runs.of(name, VERL), runs.of(name, PHALANX)
+
+    line_of_a_rank = re.compile(rf"^\[{worker} r[01-]+@", re.MULTILINE)
+    assert line_of_a_rank.search(ours.text)
+    assert f"({worker} pid=" not in ours.text
+    assert not line_of_a_rank.search(theirs.text)
+
+
+def test_a_resumed_run_goes_on_as_the_whole_one_did(runs: Runs) -> None:
+    whole, resumed = runs.of("sft", PHALANX), runs.of("sft_resumed", PHALANX)
+
+    names = ("train/loss", "train/grad_norm", "train/lr")
+    for step in STEPS["sft_resumed"]:
+        assert [resumed.metrics[step][name] for name in names] == [
+            whole.metrics[step][name] for name in names
+        ]
