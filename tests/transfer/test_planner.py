@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from phalanx.errors import WeightsMismatch
+from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.transfer.boxes import Box, Patch, chunk, patches_of, whole
-from phalanx.transfer.fused import megatron_glu, megatron_qkv
+from phalanx.transfer.fused import Fused
 from phalanx.transfer.manifest import Held, Manifest
 from phalanx.transfer.names import Names
 from phalanx.transfer.places import Hop, Place, Places
@@ -167,7 +167,7 @@ def test_a_fused_source_gives_its_parts() -> None:
 def test_interleaved_queries_keys_and_values_feed_a_fused_target() -> None:
     source, target = whole_on(1, linear_qkv__w=full(16)), whole_on(1, qkv_proj__w=full(16))
 
-    plan = make_plan(source, target, fused=[megatron_qkv(query_groups=2, heads=4)])
+    plan = make_plan(source, target, fused=[Fused.megatron_qkv(heads=4, query_groups=2)])
 
     cuts = sorted(
         (piece.target_at[0], piece.source_at[0], piece.box.sizes[0]) for _, _, piece in plan.moves()
@@ -175,10 +175,15 @@ def test_interleaved_queries_keys_and_values_feed_a_fused_target() -> None:
     assert cuts == [(0, 0, 4), (4, 8, 4), (8, 4, 2), (10, 12, 2), (12, 6, 2), (14, 14, 2)]
 
 
+def test_groups_of_queries_that_do_not_divide_the_heads_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="num_query_groups"):
+        Fused.megatron_qkv(heads=4, query_groups=3)
+
+
 def test_rules_for_one_engine_and_another_meet_in_the_parts() -> None:
     source, target = whole_on(1, linear_fc1__w=full(6)), whole_on(1, gate_proj__w=full(3), up_proj__w=full(3))
 
-    plan = make_plan(source, target, fused=[megatron_glu()])
+    plan = make_plan(source, target, fused=[Fused.megatron_glu()])
 
     assert feeds(plan) == {("linear_fc1.w", "gate_proj.w"), ("linear_fc1.w", "up_proj.w")}
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from phalanx.errors import DeclarationError
 from phalanx.transfer.boxes import Box, Patch
 
-__all__ = ["BUILT_IN", "GATE_UP", "QKV", "Fused", "View", "megatron_glu", "megatron_qkv", "seen_through"]
+__all__ = ["BUILT_IN", "GATE_UP", "QKV", "Fused", "View", "seen_through"]
 
 
 class View(NamedTuple):
@@ -41,6 +42,32 @@ class Fused:
     dim: int = 0
     shares: tuple[int, ...] | None = None
     groups: int = 1
+
+    @classmethod
+    def megatron_qkv(cls, *, heads: int, query_groups: int, name: str = "linear_qkv") -> Fused:
+        """Megatron's ``linear_qkv``: for each query group its queries, then its key and its value.
+
+        Args:
+            heads: heads of queries of the whole model, ``num_attention_heads``.
+            query_groups: heads of keys and values of the whole model, ``num_query_groups``; without grouped queries
+                as many as ``heads``.
+            name: of the module.
+
+        Raises:
+            DeclarationError: the groups do not divide the heads.
+        """
+        if query_groups < 1 or heads < 1 or heads % query_groups:
+            raise DeclarationError(
+                f"px.Fused.megatron_qkv(heads={heads}, query_groups={query_groups}): the groups have to divide the "
+                "heads; give num_attention_heads and num_query_groups of Megatron's configuration"
+            )
+        shares = (heads, query_groups, query_groups)
+        return cls(name, ("q_proj", "k_proj", "v_proj"), shares=shares, groups=query_groups)
+
+    @classmethod
+    def megatron_glu(cls, name: str = "linear_fc1") -> Fused:
+        """Megatron's ``linear_fc1`` of a gated MLP: gate, then up."""
+        return cls(name, ("gate_proj", "up_proj"), shares=(1, 1))
 
     def names(self, fused: str) -> tuple[str, ...] | None:
         """The parts' names of the tensor ``fused``; None where the rule is not about it."""
@@ -82,22 +109,6 @@ GATE_UP = Fused("gate_up_proj", ("gate_proj", "up_proj"), shares=(1, 1))
 
 BUILT_IN = (QKV, GATE_UP)
 """The rules that need no numbers and therefore always hold."""
-
-
-def megatron_qkv(query_groups: int, heads: int, name: str = "linear_qkv") -> Fused:
-    """Megatron's ``linear_qkv``: for each query group its queries, then its key and its value.
-
-    Args:
-        query_groups: heads of keys and values of the whole model.
-        heads: heads of queries of the whole model.
-    """
-    shares = (heads, query_groups, query_groups)
-    return Fused(name, ("q_proj", "k_proj", "v_proj"), shares=shares, groups=query_groups)
-
-
-def megatron_glu(name: str = "linear_fc1") -> Fused:
-    """Megatron's ``linear_fc1`` of a gated MLP: gate, then up."""
-    return Fused(name, ("gate_proj", "up_proj"), shares=(1, 1))
 
 
 def seen_through(view: View | None, patches: Sequence[Patch]) -> tuple[Patch, ...]:

@@ -56,7 +56,8 @@ class WeightSync:
         name: of the weights on the target's side, and on the source's unless ``source_name`` is given.
         source_name: what the source calls them.
         rename: from tensor names of the source to those of the target: a mapping, or a function.
-        fused: ``px.Fused`` rules beside the built-in ones (``qkv_proj``, ``gate_up_proj``).
+        fused: ``px.Fused`` rules beside the built-in ones (``qkv_proj``, ``gate_up_proj``): those of Megatron are
+            ``px.Fused.megatron_qkv(...)`` and ``px.Fused.megatron_glu()``.
         verify: "sampled" compares digests of one element of about each 8 KB; "full" of every bit; "off" of nothing.
         expect_change: warn at the first sync that changed nothing; else at the second in a row.
         mover: of what goes from node to node: "store" (the object store) or "process group".
