@@ -12,7 +12,14 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.errors import PhalanxError, RankReport, RemoteCallError, WeightsError
+from phalanx.errors import (
+    ChannelError,
+    PhalanxError,
+    RankReport,
+    RemoteCallError,
+    StalenessTimeout,
+    WeightsError,
+)
 from phalanx.wire.exceptions import Parts, assemble, load_parts
 from phalanx.wire.failure import RankFailure
 
@@ -20,6 +27,8 @@ __all__ = ["remote_error", "remote_error_type"]
 
 # On the driver these would end its own loops and generators in silence, not report a failure.
 _NEVER = (StopIteration, StopAsyncIteration, RankFailure)
+# Of phalanx's own errors those that say the same to whoever called: weights, channels and leases are shared with ranks.
+_SHARED = (WeightsError, ChannelError, StalenessTimeout)
 
 
 def remote_error_type(
@@ -29,14 +38,15 @@ def remote_error_type(
 
     `plain` is given for whatever is no `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError),
     for StopIteration and its like, and for phalanx's own errors: a `GroupClosed` of some other group, met
-    inside a worker, says nothing about the group that was called. (A `WeightsError` does.) Of an error that came
-    from a further group, the remote type in it counts. The same arguments give the same type.
+    inside a worker, says nothing about the group that was called. Errors of what driver and ranks share (weights,
+    channels, leases) are given as what they are. Of an error that came from a further group, the remote type in it
+    counts. The same arguments give the same type.
     """
     base = getattr(base, "_phalanx_base", base)
     if (
         not issubclass(base, Exception)
         or issubclass(base, _NEVER)
-        or (issubclass(base, PhalanxError) and not issubclass(base, WeightsError))
+        or (issubclass(base, PhalanxError) and not issubclass(base, _SHARED))
         or issubclass(plain, base)
     ):
         return plain
@@ -100,6 +110,8 @@ def _dual_type(base: type[Exception], plain: type[RemoteCallError]) -> type[Remo
 
 def _dual(cls: type[RemoteCallError], parts: Parts, error: RemoteCallError) -> RemoteCallError:
     dual = assemble(cls, parts)
+    if parts.whole is not None:  # an error of phalanx, with what it says beside its text
+        dual.__dict__.update(parts.whole.__dict__)
     dual.__dict__.update(error.__dict__)
     if isinstance(dual, SyntaxError):
         # Python prints the fields of a SyntaxError in place of its text.

@@ -254,8 +254,9 @@ def test_a_finished_channel_gives_what_is_left_and_then_ends(backend: str, chann
 
 def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.Channel) -> None:
     channel.close()
-    with pytest.raises(px.RemoteCallError, match=r"ChannelClosed: .*it was closed"):
+    with pytest.raises(px.ChannelClosed, match=r"ChannelClosed: .*it was closed") as caught:
         consumers.get(channel, 1)
+    assert isinstance(caught.value, px.RemoteCallError) and caught.value.channel == channel.name
 
 
 def test_what_waits_can_be_dropped_and_is_counted(backend: str, channel: px.Channel) -> None:

@@ -80,6 +80,17 @@ def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePoo
             future.result()
 
 
+def test_any_passes_over_a_rank_that_is_at_a_call(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Putter) as group, px.Channel(1, backend="ray") as channel:
+        for busy in (0, 1, 0):
+            future = group[busy].put_twice.submit(channel)
+            until(lambda: channel.depth.puts == 1)
+            assert [group.any.rank_of() for _ in range(3)] == [1 - busy] * 3
+            channel.drop("enough")
+            future.result()
+            channel.drop("enough")
+
+
 def test_async_ranks_wait_at_channels_side_by_side(pool: px.ResourcePool) -> None:
     source, target = px.Channel(backend="ray"), px.Channel(backend="ray")
     with source, target, px.WorkerGroup(pool[0:1], Server, max_concurrency=4) as group:

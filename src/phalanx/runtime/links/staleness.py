@@ -107,6 +107,11 @@ class Staleness:
         return self._asked("state")
 
     @property
+    def rows_per_version(self) -> int:
+        """Rows that the trainer uses for one version."""
+        return self._card.rows_per_version
+
+    @property
     def version(self) -> int:
         """The version in training."""
         return self._look().version

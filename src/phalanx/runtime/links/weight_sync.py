@@ -20,10 +20,12 @@ from phalanx.execution.weights.orders import Since, Staging, SyncOrder
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.seconds import checked
+from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
 from phalanx.runtime.links.pairs import Pairs
 from phalanx.runtime.links.sides import Ranks, all_in_order, ask_each, send_to, side_of
 from phalanx.runtime.links.stages import Stages
+from phalanx.runtime.links.staleness import Staleness
 from phalanx.runtime.links.sync_future import PairCalls, SyncFuture
 from phalanx.runtime.links.versions import Version
 from phalanx.show.tables import Table
@@ -64,6 +66,10 @@ class WeightSync:
         delta: only the elements whose bits changed since the version before travel, where ranks have segments or the
             object store between them; everything goes to a target that has not that version, and with a stage. The
             sources keep one more copy of what they send; see :meth:`explain`.
+        staleness: is told of each version: in training once it was sent, generated with once targets have it. A sync
+            is both, a stage the first, a commit the second. Its versions then have the numbers of the weights. Up to
+            ``rows_per_version`` rows count as trained on since the version before, none if the source's ``step`` is
+            the same.
         bucket_bytes: of the buckets in which weights travel; each source rank of a node keeps two in memory.
         timeout: seconds that a rank waits for its peers, once it has begun.
 
@@ -84,6 +90,7 @@ class WeightSync:
         expect_change: bool = False,
         mover: Literal["store", "process group"] = "store",
         delta: bool = False,
+        staleness: Staleness | None = None,
         bucket_bytes: int = 256 << 20,
         timeout: float | None = None,
     ) -> None:
@@ -115,6 +122,7 @@ class WeightSync:
         self._known: dict[str, int] = {}
         self._last: SyncFuture | None = None
         self._stillness = Stillness()
+        self._pacing = Pacing(staleness)
         self._since = Since(secrets.token_hex(6))
         self._closed = False
 
@@ -174,7 +182,7 @@ class WeightSync:
             self._settle()
             expected = self._expect_change if expect_change is None else expect_change
             return self._stages.begin(
-                self._next_number, step, self._since, lambda version: self._note_change(version, expected)
+                self._next_number, step, self._since, lambda version: self._note_sent(version, expected)
             )
 
     def commit(self) -> Version:
@@ -255,12 +263,12 @@ class WeightSync:
                 self._pairs.part()
             return
         self._known = {pair.key: number for pair in pairs}
+        self._note_sent(outcome, expect_change)
         self._note_versions(number)
-        self._note_change(outcome, expect_change)
 
     def _next_number(self, pairs: Sequence[Pair]) -> int:
         published = self._source.core.life.published_weights
-        known = [published.get(self._source.key, 0), *(pair.newest for pair in pairs)]
+        known = [published.get(self._source.key, 0), self._pacing.newest(), *(pair.newest for pair in pairs)]
         number = published[self._source.key] = max(known) + 1
         return number
 
@@ -269,8 +277,10 @@ class WeightSync:
             had = target.core.life.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.life.note_weights(*target.key, f"whole({number})")
+        self._pacing.served(number)
 
-    def _note_change(self, version: Version, expect_change: bool) -> None:
+    def _note_sent(self, version: Version, expect_change: bool) -> None:
+        self._pacing.sent(version)
         self._source.core.life.note_weights(*self._source.key, f"published({version.number})")
         self._since = Since(self._since.link, max(version.number, self._since.number))
         self._stillness = self._stillness.after(version.changed)

@@ -1,0 +1,37 @@
+"""What a sync of weights tells the staleness that paces its rollout: which version is in training, and which serves."""
+
+from __future__ import annotations
+
+from phalanx.runtime.links.staleness import Staleness
+from phalanx.runtime.links.versions import Version
+
+
+class Pacing:
+    """The staleness of one ``px.WeightSync``, or none.
+
+    A version is in training once it has been sent, for the trainer goes on from it; new rows are of it once the
+    targets have taken it over. A sync does both, a stage the first and a commit the second.
+    """
+
+    def __init__(self, staleness: Staleness | None) -> None:
+        self._staleness = staleness
+        self._step: int | None = None
+
+    def newest(self) -> int:
+        """The version that numbers go on from: that in training, which a loaded staleness has from before."""
+        return 0 if self._staleness is None else self._staleness.version
+
+    def sent(self, version: Version) -> None:
+        """The targets have it, or will have it when it is committed."""
+        if self._staleness is None:
+            return
+        look = self._staleness.paced
+        again = version.step is not None and version.step == self._step
+        trained = 0 if again else min(self._staleness.rows_per_version, look.rows.ready)
+        self._step = version.step
+        self._staleness.advance(version.number, trained=trained, serving=False)
+
+    def served(self, number: int) -> None:
+        """The targets generate with it."""
+        if self._staleness is not None:
+            self._staleness.serve(number)
