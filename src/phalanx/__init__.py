@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from phalanx.errors import RankReport as RankReport
     from phalanx.errors import RanksDiverged as RanksDiverged
     from phalanx.errors import RemoteCallError as RemoteCallError
+    from phalanx.errors import SaveDamaged as SaveDamaged
+    from phalanx.errors import SaveError as SaveError
+    from phalanx.errors import SaveHeld as SaveHeld
+    from phalanx.errors import SaveMismatch as SaveMismatch
     from phalanx.errors import StaleEpoch as StaleEpoch
     from phalanx.errors import StalenessTimeout as StalenessTimeout
     from phalanx.errors import WeightsDiffer as WeightsDiffer
@@ -116,6 +120,10 @@ _HOME = {
     "RemoteCallError": "phalanx.errors",
     "ResourcePool": "phalanx.runtime.pools.pool",
     "Restart": "phalanx.runtime.life.policy",
+    "SaveDamaged": "phalanx.errors",
+    "SaveError": "phalanx.errors",
+    "SaveHeld": "phalanx.errors",
+    "SaveMismatch": "phalanx.errors",
     "StaleEpoch": "phalanx.errors",
     "Staleness": "phalanx.runtime.links.staleness",
     "StalenessTimeout": "phalanx.errors",

@@ -26,6 +26,10 @@
      |   |- ChannelClosed        it was finished or closed, or its owner is gone
      |   '- ItemsLost            what was put went with the process that had it
      |- StalenessTimeout         rows were not let begin in time (also a TimeoutError)
+     |- SaveError                something could not be saved or loaded; what was saved before stays whole
+     |   |- SaveHeld             another driver writes there; has `.holder`
+     |   |- SaveDamaged          a file of it is missing, or is not what was written; has `.files`
+     |   '- SaveMismatch         what was saved does not fit what is to load it
      '- InternalError            ours: a bug in phalanx, please report it
 
 All of them pickle with their fields. A rank's part in a failed call is a `RankReport`.
@@ -59,6 +63,10 @@ __all__ = [
     "RankState",
     "RanksDiverged",
     "RemoteCallError",
+    "SaveDamaged",
+    "SaveError",
+    "SaveHeld",
+    "SaveMismatch",
     "StaleEpoch",
     "StalenessTimeout",
     "WeightsDiffer",
@@ -381,3 +389,27 @@ class ItemsLost(ChannelError):
 
 class StalenessTimeout(PhalanxError, TimeoutError):
     """Rows were not let begin within the time given: training is too far behind for them."""
+
+
+class SaveError(PhalanxError):
+    """Something could not be saved or loaded: no room, no right, nothing there. What was saved before stays whole."""
+
+
+class SaveHeld(SaveError):
+    """Another driver writes to that path. `.holder` is who: host, pid, and since when."""
+
+    def __init__(self, message: str = "", *, holder: str = "") -> None:
+        PhalanxError.__init__(self, message)
+        self.holder = holder
+
+
+class SaveDamaged(SaveError):
+    """Files of a saved step are missing, or not what was written. `.files` names them."""
+
+    def __init__(self, message: str = "", *, files: tuple[str, ...] = ()) -> None:
+        PhalanxError.__init__(self, message)
+        self.files = files
+
+
+class SaveMismatch(SaveError):
+    """What was saved does not fit what is to load it: other groups, names, shapes, or another number of ranks."""

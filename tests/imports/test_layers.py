@@ -21,6 +21,7 @@ LAYERS = (
     "phalanx.collect",
     "phalanx.flow",
     "phalanx.transfer",
+    "phalanx.saving",
     "phalanx.transport.base",
     "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",
@@ -65,6 +66,7 @@ WITHOUT_TORCH = {
     "phalanx.tracing",
     "phalanx.show",
     "phalanx.flow",
+    "phalanx.saving",
 }
 
 
