@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx import engines as engines
     from phalanx.collect.join import collect_all_to_all as collect_all_to_all
     from phalanx.collect.join import join_rows as join_rows
     from phalanx.declare.bind import ClassWithInitArgs as ClassWithInitArgs
@@ -170,11 +171,15 @@ _HOME = {
     "weights_version": "phalanx.declare.weights",
 }
 
+_MODULES = {"engines": "phalanx.engines"}
+
 __version__ = "0.1.0"
-__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted([*_HOME, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

@@ -38,6 +38,7 @@ LAYERS = (
     "phalanx.runtime.api",
     "phalanx.runtime",
     "phalanx.parallel",
+    "phalanx.engines",
     "phalanx",
     "phalanx.compat",
     "phalanx.cli",

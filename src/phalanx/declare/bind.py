@@ -14,6 +14,8 @@ from phalanx.errors import DeclarationError
 
 #: Options of ``@ray.remote(...)`` that mean the same on a group.
 HONOURED_RAY_OPTIONS = frozenset({"num_cpus", "memory", "resources", "runtime_env", "max_concurrency"})
+#: Where a class says itself with which of these options a group makes it, if the group does not say others.
+OWN_OPTIONS = "__phalanx_options__"
 _REFUSED_RAY_OPTIONS = {
     "num_gpus": "the pool decides: accelerators_per_slot= and max_colocate_count= of px.ResourcePool",
     "accelerator_type": "say it on the pool: px.ResourcePool(..., accelerator_type=...)",
@@ -45,7 +47,8 @@ class ClassWithInitArgs:
     """
 
     def __init__(self, cls: type[Any] | RemoteClass, *args: Any, **kwargs: Any) -> None:
-        self.cls, self.ray_options = unwrap(cls)
+        self.cls, options = unwrap(cls)
+        self.ray_options = {**getattr(self.cls, OWN_OPTIONS, {}), **options}
         self.args = args
         self.kwargs = kwargs
         class_spec(self.cls)

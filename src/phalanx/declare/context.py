@@ -52,7 +52,8 @@ class WorkerContext:
 
     ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
     that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
-    or functions that give them; ``shared`` is what the library keeps for all roles of the rank.
+    or functions that give them; ``in_driver`` says that calls run one after another in the driver's own process;
+    ``shared`` is what the library keeps for all roles of the rank.
     """
 
     rank: int = 0
@@ -70,6 +71,7 @@ class WorkerContext:
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     registered: dict[str, Any] = field(default_factory=dict[str, Any])
     roles: Siblings = field(default_factory=Siblings)
+    in_driver: bool = False
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def places(self) -> dict[str, dict[str, Any]]:

@@ -49,11 +49,13 @@ class Accepted:
 
 @dataclass
 class WeightsDeclared:
-    """What the roles of one rank have said, by (role, name), and the versions that they have."""
+    """What the roles of one rank have said, by (role, name), and the versions that they have; ``torn`` says,
+    by role, why its weights are of no version."""
 
     published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])
     accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict[tuple[str, str], Accepted])
     versions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    torn: dict[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:

@@ -158,6 +158,7 @@ class Host:
             local_device=setup.local_device,
             meshes=setup.meshes,
         )
+        shared.in_driver = self._services.in_driver
         self._context = shared
         if not self._services.in_driver:
             set_context_of_process(shared)

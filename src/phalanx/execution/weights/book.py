@@ -32,7 +32,7 @@ class WeightsBook:
         self._published_to: dict[Key, tuple[str, ...]] = {}
         self._arrived: dict[Key, Came] = {}
         self._begun: dict[Key, Weights] = {}
-        self.unusable: dict[str, str] = {}
+        self.unusable = declared.torn
         #: This rank's parts of syncs, by side and key of each.
         self.ends: dict[tuple[str, str], Any] = {}
         #: Digests of what was published, by (role, name) and sync, version and tensor: they tell what changed.

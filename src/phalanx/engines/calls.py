@@ -1,0 +1,122 @@
+"""One call of an engine: its rows, and what its caller hears of them while they are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from phalanx.engines.leaves import Prompt, Tokens
+from phalanx.engines.requests import Answer, Row
+
+__all__ = ["EngineCall", "rows_of"]
+
+
+class EngineCall:
+    """A call under way. Leaving its context gives up what is not at its end: ``leave`` hears of the rows."""
+
+    def __init__(self, rows: Sequence[Row], *, tokens: bool, leave: Callable[[Iterable[Row]], None]) -> None:
+        self._rows = rows
+        self._wants_tokens = tokens
+        self._leave = leave
+        self._events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
+        self._told = {id(answer): len(answer.tokens) for row in rows for answer in row.answers}
+
+    def drew(self, answer: Answer) -> None:
+        """An answer got tokens."""
+        if self._wants_tokens:
+            self._tell(answer)
+
+    def _tell(self, answer: Answer) -> None:
+        told, now = self._told[id(answer)], len(answer.tokens)
+        self._told[id(answer)] = now
+        self._events.put_nowait(
+            Tokens(
+                row=answer.row.index,
+                id=answer.row.id,
+                tokens=tuple(answer.tokens[told:]),
+                log_probs=tuple(answer.log_probs[told:]),
+                version=answer.versions[-1][0] if answer.versions else 0,
+                finish_reason=answer.finish_reason,
+                sample=answer.sample,
+            )
+        )
+
+    def ended(self, row: Row, version: int) -> None:
+        """A row is at its end."""
+        if self._wants_tokens:
+            self._tell_end(row, version)
+        self._events.put_nowait(row)
+
+    def _tell_end(self, row: Row, version: int) -> None:
+        """What no token said: that a row was aborted, cannot be served, or was at its end before."""
+        if row.done is not None:
+            done = row.done
+            self._events.put_nowait(
+                Tokens(row.index, row.id, (), (), version, done.finish_reason, error=done.error)
+            )
+        for answer in row.answers:
+            if answer.finish_reason == "abort":
+                self._tell(answer)
+
+    def failed(self, error: BaseException) -> None:
+        """The engine gave up."""
+        self._events.put_nowait(error)
+
+    async def rows(self) -> AsyncGenerator[Row]:
+        """The rows, as they come to their end."""
+        left = len(self._rows)
+        while left:
+            event = await self._next()
+            if isinstance(event, Row):
+                left -= 1
+                yield event
+
+    async def tokens(self) -> AsyncGenerator[Tokens]:
+        """Tokens, as they are drawn."""
+        left = len(self._rows)
+        while left:
+            event = await self._next()
+            if isinstance(event, Tokens):
+                yield event
+            else:
+                left -= 1
+
+    async def _next(self) -> Row | Tokens:
+        event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def __enter__(self) -> EngineCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(self._rows)
+
+
+def rows_of(prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]] | None) -> list[list[int]]:
+    """The tokens of each prompt.
+
+    Raises:
+        ValueError: these are no prompts.
+    """
+    if isinstance(prompts, str):
+        raise ValueError("prompts is a text; give a list of prompts")
+    return [_tokens_of(prompt, encode) for prompt in prompts]
+
+
+def _tokens_of(prompt: Any, encode: Callable[[str], Sequence[int]] | None) -> list[int]:
+    if isinstance(prompt, str):
+        if encode is None:
+            raise ValueError(
+                "a prompt is a text, and the engine has no tokenizer: give tokens, or tokenizer="
+            )
+        return list(encode(prompt))
+    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
+        raise ValueError(f"a prompt is {prompt!r}; expected a list of tokens, such as [1, 15, 3]")
+    return list(given)

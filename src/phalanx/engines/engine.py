@@ -1,0 +1,424 @@
+"""``px.engines.RolloutEngine``: what every engine is to a group."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from phalanx.declare.modes import Dispatch
+from phalanx.declare.register import register
+from phalanx.declare.weights import WeightsDeclared
+from phalanx.declare.worker import Worker
+from phalanx.engines.calls import EngineCall, rows_of
+from phalanx.engines.leaves import (
+    Capabilities,
+    Completion,
+    EngineStatistics,
+    PauseMode,
+    Prefix,
+    Prompt,
+    Sampling,
+    Tokens,
+)
+from phalanx.engines.machine import Machine
+from phalanx.engines.meter import Meter
+from phalanx.engines.requests import Answer, Gate, Requests, Row
+from phalanx.errors import WeightsTorn
+
+__all__ = ["RolloutEngine"]
+
+TAGS = ("weights", "kv_cache")
+_ENGINE = Dispatch.mesh("engine")
+_DEFAULT = Sampling()
+
+
+class RolloutEngine(Worker):
+    """Base class of engines: a role that generates.
+
+    Ranks are asynchronous by themselves: calls interleave between two steps of the engine, and so do syncs of weights.
+    Prompts are split over the axis ``dp`` of the mesh "engine", by default one coordinate per rank.
+
+    A subclass makes its :class:`Machine` in its constructor and calls :meth:`serve`.
+    """
+
+    __phalanx_options__ = {"max_concurrency": 10_000}
+
+    def serve(
+        self,
+        machine: Machine,
+        *,
+        weights: str | None = None,
+        seed: int | None = None,
+        encode: Callable[[str], Sequence[int]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take calls from now on.
+
+        Args:
+            machine: draws the tokens.
+            weights: the name under which this role accepts weights, whose versions are told with each token.
+            seed: of the seeds of rows that name none; None for others in every run. Ranks get different ones.
+            encode: gives the tokens of a text.
+            clock: seconds, for statistics.
+        """
+        self._machine = machine
+        self._weights = weights
+        self._encode = encode
+        source = random.Random(None if seed is None else f"{seed}/{self.rank}")
+        self._requests = Requests(machine.vocabulary, lambda: source.getrandbits(62))
+        self._gate = Gate()
+        self._calls: dict[Row, EngineCall] = {}
+        self._meter = Meter(clock)
+        self._stepping: asyncio.Task[None] | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._had = 0
+        self._warned: set[str] = set()
+        if "engine" not in self._context.registered:
+            self.register_mesh("engine", {"dp": self.rank})
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the next token is drawn with; 0 before the first sync."""
+        if self._weights is None:
+            return 0
+        return WeightsDeclared.of(self._context).versions.get((self.role, self._weights), 0)
+
+    @register(_ENGINE)
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] = _DEFAULT,
+        *,
+        prefix: Sequence[Prefix] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> list[Completion]:
+        """Answer each prompt.
+
+        Args:
+            prompts: rows: tokens of each, or texts where the engine has a tokenizer.
+            sampling: how tokens are drawn: for all rows, or one for each.
+            prefix: rows: what there is of the answers already. Those that are finished come back as they are.
+            ids: rows: names of the requests, for :meth:`abort`.
+
+        Returns:
+            One answer per row, in order. What is wrong with one row is its ``error``.
+
+        Raises:
+            WeightsTorn: a sync failed in the middle, so that the weights are of no version.
+        """
+        done: dict[int, Completion] = {}
+        with self._call(prompts, sampling, prefix, ids) as call:
+            async for row in call.rows():
+                done[row.index] = self._completion(row)
+        return [done[index] for index in range(len(done))]
+
+    @register(_ENGINE)
+    async def generate_rows(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] = _DEFAULT,
+        *,
+        prefix: Sequence[Prefix] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> AsyncGenerator[tuple[int, Completion]]:
+        """As :meth:`generate`, each answer as soon as it is there: for ``group.generate_rows.stream(...,
+        by="rows")``.
+        """
+        with self._call(prompts, sampling, prefix, ids) as call:
+            async for row in call.rows():
+                yield row.index, self._completion(row)
+
+    @register(_ENGINE)
+    async def generate_tokens(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] = _DEFAULT,
+        *,
+        prefix: Sequence[Prefix] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> AsyncGenerator[Tokens]:
+        """As :meth:`generate`, tokens as they are drawn: for ``group.any.generate_tokens.stream([prompt])``."""
+        with self._call(prompts, sampling, prefix, ids, tokens=True) as call:
+            async for tokens in call.tokens():
+                yield tokens
+
+    @register(_ENGINE)
+    async def prompt_log_probs(self, prompts: Sequence[Prompt]) -> list[Completion]:
+        """The log-probability of every token of each prompt but the first, by the weights of now.
+
+        Returns:
+            Per row a completion whose tokens are those of the prompt without the first; ``finish_reason`` is "length".
+        """
+        requests = self._requests
+        found: list[Completion | None] = []
+        asked: list[Sequence[int]] = []
+        for index, prompt in enumerate(rows_of(prompts, self._encode)):
+            row = requests.row(index, None, prompt, Sampling(), None, self.version, whole=True)
+            found.append(row.done)
+            if row.done is None:
+                asked.append(row.prompt)
+        version = self.version
+        told = iter(zip(asked, self._machine.prompt_log_probs(asked) if asked else [], strict=True))
+        return [one if one is not None else _of_prompt(*next(told), version) for one in found]
+
+    @register(needs_weights=False)
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Take no further step until :meth:`resume`; calls that come meanwhile wait.
+
+        Args:
+            mode: "keep" leaves all answers where they are, and they go on afterwards; "wait" returns once the running
+                ones are at their end; "abort" ends all as they are, with ``finish_reason="abort"``: their callers may
+                go on with them by ``prefix=``.
+        """
+        if mode not in ("keep", "wait", "abort"):
+            raise ValueError(f'pause({mode!r}): expected "keep", "wait" or "abort"')
+        self._gate.pause(mode)
+        if mode == "abort":
+            self._abort(lambda _: True)
+        elif mode == "wait" and self._requests.running:
+            self._go_on()
+            idle = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            await idle
+
+    @register(needs_weights=False)
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self._gate.resume()
+        self._go_on()
+
+    @register(needs_weights=False)
+    async def abort(self, ids: Iterable[str] | None = None) -> int:
+        """End answers where they are, with ``finish_reason="abort"``: those of the requests ``ids``, or all.
+
+        Returns:
+            How many rows that were on this rank.
+        """
+        wanted = None if ids is None else {ids} if isinstance(ids, str) else set(ids)
+        return self._abort(lambda answer: wanted is None or answer.row.id in wanted)
+
+    @register(needs_weights=False)
+    async def reset_cache(self) -> None:
+        """Forget what is kept of prompts from call to call. A change of weights does so by itself."""
+        self._machine.reset_cache()
+
+    @register(needs_weights=False)
+    async def sleep(self, tags: Sequence[str] = TAGS) -> None:
+        """Give the memory of "weights" and "kv_cache" back until :meth:`wake`; there are no steps meanwhile.
+
+        An engine that cannot do that (``capabilities``) warns once, and goes on.
+        """
+        _check_tags("sleep", tags)
+        if self._cannot("sleep", self._machine.capabilities.sleep):
+            return
+        self._gate.sleep(tags)
+        self._machine.sleep(tags)
+
+    @register(needs_weights=False)
+    async def wake(self, tags: Sequence[str] = TAGS) -> None:
+        """Take the memory of ``tags`` again."""
+        _check_tags("wake", tags)
+        if not self._machine.capabilities.sleep:
+            return
+        self._machine.wake(tags)
+        self._gate.wake(tags)
+        self._go_on()
+
+    @register(needs_weights=False, collect="first")
+    async def capabilities(self) -> Capabilities:
+        """What this engine can do."""
+        return self._machine.capabilities
+
+    @register(needs_weights=False)
+    async def engine_statistics(self) -> EngineStatistics:
+        """What each rank's engine does, and did."""
+        return self._statistics()
+
+    def close(self) -> None:
+        """End all answers, and give back what the engine holds."""
+        self._abort(lambda _: True)
+        self._machine.close()
+
+    def _statistics(self) -> EngineStatistics:
+        return self._meter.statistics(
+            running=len(self._requests.running),
+            waiting=len(self._requests.waiting),
+            cache_use=self._machine.cache_use(),
+            version=self.version,
+            paused=self._gate.mode,
+        )
+
+    def _cannot(self, what: str, able: bool) -> bool:
+        if not able and what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(
+                f"{type(self).__name__}.{what}() does nothing here: {self._machine.why_not(what)}",
+                stacklevel=3,
+            )
+        return not able
+
+    def _call(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling],
+        prefix: Sequence[Prefix] | None,
+        ids: Sequence[str] | None,
+        *,
+        tokens: bool = False,
+    ) -> EngineCall:
+        """The rows of a call, of which those that need steps wait for them from now on."""
+        self._check_open()
+        texts = rows_of(prompts, self._encode)
+        count = len(texts)
+        samplings = each_row(
+            "sampling", [sampling] * count if isinstance(sampling, Sampling) else sampling, count
+        )
+        prefixes = each_row("prefix", [None] * count if prefix is None else prefix, count)
+        names = each_row("ids", [None] * count if ids is None else ids, count)
+        rows = [
+            self._requests.row(index, name, prompt, one, before, self.version)
+            for index, (name, prompt, one, before) in enumerate(
+                zip(names, texts, samplings, prefixes, strict=True)
+            )
+        ]
+        call = EngineCall(rows, tokens=tokens, leave=self._leave)
+        for row in rows:
+            if row.over:
+                self._told(row, call)
+            else:
+                self._calls[row] = call
+                self._requests.put(row)
+        self._go_on()
+        return call
+
+    def _check_open(self) -> None:
+        if self._context.in_driver and not self._gate.open:
+            raise RuntimeError(
+                'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
+                "resume() it first"
+            )
+
+    def _completion(self, row: Row) -> Completion:
+        return row.completion(self.version, self._requests.vocabulary)
+
+    def _told(self, row: Row, call: EngineCall) -> None:
+        """Its call hears that a row is at its end."""
+        self._meter.ended(row)
+        call.ended(row, self.version)
+
+    def _leave(self, rows: Iterable[Row]) -> None:
+        """Nobody waits for these rows any more."""
+        left = [row for row in rows if self._calls.pop(row, None) is not None]
+        dropped = self._requests.drop(answer for row in left for answer in row.answers)
+        if dropped:
+            self._machine.remove(dropped)
+        self._settle()
+
+    def _abort(self, wanted: Callable[[Answer], bool]) -> int:
+        ended = self._requests.abort(wanted)
+        if ended:
+            self._machine.remove(ended)
+        rows = {answer.row: None for answer in ended}
+        self._settle_rows(rows)
+        return len(rows)
+
+    def _settle_rows(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.over and (call := self._calls.pop(row, None)) is not None:
+                self._told(row, call)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Those who wait for the running answers hear that there are none."""
+        if not self._requests.running:
+            for idle in self._idle:
+                if not idle.done():
+                    idle.set_result(None)
+            self._idle.clear()
+
+    def _go_on(self) -> None:
+        """See to it that steps are taken, if there are any to take."""
+        if self._stepping is None and self._gate.steps(self._requests):
+            self._stepping = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        """Step after step. Between two of them everything else of this rank has its turn: calls, and syncs of
+        weights.
+        """
+        try:
+            while self._gate.steps(self._requests):
+                await self._step()
+                await asyncio.sleep(0)
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._stepping = None
+
+    async def _step(self) -> None:
+        self._check_weights()
+        version = self.version
+        if version != self._had:
+            self._machine.weights_changed()
+            self._had = version
+        if self._gate.open:
+            begun = self._requests.admit(self._machine.room())
+            if begun:
+                self._machine.add(begun)
+        stepped = self._machine.step()
+        drawn = list(await stepped if isinstance(stepped, Awaitable) else stepped)
+        self._meter.drew(len(drawn))
+        changed = list(self._requests.take(drawn, version))
+        for answer in changed:
+            self._calls[answer.row].drew(answer)
+        over = [answer for answer in changed if answer.finish_reason is not None]
+        if over:
+            self._machine.remove(over)
+            self._settle_rows({answer.row: None for answer in over})
+
+    def _check_weights(self) -> None:
+        """Refuse to draw tokens with weights of no version.
+
+        Raises:
+            WeightsTorn: they are.
+        """
+        why = WeightsDeclared.of(self._context).torn.get(self.role)
+        if why is not None:
+            raise WeightsTorn(f"answers that were under way are given up: {why}")
+
+    def _fail(self, error: BaseException) -> None:
+        """All calls under way end with ``error``; the engine is empty then."""
+        dropped = self._requests.drop([*self._requests.running.values(), *self._requests.waiting.values()])
+        calls = {id(call): call for call in self._calls.values()}
+        self._calls.clear()
+        for call in calls.values():
+            call.failed(error)
+        self._machine.remove(dropped)
+        self._settle()
+
+
+def each_row(what: str, given: Any, count: int) -> list[Any]:
+    """A list with one element per row.
+
+    Raises:
+        ValueError: it has another length.
+    """
+    rows = list(given)
+    if len(rows) != count:
+        raise ValueError(f"{what} has {len(rows)} elements for {count} prompts; give one for each")
+    return rows
+
+
+def _of_prompt(prompt: Sequence[int], log_probs: Sequence[float], version: int) -> Completion:
+    return Completion(tuple(prompt[1:]), tuple(log_probs), "length", ((version, len(prompt) - 1),))
+
+
+def _check_tags(method: str, tags: Sequence[str]) -> None:
+    unknown = sorted({tags} - set(TAGS) if isinstance(tags, str) else set(tags) - set(TAGS))
+    if unknown or isinstance(tags, str):
+        raise ValueError(f"{method}({tags!r}): expected a list of {', '.join(map(repr, TAGS))}")

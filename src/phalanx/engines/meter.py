@@ -1,0 +1,68 @@
+"""Counts of one engine, and how many tokens it draws per second."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from phalanx.engines.leaves import EngineStatistics, PauseMode
+from phalanx.engines.requests import Row
+
+__all__ = ["Meter"]
+
+_WINDOW_S = 10.0
+_BREAK_S = 1.0
+"""A longer time between two steps is none at work."""
+
+
+class Meter:
+    """Of one engine; ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._steps: deque[tuple[float, float, int]] = (
+            deque()
+        )  # when it ended, seconds since the one before, tokens
+        self._last: float | None = None
+        self.requests = 0
+        self.aborted = 0
+        self.tokens = 0
+
+    def drew(self, tokens: int) -> None:
+        """A step is over."""
+        now = self._clock()
+        seconds = 0.0 if self._last is None else min(now - self._last, _BREAK_S)
+        self._last = now
+        self.tokens += tokens
+        self._steps.append((now, seconds, tokens))
+        while self._steps[0][0] < now - _WINDOW_S:
+            self._steps.popleft()
+
+    def ended(self, row: Row) -> None:
+        """A row is at its end."""
+        self.requests += 1
+        self.aborted += any(answer.finish_reason == "abort" for answer in row.answers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the last ten seconds, without those in which there was nothing to do; 0 where that is all of them."""
+        if not self._steps or self._steps[-1][0] < self._clock() - _WINDOW_S:
+            return 0.0
+        seconds = sum(step[1] for step in self._steps)
+        return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
+
+    def statistics(
+        self, *, running: int, waiting: int, cache_use: float, version: int, paused: PauseMode | None
+    ) -> EngineStatistics:
+        """The counts, with what the engine does now."""
+        return EngineStatistics(
+            running=running,
+            waiting=waiting,
+            requests=self.requests,
+            aborted=self.aborted,
+            tokens=self.tokens,
+            tokens_per_second=self.tokens_per_second,
+            cache_use=cache_use,
+            version=version,
+            paused=paused,
+        )

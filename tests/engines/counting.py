@@ -1,0 +1,54 @@
+"""An engine whose next token is the last one plus one: what an engine has in common with others, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import phalanx as px
+from phalanx.engines import Answer, Capabilities, Drawn, Machine, Vocabulary
+
+CONTEXT = 32
+
+
+class CountingMachine(Machine):
+    """Counts on; token 9 is an end."""
+
+    def __init__(self, room: int | None = None) -> None:
+        self.capabilities = Capabilities(context=CONTEXT)
+        self.vocabulary = Vocabulary(context=CONTEXT, end=frozenset({9}), size=100)
+        self.answers: dict[int, Answer] = {}
+        self.changes = 0
+        self.fails = False
+        self._room = room
+
+    def room(self) -> int | None:
+        return None if self._room is None else self._room - len(self.answers)
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        self.answers.update((answer.key, answer) for answer in answers)
+
+    def step(self) -> list[Drawn]:
+        if self.fails:
+            raise ArithmeticError("the kernel is broken")
+        return [
+            Drawn(answer, answer.so_far[-1] + 1, None if answer.sampling.logprobs is None else -0.5)
+            for answer in self.answers.values()
+        ]
+
+    def remove(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            self.answers.pop(answer.key, None)
+
+    def weights_changed(self) -> None:
+        self.changes += 1
+
+    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[-1.0] * (len(prompt) - 1) for prompt in prompts]
+
+
+class CountingEngine(px.engines.RolloutEngine):
+    """Generates by counting."""
+
+    def __init__(self, room: int | None = None) -> None:
+        self.machine = CountingMachine(room)
+        self.serve(self.machine, seed=0)

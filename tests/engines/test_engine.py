@@ -1,0 +1,272 @@
+"""What all engines have in common, on one that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+
+import pytest
+
+import phalanx as px
+from phalanx.engines import Completion, Sampling
+from tests.engines.counting import CONTEXT, CountingEngine
+
+
+async def until(engine: CountingEngine, tokens: int) -> None:
+    """Let the engine go on until an answer has that many tokens."""
+    while not any(len(answer.tokens) >= tokens for answer in engine.machine.answers.values()):
+        await asyncio.sleep(0)
+
+
+def generated(engine: CountingEngine, *args: object, **kwargs: object) -> list[Completion]:
+    return asyncio.run(engine.generate(*args, **kwargs))  # type: ignore[arg-type]
+
+
+def test_answers_come_in_order_with_a_log_probability_and_a_version_for_each_token() -> None:
+    first, second = generated(CountingEngine(), [[10, 11], [20]], Sampling(max_tokens=3))
+
+    assert (first.tokens, second.tokens) == ((12, 13, 14), (21, 22, 23))
+    assert first.log_probs == (-0.5, -0.5, -0.5)
+    assert first.versions == ((0, 3),) and first.version == 0
+    assert first.finish_reason == "length"
+
+
+def test_each_row_has_its_own_sampling() -> None:
+    made = generated(CountingEngine(), [[10], [10]], [Sampling(max_tokens=1), Sampling(max_tokens=2)])
+
+    assert [len(one.tokens) for one in made] == [1, 2]
+
+
+def test_no_prompts_have_no_answers() -> None:
+    assert generated(CountingEngine(), []) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens"),
+    [
+        (Sampling(max_tokens=9), (7, 8, 9)),
+        (Sampling(max_tokens=4, ignore_eos=True), (7, 8, 9, 10)),
+        (Sampling(stop=(8,)), (7, 8)),
+        (Sampling(stop=((7, 8),)), (7, 8)),
+    ],
+)
+def test_an_answer_ends_with_what_stops_it(sampling: Sampling, tokens: tuple[int, ...]) -> None:
+    assert generated(CountingEngine(), [[6]], sampling)[0].tokens == tokens
+
+
+def test_a_full_context_ends_an_answer() -> None:
+    (made,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], Sampling(max_tokens=9))
+
+    assert (len(made.tokens), made.finish_reason) == (2, "length")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "empty"), ([1] * CONTEXT, "room for 31"), ([100], "token 100")]
+)
+def test_what_is_wrong_with_a_row_is_its_own_error(prompt: list[int], message: str) -> None:
+    wrong, right = generated(CountingEngine(), [prompt, [20]], Sampling(max_tokens=1))
+
+    assert wrong.finish_reason == "error" and message in str(wrong.error)
+    assert right.tokens == (21,)
+
+
+def test_several_answers_to_a_prompt_are_one_row() -> None:
+    (made,) = generated(CountingEngine(), [[20]], Sampling(max_tokens=1, n=3))
+
+    assert [one.tokens for one in made.all] == [(21,)] * 3
+
+
+def test_answers_wait_where_the_engine_has_no_room() -> None:
+    made = generated(CountingEngine(room=1), [[10], [20], [30]], Sampling(max_tokens=2))
+
+    assert [one.tokens for one in made] == [(11, 12), (21, 22), (31, 32)]
+
+
+@pytest.mark.parametrize("ids", [None, ["mine"]])
+def test_an_aborted_answer_is_gone_on_with(ids: list[str] | None) -> None:
+    async def interrupted() -> tuple[Completion, Completion]:
+        engine = CountingEngine()
+        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6), ids=["mine"]))
+        await until(engine, 2)
+        assert await engine.abort(ids) == 1
+        (part,) = await call
+        (whole,) = await engine.generate([[20]], Sampling(max_tokens=6), prefix=[part])
+        return part, whole
+
+    part, whole = asyncio.run(interrupted())
+
+    assert part.finish_reason == "abort" and not part.finished and 2 <= len(part.tokens) < 6
+    assert whole.tokens == (21, 22, 23, 24, 25, 26) and len(whole.log_probs) == 6
+
+
+def test_an_abort_of_another_request_leaves_the_rest() -> None:
+    async def others() -> list[Completion]:
+        engine = CountingEngine()
+        call = asyncio.create_task(engine.generate([[20], [20]], Sampling(max_tokens=6), ids=["a", "b"]))
+        await until(engine, 1)
+        await engine.abort(["b", "c"])
+        return await call
+
+    assert [one.finish_reason for one in asyncio.run(others())] == ["length", "abort"]
+
+
+def test_a_prefix_that_is_finished_comes_back_as_it_is() -> None:
+    done = Completion((9,), (-1.0,), "stop", ((3, 1),))
+
+    assert generated(CountingEngine(), [[20]], prefix=[done]) == [done]
+
+
+def test_a_pause_that_keeps_stops_between_two_steps() -> None:
+    async def paused() -> tuple[int, int, tuple[int, ...]]:
+        engine = CountingEngine()
+        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6)))
+        await until(engine, 2)
+        await engine.pause("keep")
+        (answer,) = engine.machine.answers.values()
+        before = len(answer.tokens)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        after = len(answer.tokens)
+        await engine.resume()
+        return before, after, (await call)[0].tokens
+
+    before, after, tokens = asyncio.run(paused())
+
+    assert before == after == 2
+    assert tokens == (21, 22, 23, 24, 25, 26)
+
+
+def test_a_pause_that_waits_returns_when_the_running_answers_are_made_and_begins_no_others() -> None:
+    async def paused() -> tuple[bool, bool]:
+        engine = CountingEngine()
+        running = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6)))
+        await until(engine, 1)
+        pause = asyncio.create_task(engine.pause("wait"))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=1)))
+        await pause
+        await asyncio.sleep(0)
+        found = running.done(), late.done()
+        await engine.resume()
+        await late
+        return found
+
+    assert asyncio.run(paused()) == (True, False)
+
+
+def test_a_pause_that_aborts_gives_answers_back_as_they_are() -> None:
+    async def paused() -> list[Completion]:
+        engine = CountingEngine(room=1)
+        call = asyncio.create_task(engine.generate([[20], [30]], Sampling(max_tokens=6)))
+        await until(engine, 2)
+        await engine.pause("abort")
+        return await call
+
+    assert [one.tokens for one in asyncio.run(paused())] == [(21, 22), ()]
+
+
+def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_later_one() -> None:
+    engine = CountingEngine()
+    engine.machine.fails = True
+    with pytest.raises(ArithmeticError):
+        generated(engine, [[20]])
+    engine.machine.fails = False
+
+    assert generated(engine, [[20]], Sampling(max_tokens=1))[0].tokens == (21,)
+
+
+def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
+    async def cancelled() -> int:
+        engine = CountingEngine()
+        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=9, ignore_eos=True)))
+        await until(engine, 1)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        return len(engine.machine.answers)
+
+    assert asyncio.run(cancelled()) == 0
+
+
+def test_tokens_come_as_they_are_drawn() -> None:
+    async def streamed() -> list[tuple[tuple[int, ...], str | None]]:
+        items = CountingEngine().generate_tokens([[20]], Sampling(max_tokens=2))
+        return [(one.tokens, one.finish_reason) async for one in items]
+
+    assert asyncio.run(streamed()) == [((21,), None), ((22,), "length")]
+
+
+def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
+    engine = CountingEngine()
+    with pytest.warns(UserWarning, match="does nothing"):
+        asyncio.run(engine.sleep())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(engine.sleep())
+
+    assert generated(engine, [[20]], Sampling(max_tokens=1))[0].tokens == (21,)
+
+
+def test_statistics_count_rows_and_tokens() -> None:
+    engine = CountingEngine()
+    generated(engine, [[20], [30]], Sampling(max_tokens=4))
+
+    (found,) = [asyncio.run(engine.engine_statistics())]
+
+    assert (found.requests, found.tokens, found.running, found.waiting) == (2, 8, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": -1}, "temperature=-1"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"max_tokens": True}, "max_tokens=True"),
+        ({"stop": [""]}, "empty text"),
+    ],
+)
+def test_a_wrong_sampling_is_refused_where_it_is_made(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(px.DeclarationError, match=message):
+        Sampling(**wrong)  # type: ignore[arg-type]
+
+
+def test_seeds_of_many_rows_differ() -> None:
+    assert [one.seed for one in Sampling(seed=5).each(3)] == [5, 6, 7]
+
+
+SLOW_ON_RAY = True
+
+
+def test_a_group_splits_prompts_and_samplings_over_its_ranks(pool: px.ResourcePool) -> None:
+    group = px.WorkerGroup(pool[0:2], CountingEngine)
+
+    made = group.generate([[10], [20], [30]], Sampling(max_tokens=2).each(3))
+
+    assert [one.tokens for one in made] == [(11, 12), (21, 22), (31, 32)]
+    group.close()
+
+
+def test_rows_are_streamed_with_their_place_in_the_call(pool: px.ResourcePool) -> None:
+    group = px.WorkerGroup(pool[0:2], CountingEngine)
+
+    rows = dict(group.generate_rows.stream([[10], [20], [30]], Sampling(max_tokens=1), by="rows"))
+
+    assert {row: one.tokens for row, one in rows.items()} == {0: (11,), 1: (21,), 2: (31,)}
+    assert [one.tokens for one in group.any.generate_tokens.stream([[10]], Sampling(max_tokens=2))] == [
+        (11,),
+        (12,),
+    ]
+    group.close()
+
+
+def test_a_paused_engine_is_resumed_while_a_call_waits(pool: px.ResourcePool, backend: str) -> None:
+    group = px.WorkerGroup(pool[0:1], CountingEngine)
+    group.pause("keep")
+    if backend == "inline":
+        with pytest.raises(RuntimeError, match="resume"):
+            group.generate([[10]])
+        group.resume()
+    else:
+        call = group.generate.submit([[10]], Sampling(max_tokens=1))
+        group.resume()
+        assert call.result()[0].tokens == (11,)
+    group.close()
