@@ -12,7 +12,7 @@ import pytest
 
 import phalanx as px
 from phalanx.errors import InternalError
-from phalanx.execution.closers import Closers, at_close, unlink_at_close
+from phalanx.execution.closers import Closers, at_close
 
 
 def fail(text: str) -> None:
@@ -52,8 +52,8 @@ def test_registering_where_there_is_no_rank_says_so() -> None:
 def test_an_orderly_exit_runs_them(tmp_path: Path) -> None:
     made = tmp_path / "made"
     code = (
-        "import sys\nfrom phalanx.execution.closers import Closers, unlink_at_close\n"
-        f"Closers(own_process=True)\nunlink_at_close({str(made)!r})\nopen({str(made)!r}, 'w').close()\nsys.exit(3)"
+        "import os, sys\nfrom phalanx.execution.closers import Closers, at_close\n"
+        f"Closers(own_process=True)\nat_close(os.unlink, {str(made)!r})\nopen({str(made)!r}, 'w').close()\nsys.exit(3)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 3
     assert not made.exists()
@@ -63,7 +63,7 @@ class Leaves(px.Worker):
     @px.register
     def leave(self, folder: str, raises: bool = False) -> str:
         path = os.path.join(folder, f"segment-{self.rank}")
-        unlink_at_close(path)
+        at_close(os.unlink, path)
         Path(path).write_text("")
         self.raises = raises
         return path

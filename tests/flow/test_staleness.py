@@ -131,7 +131,7 @@ def test_rows_that_would_be_too_old_when_trained_on_are_refused_and_counted() ->
         Refused(straggler, (1,), "stale"),
         Dropped(straggler, 1, "stale"),
     ]
-    assert [each.lease for each, _, _ in machine.expected_lags] == [before, straggler, straggler]
+    assert [each.lease for each in machine.state().ready] == [before, straggler, straggler]
 
 
 def test_the_link_is_told_once_of_leases_that_generate_in_vain() -> None:
@@ -159,10 +159,7 @@ def test_rows_discarded_after_they_were_accepted_give_their_credit_back_and_othe
     done = machine.handle(Discard(lease, 1, 3, "all answers alike"), 0.0)
 
     assert done == [Dropped(lease, 2, "all answers alike")]
-    assert [(each.start, each.stop, last) for each, _, last in machine.expected_lags] == [
-        (0, 1, 0),
-        (3, 4, 0),
-    ]
+    assert [(each.start, each.stop) for each in machine.state().ready] == [(0, 1), (3, 4)]
     assert len(fill(machine, 1)) == 2
 
 

@@ -80,15 +80,6 @@ def test_an_index_may_be_an_integer_of_numpy() -> None:
     assert two_pieces().receive(4, (np.int64(1), "x")) == Row(3, "x")
 
 
-def test_a_stream_is_over_when_every_rank_has_ended() -> None:
-    rows = two_pieces()
-
-    rows.finish(0)
-    assert not rows.is_over
-    rows.finish(4)
-    assert rows.is_over
-
-
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_whatever_the_order_of_arrival_every_row_of_the_call_comes_once(
     sizes: list[int], chance: Any

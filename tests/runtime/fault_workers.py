@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import phalanx as px
-from phalanx.execution.closers import unlink_at_close
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -130,14 +129,6 @@ class Trouble(px.Worker):
         session = subprocess.Popen(["sleep", "972"], start_new_session=True)
         daemon = subprocess.Popen([sys.executable, "-S", "-c", DAEMON], stdout=subprocess.PIPE, text=True)
         return [plain.pid, session.pid, int(daemon.stdout.readline())]
-
-    @px.register
-    def make_named(self, folder: str) -> str:
-        """A file that must not outlive this rank, however that ends."""
-        path = os.path.join(folder, f"segment-{self.rank}")
-        unlink_at_close(path)
-        Path(path).write_text("")
-        return path
 
     @px.register
     def note_close(self, path: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import DeclarationError, WeightsDiffer
-from phalanx.transfer.digests import Verify, _Bits, compare, digest_pieces, fold, tensor_digest
+from phalanx.transfer.digests import Verify, _Bits, compare, digest_pieces, tensor_digest
 from phalanx.transfer.plan import Plan
 from phalanx.transfer.planner import make_plan
 from phalanx.transfer.tensors import name_of, run_in_process
@@ -40,8 +40,6 @@ def check(
         for target, got in enumerate(found):
             theirs = digest_pieces(plan, got, "target", rank=target, verify=verify, version=version)
             compare(ours, theirs, source=source, target=target)
-            mine = [one for one in ours if target in one.targets]
-            assert fold(mine, source=source, target=target) == fold(theirs, source=source, target=target)
 
 
 @pytest.mark.parametrize("verify", LEVELS)

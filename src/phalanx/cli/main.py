@@ -11,8 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 from phalanx import __version__
 from phalanx.errors import PhalanxError
 
-#: Exit codes of every command; `doctor` uses 1 for "there are findings".
-FINDINGS, FAILED = 1, 2
+#: Exit code of every command; `doctor` uses 1 for "there are findings".
+FAILED = 2
 
 
 class Home(NamedTuple):

@@ -1,15 +1,14 @@
 """What a rank does at its end: closers that the library registers while it makes things that must not stay.
 
 They run after the users' own ``close()``, also where that raised; where the process exits without one, but in good
-order, they run then. A process that is killed runs nothing: what has a name on the node and must not outlive its rank
-is therefore written down before it is made, and the node's agent unlinks it.
+order, they run then. A process that is killed runs nothing: what must not outlive its rank then has no name (anonymous
+memory, abstract sockets), so that it ends with the process.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 import threading
 import traceback
@@ -18,7 +17,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from phalanx.errors import InternalError
-from phalanx.execution.control import control
 
 
 class Closers:
@@ -89,26 +87,6 @@ def at_close(callback: Callable[..., object], *args: Any) -> None:
             "that runs on the ranks"
         )
     closers.add(callback, *args)
-
-
-def unlink_at_close(path: str) -> None:
-    """Have the file, segment or socket of that name unlinked at the end of the rank, however that ends.
-
-    To be called before it is made.
-
-    Raises:
-        InternalError: this is no rank.
-        OSError: it cannot be written down for the node's agent; nothing should be made then.
-    """
-    channel = control() if _current.get() is None and _of_process else None
-    if channel is not None:
-        channel.note_name(path)
-    at_close(_unlink, path)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def report(what: str, error: BaseException) -> None:

@@ -12,12 +12,10 @@ import asyncio
 import contextlib
 import faulthandler
 import fcntl
-import json
 import os
 import secrets
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Generator
 from types import FrameType, TracebackType
@@ -50,31 +48,15 @@ class Control:
         self._tasks: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = {}
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         os.environ[MARK_VARIABLE] = self._mark
-        self._names = os.path.join(tempfile.gettempdir(), f"{self._mark}.unlink")
         self._sockets = frozenset[str]()
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
             signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
         threading.Thread(target=self._serve, name="phalanx-control", daemon=True).start()
 
-    def describe(self, folder: str) -> SideChannel:
-        """What the node's agent needs to find all this; ``folder`` is where this process may keep files."""
-        if folder:
-            self._names = os.path.join(folder, f"{self._mark}.unlink")
-        return SideChannel(_started(), self.page.fd, self._stacks, self._wake, self._mark, names=self._names)
-
-    def note_name(self, path: str) -> None:
-        """Write down what the node's agent is to unlink once this process is gone.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        os.makedirs(os.path.dirname(self._names), exist_ok=True)
-        file = os.open(self._names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(file, json.dumps(os.path.abspath(path)).encode() + b"\n")
-        finally:
-            os.close(file)
+    def describe(self) -> SideChannel:
+        """What the node's agent needs to find all this."""
+        return SideChannel(_started(), self.page.fd, self._stacks, self._wake, self._mark)
 
     @contextlib.contextmanager
     def call(self, number: int, method: str = "") -> Generator[None]:

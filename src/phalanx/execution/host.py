@@ -103,7 +103,7 @@ class Host:
         port, side, folder = 0, None, self._services.folder()
         if not self._services.in_driver:
             self._control = control()
-            side = self._control.describe(folder) if self._control else None
+            side = self._control.describe() if self._control else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
         return Facts(slot, os.getpid(), time.time(), port, log_paths, side, folder)

@@ -34,17 +34,6 @@ class ReadyRows:
     def rows(self) -> int:
         return sum(ready.rows for ready in self._ready)
 
-    def lags(self, training: int) -> Iterator[tuple[Ready, int, int]]:
-        """Each with the lags of its first and last row, `training` being the version in training."""
-        before = 0
-        for ready in self._ready:
-            yield (
-                ready,
-                self._lag(training, before, ready),
-                self._lag(training, before + ready.rows - 1, ready),
-            )
-            before += ready.rows
-
     def append(self, lease: int, place: int, version: int) -> None:
         """Row `place` of those that the lease accepted."""
         last = self._ready[-1] if self._ready else None
@@ -95,6 +84,3 @@ class ReadyRows:
         removed = self.rows - sum(ready.rows for ready in kept)
         self._ready = kept
         return removed
-
-    def _lag(self, training: int, before: int, ready: Ready) -> int:
-        return training + before // self._per_version - ready.version

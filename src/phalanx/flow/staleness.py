@@ -168,11 +168,6 @@ class Staleness:
         """The leases that accepted rows which wait to be trained on."""
         return frozenset(ready.lease for ready in self._ready)
 
-    @property
-    def expected_lags(self) -> list[tuple[Ready, int, int]]:
-        """What is ready, in order, with the lags of its first and last row if versions are trained on in full."""
-        return list(self._ready.lags(self.version))
-
     def state(self) -> StalenessState:
         return StalenessState(
             self.max_lag,

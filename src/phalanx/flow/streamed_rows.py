@@ -88,11 +88,6 @@ class StreamedRows:
         )
 
     @property
-    def is_over(self) -> bool:
-        """Whether every rank has ended."""
-        return len(self._over) == len(self._rows)
-
-    @property
     def left(self) -> int:
         """Rows that are still to come."""
         return self._left

@@ -6,9 +6,7 @@ serves whichever source is ready, so that targets that share sources never wait 
 
 from __future__ import annotations
 
-import contextlib
 import selectors
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.errors import WeightsLost
@@ -293,13 +291,3 @@ class RingTarget:
         for link in self._links.values():
             link.close()
         self._called, self._links = {}, {}
-
-
-def reachable(address: str) -> bool:
-    """Whether a ring's address can be reached from here: the test of being on one node."""
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as trial:
-        try:
-            trial.connect(b"\0" + address.encode())
-        except OSError:
-            return False
-    return True

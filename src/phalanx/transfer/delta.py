@@ -8,7 +8,6 @@ and is refused by who has another. The source keeps the base, one more copy of w
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -187,8 +186,3 @@ class Base:
         self._next = {}
         if not keep_base:
             self._held, self.version = {}, None
-
-
-def wire_bytes(deltas: Mapping[Any, Delta]) -> int:
-    """Bytes of all ``deltas`` on the way."""
-    return sum(one.nbytes for one in deltas.values())

@@ -8,7 +8,6 @@ piece by the same pair.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -20,7 +19,7 @@ from phalanx.transfer.boxes import Box
 from phalanx.transfer.plan import Plan
 from phalanx.transfer.tensors import cut, dtype_named, name_of
 
-__all__ = ["PieceDigest", "Verify", "compare", "digest_pieces", "fold", "tensor_digest"]
+__all__ = ["PieceDigest", "Verify", "compare", "digest_pieces", "tensor_digest"]
 
 Verify = Literal["sampled", "full", "off"]
 """How much is compared: a sample of the elements (by default), every bit, or nothing."""
@@ -184,15 +183,6 @@ def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
         flat = flat.clone(memory_format=torch.contiguous_format)
     array: Any = flat.view(torch.uint8).cpu().numpy()
     return memoryview(array) if flat.numel() else b""
-
-
-def fold(digests: Sequence[PieceDigest], *, source: int, target: int) -> bytes:
-    """One digest of all pieces from ``source`` to ``target``: what is compared first, and nearly always alone."""
-    text = hashlib.blake2b(digest_size=16)
-    for one in digests:
-        if one.source == source and target in one.targets:
-            text.update(one.digest)
-    return text.digest()
 
 
 def compare(sent: Sequence[PieceDigest], arrived: Sequence[PieceDigest], *, source: int, target: int) -> None:

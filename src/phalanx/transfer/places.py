@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["Hop", "Place", "Places", "hop_between"]
+__all__ = ["Hop", "Place", "Places"]
 
 
 class Hop(IntEnum):
@@ -54,13 +54,6 @@ class Places(NamedTuple):
 
 def _alone(side: str, count: int) -> tuple[Place, ...]:
     return tuple(Place(f"{side} {rank}", f"{side} {rank}") for rank in range(count))
-
-
-def hop_between(one: Place, other: Place) -> Hop:
-    """How far it is from one rank to another."""
-    if one.node != other.node:
-        return Hop.OTHER
-    return Hop.PROCESS if one.process == other.process else Hop.NODE
 
 
 def nodes_of(places: Sequence[Place], ranks: Sequence[int]) -> dict[str, list[int]]:

@@ -170,8 +170,7 @@ class SideChannel(NamedTuple):
     """Where a worker process can be asked while it is busy: its own file descriptors, opened through /proc.
 
     ``started`` is when the process was started, in clock ticks since boot; with the pid it names the process
-    for good. ``mark`` is in the environment of everything that it starts. ``names`` is the file in which it writes
-    down, one JSON string a line, what is to be unlinked once it is gone.
+    for good. ``mark`` is in the environment of everything that it starts.
     """
 
     started: int
@@ -179,7 +178,6 @@ class SideChannel(NamedTuple):
     stacks: int
     control: int
     mark: str
-    names: str = ""
 
 
 class Facts(NamedTuple):

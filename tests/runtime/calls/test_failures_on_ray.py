@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -300,20 +299,6 @@ def test_what_is_no_exception_is_told_as_what_it_is_and_where(
     assert "in throw" in report.traceback
     assert report.pid == group.pid()[report.rank]
     assert "by hand" in report.traceback
-
-
-@pytest.mark.parametrize("orderly", [True, False])
-def test_no_name_outlives_its_rank_however_that_ends(tmp_path: Path, orderly: bool) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        with px.WorkerGroup(pool, Trouble) as group:
-            left = group.make_named(str(tmp_path))
-            assert all(map(os.path.exists, left))
-            if not orderly:
-                faults.kill(group, 1)
-                assert within(5.0, lambda: not os.path.exists(left[1]))  # while the group is broken, and open
-                assert os.path.exists(left[0])
-
-        assert not any(map(os.path.exists, left))
 
 
 def test_a_call_that_is_cancelled_before_it_begins_says_nothing(

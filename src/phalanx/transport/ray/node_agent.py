@@ -56,7 +56,7 @@ class NodeAgent:
     def __init__(self) -> None:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._watched: dict[int, tuple[int, int, str, str]] = {}
+        self._watched: dict[int, tuple[int, int, str]] = {}
         self._oom_kills = oom_kills()
 
     def prepare(self) -> None:
@@ -88,7 +88,7 @@ class NodeAgent:
         for target in targets:
             if target.side is not None:
                 side = target.side
-                self._watched[target.pid] = (target.pid, side.started, side.mark, side.names)
+                self._watched[target.pid] = (target.pid, side.started, side.mark)
 
     def look(self, targets: Sequence[Target]) -> None:
         """Note all descendants of the watched ranks, before these are ended."""

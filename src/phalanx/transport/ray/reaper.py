@@ -1,4 +1,4 @@
-"""A small process per node that ends, and unlinks, what ranks leave behind, and that exits last.
+"""A small process per node that ends what ranks leave behind, and that exits last.
 
 Run as a script with nothing but the standard library: it starts in some 20 ms and holds 10 MB. It reads one JSON
 object per line and answers each with one line. When its input ends, because the process that started it is gone
@@ -69,23 +69,12 @@ def resident_bytes(pid: int) -> int:
 class Watched:
     """One rank and the descendants that were seen."""
 
-    def __init__(self, pid: int, started: int, mark: str, names: str = "") -> None:
+    def __init__(self, pid: int, started: int, mark: str) -> None:
         self.pid = pid
         self.started = started
         self.mark = f"{MARK_VARIABLE}={mark}".encode()
         self.seen: set[tuple[int, int]] = set()
         self.memory = 0
-        self.names = names
-
-    def unlink_names(self) -> None:
-        """Unlink what the rank wrote down as not to outlive it: one JSON string a line."""
-        names, self.names = self.names, ""
-        with contextlib.suppress(OSError), open(names, "rb") as lines:
-            for line in lines:
-                with contextlib.suppress(OSError, ValueError):  # gone already, or cut off by the rank's end
-                    os.unlink(json.loads(line))
-        with contextlib.suppress(OSError):
-            os.unlink(names)
 
     def alive(self) -> bool:
         process = look_at(self.pid)
@@ -132,8 +121,6 @@ class Reaper:
             one.look(everything)
             if marks:
                 one.look_for_mark(everything)
-            if one.names and not one.alive():
-                one.unlink_names()
 
     def end(self, pids: list[int], patience: float = 0.0) -> list[int]:
         """Kill these ranks with all their descendants; the pids of those that were still there at the end.
@@ -155,7 +142,6 @@ class Reaper:
                 break
             time.sleep(0.01)
         for one in chosen:
-            one.unlink_names()
             del self.watched[one.pid]
         return left
 
