@@ -63,7 +63,7 @@ def host(control: Control, monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host(Services())
     setup = RankSetup(0, 1, 0, 1, "g", 3, {})
     made.setup(setup.pack(pickle.dumps(encode({"": (Worker, (), {})}))), ())
-    monkeypatch.setattr(made, "_control", control)
+    monkeypatch.setattr(made._presence, "control", control)
     return made
 
 

@@ -7,40 +7,41 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.classes import class_spec
-from phalanx.declare.context import WorkerContext, present, set_context_of_process
+from phalanx.declare.context import WorkerContext, set_context_of_process
 from phalanx.declare.weights import WeightsDeclared
 from phalanx.declare.worker import Worker, make
-from phalanx.errors import DispatchError, FailureKind, StaleEpoch, WeightsTorn
+from phalanx.errors import FailureKind, StaleEpoch
 from phalanx.execution import rendezvous
+from phalanx.execution.admission import Admission
 from phalanx.execution.arguments import Arguments
 from phalanx.execution.bootstrap import apply
 from phalanx.execution.closers import Closers, report
-from phalanx.execution.control import Control, Interrupted, control
+from phalanx.execution.control import Interrupted, control
+from phalanx.execution.failures import failed
 from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.imports import importing
 from phalanx.execution.journals import Journals, size_of
-from phalanx.execution.loops import Loop, Way, at_once, awaited
+from phalanx.execution.loops import Loop, Way, at_once
+from phalanx.execution.plain_calls import PlainCalls
+from phalanx.execution.presence import NOWHERE, Presence
 from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.services import Services
-from phalanx.execution.streams import GENERATORS, Anew, collected, one_by_one, streamed
+from phalanx.execution.streams import GENERATORS, collected, one_by_one, streamed
 from phalanx.execution.weights.book import WeightsBook
 from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
 from phalanx.wire.codec import decode, decoding
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import ANY_EPOCH, RUN, Facts, RankCall, RankSetup, is_library_call
 from phalanx.wire.names import full_name
 from phalanx.wire.outputs import HALVED, OUTPUT, BackendRef
-from phalanx.wire.side_channel import BARE_CALLS, PLAIN_CALL, SETUP_CALL
+from phalanx.wire.side_channel import BARE_CALLS, SETUP_CALL
 
 _REMEMBERED = 256
-_NOWHERE: AbstractContextManager[None] = nullcontext()
 
 
 class Host:
@@ -51,9 +52,7 @@ class Host:
         self._socket: socket.socket | None = None
         self._setup: RankSetup | None = None
         self._instances: dict[str, Any] = {}
-        self._context = WorkerContext()
         self._loop = Loop()
-        self._control: Control | None = None
         self._log: str | None = None
         self.hooks = Hooks()
         #: The calls that ran in debug mode, in their order: number and name.
@@ -61,16 +60,14 @@ class Host:
         #: What a detached group leaves for drivers to come.
         self.record: bytes | None = None
         self.journals = Journals(own_process=not services.in_driver)
-        self._epoch = ANY_EPOCH
         self._bare_calls = 0
         self._weights: WeightsBook | None = None
-        #: Why methods of a role may not run, by role: its weights are of no one version.
-        self.unusable: dict[str, str] = {}
         self.closers = Closers(own_process=not services.in_driver)
-        # Ctrl-C reaches the ranks that live in the driver's process; in another one it is what a method raised.
-        ends = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
-        self._here = Way(self._during, self._loop.to_end_at_once, ends, self._steps)
-        self._on_loop = Way(self._during_task, awaited, (SystemExit, GeneratorExit), self._task_steps)
+        self._presence = Presence(self.closers, self._loop, in_driver=services.in_driver)
+        self._here, self._on_loop = self._presence.here, self._presence.on_loop
+        self._admission = Admission(self._instances)
+        #: Of handles that are used without a group.
+        self.plain = PlainCalls(self._instances, self.journals, self._loop, self._presence)
         if services.in_driver:
             self.run_bare = self._run_bare_in_driver
 
@@ -80,8 +77,8 @@ class Host:
         if self._weights is None:
             setup = self._setup
             had, published = (setup.had_weights, setup.published_weights) if setup else ({}, {})
-            self._weights = WeightsBook(WeightsDeclared.of(self._context), had, published)
-            self.unusable = self._weights.unusable
+            self._weights = WeightsBook(WeightsDeclared.of(self.context), had, published)
+            self._admission.unusable = self._weights.unusable
         return self._weights
 
     def put(self, value: Any) -> BackendRef:
@@ -102,8 +99,8 @@ class Host:
         slot, log_paths = self._services.facts()
         port, side, folder = 0, None, self._services.folder()
         if not self._services.in_driver:
-            self._control = control()
-            side = self._control.describe() if self._control else None
+            self._presence.control = channel = control()
+            side = channel.describe() if channel else None
             self._socket = rendezvous.listening_socket(slot.node_ip)
             port = self._socket.getsockname()[1]
         return Facts(slot, os.getpid(), time.time(), port, log_paths, side, folder)
@@ -112,7 +109,7 @@ class Host:
         """Become a rank: environment first, then the classes (which may import torch), then the instances."""
         setup, body = RankSetup.unpack(data)
         self._setup = setup
-        self._epoch = setup.epoch
+        self._admission.enter(setup.group, setup.epoch)
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
         try:
             self._log = apply(setup, self._services.in_driver)
@@ -123,7 +120,7 @@ class Host:
                 self.journals.of(setup.trace, SETUP_CALL) as note,
                 self._here.during(SETUP_CALL, "__init__"),
             ):
-                quietly = _NOWHERE if self._services.in_driver else importing()
+                quietly = NOWHERE if self._services.in_driver else importing()
                 with quietly, decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
                 if note is not None:
@@ -159,11 +156,11 @@ class Host:
             meshes=setup.meshes,
         )
         shared.in_driver = self._services.in_driver
-        self._context = shared
+        self._presence.context = shared
         if not self._services.in_driver:
             set_context_of_process(shared)
         if setup.had_weights:
-            self.unusable = self.weights.unusable
+            self._admission.unusable = self.weights.unusable
         for role, (cls, args, kwargs) in roles.items():
             instance = make(cls, args, kwargs, replace(shared, role=role))
             self._instances[role] = instance
@@ -220,10 +217,10 @@ class Host:
         Raises:
             RankFailure: whatever the call raised.
         """
-        control, self._bare_calls = self._control, self._bare_calls + 1
+        control, self._bare_calls = self._presence.control, self._bare_calls + 1
         number = BARE_CALLS + self._bare_calls
-        if self.unusable:
-            self._check_weights(role, method)
+        if self._admission.unusable and (torn := self._admission.torn(role, method)) is not None:
+            raise self.failure(torn, role, method)
         slot = 0 if control is None else control.page.begin(number, full_name(role, method))
         if self.journals.on:
             self.journals.off()
@@ -251,42 +248,9 @@ class Host:
                 control.running = 0
                 control.page.end(slot)
 
-    def _check_weights(self, role: str, method: str) -> None:
-        """Refuse a method of a role whose weights are of no one version, unless it says that it needs none."""
-        why = self.unusable.get(role)
-        if why is None or method == RUN or is_library_call(method):
-            return
-        spec = (
-            class_spec(type(self._instances[role])).methods.get(method) if role in self._instances else None
-        )
-        if spec is None or spec.needs_weights:
-            raise self.failure(WeightsTorn(f"{full_name(role, method)}: {why}"), role, method)
-
     def _run_bare_in_driver(self, role: str, method: str) -> Any:
-        with self._here_now():
+        with self._presence.now():
             return Host.run_bare(self, role, method)
-
-    @contextmanager
-    def _here_now(self) -> Generator[None]:
-        """The time in which this thread is at this rank, of those that share the process."""
-        with ExitStack() as stack:
-            stack.enter_context(self.closers.current())
-            stack.enter_context(present(self._context))
-            yield
-
-    def _during(self, call: int, method: str) -> AbstractContextManager[None]:
-        return self._here_now() if self._control is None else self._control.call(call, method)
-
-    def _during_task(self, call: int, method: str) -> AbstractContextManager[None]:
-        return _NOWHERE if self._control is None else self._control.task(call, method)
-
-    def _steps(self, call: int, method: str) -> AbstractContextManager[AbstractContextManager[None]]:
-        if self._control is None:
-            return nullcontext(Anew(self.closers.current))
-        return self._control.stream(call, method)
-
-    def _task_steps(self, call: int, method: str) -> AbstractContextManager[AbstractContextManager[None]]:
-        return nullcontext(_NOWHERE) if self._control is None else self._control.task_stream(call, method)
 
     def enter_epoch(self, number: int) -> None:
         """Belong to another epoch from now on, in the process that this rank has.
@@ -294,7 +258,7 @@ class Host:
         A call without a message says nothing of its epoch, so none is taken any more: whoever knows of this epoch
         sends a message.
         """
-        self._epoch = number
+        self._admission.enter(self.context.group, number)
         self.run_bare = self._refuse_bare
 
     def check_callable(self, call: RankCall) -> None:
@@ -303,85 +267,13 @@ class Host:
         Raises:
             RankFailure: it may not.
         """
-        if call.epoch not in (ANY_EPOCH, self._epoch) and not is_library_call(call.method):
-            raise self._refusal(call.role, call.method, call.epoch)
-        if self.unusable:
-            self._check_weights(call.role, call.method)
+        refused = self._admission.refusal(call)
+        if refused is not None:
+            kind: FailureKind = "stale" if isinstance(refused, StaleEpoch) else "raised"
+            raise self.failure(refused, call.role, call.method, kind)
 
     def _refuse_bare(self, role: str, method: str) -> Any:
-        raise self._refusal(role, method, ANY_EPOCH)
-
-    def _refusal(self, role: str, method: str, epoch: int) -> RankFailure:
-        """Why a call of all ranks of another epoch does not run: they could not make it together."""
-        group, of = self._context.group, "an earlier epoch" if epoch == ANY_EPOCH else f"epoch {epoch}"
-        error = StaleEpoch(
-            f"group {group!r} has other ranks by now: this call of {full_name(role, method)} belongs to {of}, the "
-            f"group is in epoch {self._epoch}; make the call again",
-            group=group,
-            epoch=epoch,
-            current=self._epoch,
-        )
-        return self.failure(error, role, method, kind="stale")
-
-    def run_plain(
-        self,
-        role: str,
-        method: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        traced: tuple[str, int] = ("", PLAIN_CALL),
-    ) -> Any:
-        """Call a method with plain arguments, for handles that are used without a group.
-
-        ``traced`` is the trace that the call is in, if any, and its number there.
-
-        Raises:
-            What the method raises, as it is: the backend's own errors are what such a caller expects.
-        """
-        with self._noted(role, method, traced) as note:
-            result = self._plainly(role, method, args, kwargs)
-            result = self._loop.to_end(result) if isinstance(result, Awaitable) else result
-            if note is not None:
-                note.finished()
-            return result
-
-    async def run_plain_async(
-        self,
-        role: str,
-        method: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        traced: tuple[str, int] = ("", PLAIN_CALL),
-    ) -> Any:
-        """As :meth:`run_plain`, on the running loop."""
-        with self._noted(role, method, traced) as note:
-            result = self._plainly(role, method, args, kwargs)
-            result = await result if isinstance(result, Awaitable) else result
-            if note is not None:
-                note.finished()
-            return result
-
-    @contextmanager
-    def _noted(self, role: str, method: str, traced: tuple[str, int]) -> Generator[Noted | None]:
-        """The time of a call that was made past the library, which nobody can cancel."""
-        page = None if self._control is None else self._control.page
-        slot = 0 if page is None else page.begin(PLAIN_CALL, full_name(role, method))
-        try:
-            with self.journals.of(*traced, waits=False) as note:
-                if note is not None:
-                    note.started(0)
-                yield note
-        finally:
-            if page is not None:
-                page.end(slot)
-
-    def _plainly(self, role: str, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if role not in self._instances:
-            raise DispatchError(
-                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
-                "closed; call it once the group has started and before it is closed"
-            )
-        return getattr(self._instances[role], method)(*args, **kwargs)
+        raise self.failure(self._admission.stale(role, method, ANY_EPOCH), role, method, "stale")
 
     def invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
         """Call the method of a call with its arguments; what it returns."""
@@ -389,7 +281,7 @@ class Host:
             self.order.append((call.call, full_name(call.role, call.method)))
         device = None
         if call.to_device:
-            device = device_of(self._context)
+            device = device_of(self.context)
         shared = guard.views if guard else None
         before = received.nbytes
         args, kwargs = Arguments(refs, self._services.fetch).of(call, device, shared)
@@ -439,7 +331,7 @@ class Host:
     @property
     def context(self) -> WorkerContext:
         """What the users' objects of this rank share."""
-        return self._context
+        return self._presence.context
 
     @property
     def instances(self) -> dict[str, Any]:
@@ -450,14 +342,14 @@ class Host:
         """The instance of a role; of a colocated group as a whole, its roles by name."""
         if role in self._instances:
             return self._instances[role]
-        return self._context.roles
+        return self.context.roles
 
     def _outgoing(self, call: RankCall, result: Any, guard: Guard | None, note: Noted | None) -> Any:
         """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
         if note is not None:
             note.finished()
         if guard is not None:
-            guard.check(call.method, self._context.rank)
+            guard.check(call.method, self.context.rank)
         if not call.keep:
             result = None
         sent_back = (
@@ -493,21 +385,7 @@ class Host:
         self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
     ) -> RankFailure:
         """What a call raises that failed here."""
-        if isinstance(error, RankFailure):  # an upstream future failed: its own report names the source
-            error = DispatchError(f"an argument of this call is the result of a call that failed: {error}")
-        setup = self._setup
-        return capture(
-            error,
-            kind="cancelled" if isinstance(error, Interrupted) else kind,
-            rank=setup.rank if setup else -1,
-            role=role or None,
-            method=method,
-            host=setup.host if setup else socket.gethostname(),
-            pid=os.getpid(),
-            accelerator=_accelerator(setup),
-            node_id=setup.node_id if setup else None,
-            log_path=self._log,
-        )
+        return failed(error, self._setup, self._log, role=role, method=method, kind=kind)
 
 
 def device_of(context: WorkerContext) -> Any:
@@ -515,9 +393,3 @@ def device_of(context: WorkerContext) -> Any:
     worker = Worker()
     worker.__dict__["_phalanx_context"] = context
     return worker.device
-
-
-def _accelerator(setup: RankSetup | None) -> str | None:
-    if setup is None or not setup.accelerator_ids:
-        return None
-    return f"GPU {','.join(setup.accelerator_ids)}"

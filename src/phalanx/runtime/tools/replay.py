@@ -164,7 +164,7 @@ class _Alone(Host):
 
     def device(self) -> Value:
         """The device of the worker."""
-        return device_of(self._context)
+        return device_of(self.context)
 
 
 def _with_state(made: dict[str, Any], states: dict[str, tuple[str, Any]]) -> dict[str, Any]:

@@ -54,6 +54,9 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
     )
 
 
+_RUNS_CALLS = ("/phalanx/execution/host.py", "/phalanx/execution/plain_calls.py")
+
+
 def readable_stack(dump: str) -> str:
     """A dump of ``faulthandler``: the main thread, outermost of our own frames left out, the other threads counted."""
     threads = [
@@ -62,7 +65,7 @@ def readable_stack(dump: str) -> str:
     if not threads:
         return ""
     # The thread that runs the call; of a rank between calls the main one, which faulthandler writes last.
-    chosen = next((block for block in threads if "/phalanx/execution/host.py" in block), threads[-1])
+    chosen = next((block for block in threads if any(file in block for file in _RUNS_CALLS)), threads[-1])
     lines = chosen.rstrip().splitlines()[1:]
     own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
     shown = [line.strip() for line in (lines[:own] or lines)]

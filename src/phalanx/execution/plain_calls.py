@@ -1,0 +1,89 @@
+"""Calls that were made past the library: by handles that are used without a group, with plain arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from phalanx.errors import DispatchError
+from phalanx.execution.journals import Journals
+from phalanx.execution.loops import Loop
+from phalanx.execution.presence import Presence
+from phalanx.tracing.journal import Noted
+from phalanx.wire.names import full_name
+from phalanx.wire.side_channel import PLAIN_CALL
+
+
+class PlainCalls:
+    """Of one rank. ``instances`` are its objects by role, as they are made and closed.
+
+    ``traced`` of a call is the trace that it is in, if any, and its number there.
+    """
+
+    def __init__(
+        self, instances: Mapping[str, Any], journals: Journals, loop: Loop, presence: Presence
+    ) -> None:
+        self._instances = instances
+        self._journals = journals
+        self._loop = loop
+        self._presence = presence
+
+    def run(
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        traced: tuple[str, int] = ("", PLAIN_CALL),
+    ) -> Any:
+        """Call a method on this thread.
+
+        Raises:
+            What the method raises, as it is: the backend's own errors are what such a caller expects.
+        """
+        with self._noted(role, method, traced) as note:
+            result = self._called(role, method, args, kwargs)
+            result = self._loop.to_end(result) if isinstance(result, Awaitable) else result
+            if note is not None:
+                note.finished()
+            return result
+
+    async def run_async(
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        traced: tuple[str, int] = ("", PLAIN_CALL),
+    ) -> Any:
+        """As :meth:`run`, on the running loop."""
+        with self._noted(role, method, traced) as note:
+            result = self._called(role, method, args, kwargs)
+            result = await result if isinstance(result, Awaitable) else result
+            if note is not None:
+                note.finished()
+            return result
+
+    @contextmanager
+    def _noted(self, role: str, method: str, traced: tuple[str, int]) -> Generator[Noted | None]:
+        """The time of such a call, which nobody can cancel."""
+        control = self._presence.control
+        page = None if control is None else control.page
+        slot = 0 if page is None else page.begin(PLAIN_CALL, full_name(role, method))
+        try:
+            with self._journals.of(*traced, waits=False) as note:
+                if note is not None:
+                    note.started(0)
+                yield note
+        finally:
+            if page is not None:
+                page.end(slot)
+
+    def _called(self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if role not in self._instances:
+            raise DispatchError(
+                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
+                "closed; call it once the group has started and before it is closed"
+            )
+        return getattr(self._instances[role], method)(*args, **kwargs)
