@@ -1,0 +1,112 @@
+"""``TransformersRollout``: a causal language model of transformers as a role that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.engines.engine import RolloutEngine
+from phalanx.engines.padded import PaddedMachine
+from phalanx.engines.requests import Vocabulary
+
+__all__ = ["TransformersRollout"]
+
+
+class TransformersRollout(RolloutEngine):
+    """An engine in the worker's process, by transformers alone, on CPUs and GPUs.
+
+    Each rank has the whole model. With ``weights`` it accepts syncs, in place::
+
+        rollout = px.WorkerGroup(pool, TransformersRollout.bind("path/of/model", weights="policy"))
+        sync = px.WeightSync(actor, rollout, "policy")
+
+    Args:
+        model: a folder with a model (or its name on the hub), a module, or a function that makes one.
+        weights: the name under which syncs bring weights; None for weights that stay.
+        tokenizer: a folder, or a tokenizer: prompts and stops may then be texts, and answers have ``text``.
+        dtype: of a model that is loaded from a folder; None for the one that it was saved in.
+        context: tokens of prompt and answer together; None for what the model says.
+        max_running: answers at once at most.
+        seed: of the seeds of rows that name none; None for others in every run.
+
+    Raises:
+        ValueError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module | Callable[[], nn.Module],
+        *,
+        weights: str | None = None,
+        tokenizer: Any = None,
+        dtype: torch.dtype | None = None,
+        context: int | None = None,
+        max_running: int = 256,
+        seed: int | None = None,
+    ) -> None:
+        self.model = _made(model, dtype).to(self.device).eval().requires_grad_(False)
+        text = _tokenizer(tokenizer)
+        vocabulary = vocabulary_of(self.model, context, None if text is None else _decoder(text))
+        machine = PaddedMachine(self.model, vocabulary, max_running=max_running)
+        self.serve(machine, weights=weights, seed=seed, encode=None if text is None else text.encode)
+        if weights is not None:
+            self.accept_weights(weights, self.model)
+
+
+def vocabulary_of(
+    model: nn.Module, context: int | None, text: Callable[[Sequence[int]], str] | None
+) -> Vocabulary:
+    """When answers of a model end, by its configuration.
+
+    Raises:
+        ValueError: its context is not known, or smaller than ``context``.
+    """
+    config: Any = model.config
+    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is None and context is None:
+        raise ValueError(f"{type(model).__name__} does not say how long its context is: give context=")
+    if context is not None and not (0 < context <= (longest or context)):
+        raise ValueError(
+            f"context={context}: expected a number from 1, and {longest} at most, which the model has"
+        )
+    generation: Any = getattr(model, "generation_config", None)
+    end: Any = getattr(generation, "eos_token_id", None)
+    ends = [] if end is None else [end] if isinstance(end, int) else list(end)
+    return Vocabulary(
+        context=context or longest or 0,
+        end=frozenset(ends),
+        size=getattr(config.get_text_config(), "vocab_size", None),
+        text=text,
+    )
+
+
+def _made(model: Any, dtype: torch.dtype | None) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, str | Path):
+        from transformers import AutoModelForCausalLM
+
+        loaded: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype or "auto")
+        return loaded
+    if callable(model):
+        made = model()
+        if isinstance(made, nn.Module):
+            return made
+        raise ValueError(f"{model!r} made a {type(made).__name__}; expected a causal language model")
+    raise ValueError(f"model={model!r}: expected a folder, a module, or a function that makes one")
+
+
+def _tokenizer(given: Any) -> Any:
+    if isinstance(given, str | Path):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(given))
+    return given
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    return lambda tokens: tokenizer.decode(list(tokens))

@@ -1,0 +1,324 @@
+"""What every engine must do, as tests: subclass :class:`EngineConformance` and say how one is made.
+
+    class TestMyEngine(EngineConformance):
+        @pytest.fixture(scope="class")
+        def model(self):
+            return LlamaForCausalLM(config)              # the same weights as the engine's
+
+        @pytest.fixture(scope="class")
+        def rollout(self, model):
+            with px.ResourcePool([2], use_gpu=False) as pool:
+                yield px.WorkerGroup(pool, MyEngine.bind("path/of/model", weights="policy"))
+
+        @pytest.fixture(scope="class")
+        def source_pool(self):
+            with px.ResourcePool([1], use_gpu=False) as pool:
+                yield pool
+
+The engine accepts weights named "policy", computes in float32, has a context of 64 tokens or more, and no end
+token. One group is started for all tests of the class, and updated by some of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.engines import Completion, Sampling, Tokens
+
+__all__ = ["EngineConformance", "Source"]
+
+LENGTH = 12
+_CLOSE = 1e-4
+
+
+class Source(px.Worker):
+    """Publishes a model, whose weights it changes on request."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.publish_weights("policy", model)
+
+    @px.register
+    def change(self, seed: int) -> dict[str, Any]:
+        """Other weights; gives them."""
+        random = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=random)
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+
+class Reference:
+    """What an engine's answers are compared with: transformers itself, on the same weights."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = copy.deepcopy(model).eval()
+        size = self.model.config.vocab_size
+        random = torch.Generator().manual_seed(0)
+        lengths = torch.randint(2, 15, (5,), generator=random).tolist()
+        self.prompts = [torch.randint(2, size, (n,), generator=random).tolist() for n in lengths]
+
+    def generate(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
+        """The ``count`` tokens that transformers generates greedily."""
+        ids = torch.tensor([list(prompt)])
+        made = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+        return tuple(made[0, len(prompt) :].tolist())
+
+    @torch.no_grad()
+    def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """Of each token after the prompt, by one plain forward."""
+        ids = torch.tensor([[*prompt, *tokens]])
+        found = self.model(ids).logits[0, :-1].log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0]
+        return found[len(prompt) - 1 :]
+
+
+def _all_tokens(items: Sequence[Tokens]) -> tuple[int, ...]:
+    return tuple(token for item in items for token in item.tokens)
+
+
+class EngineConformance:
+    """The suite. ``model``, ``rollout`` and ``source_pool`` are fixtures of the subclass."""
+
+    @pytest.fixture(scope="class")
+    def reference(self, model: Any) -> Reference:
+        """The same model, here."""
+        return Reference(model)
+
+    @pytest.fixture(scope="class")
+    def source(self, model: Any, source_pool: px.ResourcePool) -> Any:
+        """A group that publishes it."""
+        return px.WorkerGroup(source_pool, Source.bind(copy.deepcopy(model)), name="source")
+
+    @pytest.fixture(scope="class")
+    def sync(self, source: Any, rollout: Any) -> Iterator[px.WeightSync]:
+        """From the source to the engine."""
+        made = px.WeightSync(source, rollout, "policy")
+        yield made
+        made.close()
+
+    def test_greedy_tokens_and_their_log_probabilities_are_those_of_the_model(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """In order, whichever rank made them."""
+        made = rollout.generate(reference.prompts, Sampling(max_tokens=LENGTH, temperature=0))
+
+        self.check_greedy(made, reference)
+
+    def check_greedy(self, made: Sequence[Completion], reference: Reference) -> None:
+        """Compare with the model itself."""
+        for prompt, one in zip(reference.prompts, made, strict=True):
+            assert one.tokens == reference.generate(prompt, LENGTH)
+            expected = reference.log_probs(prompt, one.tokens)
+            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
+            assert one.finish_reason == "length"
+            assert one.error is None
+
+    def test_log_probabilities_of_drawn_tokens_are_those_of_the_model(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """Before temperature."""
+        made = rollout.generate(reference.prompts, Sampling(max_tokens=LENGTH))
+
+        for prompt, one in zip(reference.prompts, made, strict=True):
+            expected = reference.log_probs(prompt, one.tokens)
+            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
+
+    def test_tokens_are_those_of_the_new_weights_after_each_sync(
+        self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
+    ) -> None:
+        """Three times; and every token says which weights drew it."""
+        for seed in range(3):
+            (state,) = source.change(seed)
+            reference.model.load_state_dict(state)
+            version = sync()
+            made = rollout.generate(reference.prompts, Sampling(max_tokens=LENGTH, temperature=0))
+
+            self.check_greedy(made, reference)
+            assert [one.versions for one in made] == [((version.number, LENGTH),)] * len(made)
+
+    def test_a_sync_in_the_middle_of_an_answer_tells_the_tokens_before_and_after_it(
+        self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
+    ) -> None:
+        """The answer goes on, with the new weights."""
+        prompt = reference.prompts[0]
+        before = sync().number
+        sampling = Sampling(max_tokens=LENGTH, temperature=0)
+        with rollout.any.generate_tokens.stream([prompt], sampling, buffer=1) as items:
+            seen = [next(items)]
+            rollout.pause("keep")
+            (state,) = source.change(77)
+            after = sync().number
+            rollout.resume()
+            seen += list(items)
+        reference.model.load_state_dict(state)
+
+        tokens = _all_tokens(seen)
+        old = sum(len(item.tokens) for item in seen if item.version == before)
+        assert len(tokens) == LENGTH
+        assert old > 0
+        assert {item.version for item in seen} <= {before, after}
+        assert tokens[old:] == reference.generate([*prompt, *tokens[:old]], LENGTH - old)[: LENGTH - old]
+
+    def test_no_prompts_have_no_answers(self, rollout: Any) -> None:
+        """And are no error."""
+        assert rollout.generate([], Sampling()) == []
+
+    def test_a_prompt_that_is_too_long_is_an_error_of_its_row(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """The others have their answers."""
+        context = rollout.capabilities().context
+        long, short = rollout.generate([[2] * (context + 1), reference.prompts[0]], Sampling(max_tokens=2))
+
+        assert long.finish_reason == "error"
+        assert str(context) in str(long.error)
+        assert long.tokens == ()
+        assert short.error is None
+        assert len(short.tokens) == 2
+
+    def test_each_row_has_a_sampling_of_its_own(self, rollout: Any, reference: Reference) -> None:
+        """A list of them are rows."""
+        samplings = [Sampling(max_tokens=row + 1) for row in range(len(reference.prompts))]
+
+        made = rollout.generate(reference.prompts, samplings)
+
+        assert [len(one.tokens) for one in made] == [1, 2, 3, 4, 5]
+
+    def test_a_stop_token_ends_an_answer_and_is_its_last(self, rollout: Any, reference: Reference) -> None:
+        """As a token, and as several in a row."""
+        prompt = reference.prompts[0]
+        (whole,) = rollout.generate([prompt], Sampling(max_tokens=LENGTH, temperature=0))
+        pair = whole.tokens[2:4]
+        first = next(i for i in range(1, LENGTH) if whole.tokens[i - 1 : i + 1] == pair)
+
+        (made,) = rollout.generate([prompt], Sampling(max_tokens=LENGTH, temperature=0, stop=(pair,)))
+
+        assert (made.tokens, made.finish_reason) == (whole.tokens[: first + 1], "stop")
+
+    def test_several_answers_to_a_prompt_come_as_one_row(self, rollout: Any, reference: Reference) -> None:
+        """And differ."""
+        made = rollout.generate(reference.prompts[:2], Sampling(max_tokens=LENGTH, n=3))
+
+        assert [len(one.all) for one in made] == [3, 3]
+        assert len({one.tokens for one in made[0].all}) > 1
+
+    def test_no_log_probabilities_where_none_are_asked_for(self, rollout: Any, reference: Reference) -> None:
+        """``logprobs=None``."""
+        (made,) = rollout.generate(reference.prompts[:1], Sampling(max_tokens=2, logprobs=None))
+
+        assert len(made.tokens) == 2
+        assert made.log_probs == ()
+
+    def test_a_seed_gives_a_row_the_same_tokens_whatever_else_is_in_the_batch(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """Alone, in a batch, and in the middle of an answer."""
+        if not rollout.capabilities().seeds:
+            pytest.skip("this engine has no seeds of rows")
+        sampling = Sampling(max_tokens=LENGTH, seed=5).each(len(reference.prompts))
+        made = rollout.generate(reference.prompts, sampling)
+
+        alone = [
+            rollout.generate([prompt], [one])[0]
+            for prompt, one in zip(reference.prompts, sampling, strict=True)
+        ]
+
+        assert [one.tokens for one in alone] == [one.tokens for one in made]
+
+    def test_an_aborted_answer_is_gone_on_with(self, rollout: Any, reference: Reference) -> None:
+        """With the tokens that it would have had."""
+        prompt = reference.prompts[1]
+        sampling = Sampling(max_tokens=LENGTH, temperature=0)
+        (whole,) = rollout.generate([prompt], sampling)
+        with rollout.any.generate_tokens.stream([prompt], sampling, ids=["mine"], buffer=1) as items:
+            seen = [next(items)]
+            rollout.abort(["mine"])
+            seen += list(items)
+        tokens = _all_tokens(seen)
+        part = Completion(tokens, (-1.0,) * len(tokens), "abort", ((seen[-1].version, len(tokens)),))
+
+        (made,) = rollout.generate([prompt], sampling, prefix=[part])
+
+        assert seen[-1].finish_reason in ("abort", "length")
+        assert made.tokens == whole.tokens
+        assert made.finish_reason == "length"
+        assert sum(count for _, count in made.versions) == LENGTH
+
+    def test_a_pause_that_aborts_gives_answers_back_as_they_are(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """And after it the engine goes on."""
+        with rollout.any.generate_tokens.stream(
+            reference.prompts[:1], Sampling(max_tokens=40), buffer=1
+        ) as items:
+            seen = [next(items)]
+            rollout.pause("abort")
+            seen += list(items)
+        rollout.resume()
+
+        assert seen[-1].finish_reason in ("abort", "length")
+        assert len(rollout.generate(reference.prompts[:1], Sampling(max_tokens=3))[0].tokens) == 3
+
+    def test_a_pause_that_waits_lets_answers_come_to_their_end(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """And begins no others."""
+        with rollout.any.generate_tokens.stream(reference.prompts[:1], Sampling(max_tokens=LENGTH)) as items:
+            seen = [next(items)]
+            rollout.pause("wait")
+            seen += list(items)
+        rollout.resume()
+
+        assert (len(_all_tokens(seen)), seen[-1].finish_reason) == (LENGTH, "length")
+
+    def test_rows_are_streamed_as_they_are_done(self, rollout: Any, reference: Reference) -> None:
+        """With their place in the call."""
+        samplings = [Sampling(max_tokens=row + 1) for row in range(len(reference.prompts))]
+
+        rows = dict(rollout.generate_rows.stream(reference.prompts, samplings, by="rows"))
+
+        assert {row: len(one.tokens) for row, one in rows.items()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+
+    def test_log_probabilities_of_prompts_are_those_of_the_model(
+        self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
+    ) -> None:
+        """All tokens but the first."""
+        if not rollout.capabilities().prompt_log_probs:
+            pytest.skip("this engine tells none")
+        (state,) = source.change(9)
+        reference.model.load_state_dict(state)
+        sync()
+
+        made = rollout.prompt_log_probs(reference.prompts)
+
+        for prompt, one in zip(reference.prompts, made, strict=True):
+            expected = reference.log_probs(prompt[:1], prompt[1:])
+            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
+
+    @pytest.mark.filterwarnings("ignore:.*does nothing")
+    def test_sleep_and_wake_leave_a_working_engine(self, rollout: Any, reference: Reference) -> None:
+        """Where there is no sleep, nothing happens."""
+        rollout.sleep(["kv_cache"])
+        rollout.wake(["kv_cache"])
+        rollout.reset_cache()
+
+        assert len(rollout.generate(reference.prompts[:1], Sampling(max_tokens=3))[0].tokens) == 3
+
+    def test_statistics_count_what_was_made(self, rollout: Any, reference: Reference) -> None:
+        """Rows and tokens, over all ranks."""
+        before = rollout.engine_statistics()
+        rollout.generate(reference.prompts, Sampling(max_tokens=4))
+        after = rollout.engine_statistics()
+
+        count = len(reference.prompts)
+        assert sum(one.tokens for one in after) - sum(one.tokens for one in before) == 4 * count
+        assert sum(one.requests for one in after) - sum(one.requests for one in before) == count
+        assert all(one.running == 0 for one in after)
