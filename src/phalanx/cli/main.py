@@ -61,6 +61,11 @@ COMMANDS: dict[str, Home] = {
         "replay",
         "Run one rank's recorded calls alone in this process, with the debugger where it is asked for.",
     ),
+    "runs": Home(
+        "phalanx.cli.runs",
+        "runs",
+        "What a run has saved: steps, sizes, ages, what is in each, which are whole, and who writes there.",
+    ),
     "verl": Home(
         "phalanx.cli.verl",
         "verl",

@@ -124,6 +124,11 @@ class ChannelHome:
         """What the next taker will be told is lost."""
         return tuple(self._losses.values())
 
+    @property
+    def waiting_takes(self) -> tuple[Take, ...]:
+        """Consumers that wait, in order of arrival."""
+        return tuple(self._requests.takes)
+
     def is_closing(self, producer: str) -> bool:
         """Whether something of a producer that closes is still needed."""
         return producer in self._closing

@@ -221,6 +221,16 @@ class ChannelService:
         with self._lock:
             return self._machine.state()
 
+    def go_on_from(self, machine: ChannelHome) -> bool:
+        """Have ``machine`` in place of this channel, unless something was put into it; who waits is served from it."""
+        with self._lock:
+            if self._machine.items.submitted:
+                return False
+            takes, self._machine = self._machine.waiting_takes, machine
+            for take in takes:
+                self._do(take)
+            return True
+
     def _look(self) -> Look:
         machine = self._machine
         leases: dict[str, int] = {}

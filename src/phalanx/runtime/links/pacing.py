@@ -26,7 +26,8 @@ class Pacing:
         if self._staleness is None:
             return
         look = self._staleness.paced
-        again = version.step is not None and version.step == self._step
+        # The first version after a resume brings weights back: nothing was trained for it in this process.
+        again = look.restored or (version.step is not None and version.step == self._step)
         trained = 0 if again else min(self._staleness.rows_per_version, look.rows.ready)
         self._step = version.step
         self._staleness.advance(version.number, trained=trained, serving=False)

@@ -71,11 +71,13 @@ class Staleness:
     ) -> None:
         self._serve(Machine(max_lag, rows_per_version, depth, version=version), backend)
 
-    def _serve(self, machine: Machine, backend: str | None) -> None:
+    def _serve(self, machine: Machine, backend: str | None, *, restored: bool = False) -> None:
         transport = cluster.transport(backend)
         address, due_sooner = served(transport)
         key = f"staleness/{PROCESS}/{next(_numbers)}"
-        services.add(StalenessService(key, machine, due_sooner=due_sooner, alone=transport.immediate))
+        service = StalenessService(key, machine, due_sooner=due_sooner, alone=transport.immediate)
+        service.restored = restored
+        services.add(service)
         self._card = StalenessCard(
             key, machine.max_lag, machine.rows_per_version, machine.depth, transport.name, address
         )
@@ -99,8 +101,13 @@ class Staleness:
             backend: as for a new one.
         """
         staleness = cls.__new__(cls)
-        staleness._serve(Machine.load(state, with_ready=with_ready), backend)
+        staleness._serve(Machine.load(state, with_ready=with_ready), backend, restored=True)
         return staleness
+
+    @property
+    def card(self) -> StalenessCard:
+        """What its handles are made from."""
+        return self._card
 
     def save(self) -> StalenessState:
         """All that it is, as a value that pickles."""

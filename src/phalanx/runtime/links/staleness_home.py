@@ -47,6 +47,8 @@ class Paced:
     waiting: int
     dropped: dict[str, int]
     lags: dict[int, int]
+    restored: bool = False
+    """It goes on from what was saved, and no version was in training since."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class Lies:
     lease: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class SavedStaleness:
+    """A staleness with the places of rows: by key of their channel and number of the item.
+
+    ``follows``: rows are put by ``RowLease.put``, so that those which lie nowhere are on their way.
+    """
+
+    state: StalenessState
+    lies: dict[tuple[str, int], Lies]
+    follows: bool
 
 
 class StalenessService:
@@ -82,6 +96,8 @@ class StalenessService:
         self._accepted: dict[int, tuple[int, ...]] = {}
         self._lies: dict[tuple[str, int], Lies] = {}
         self._evicted: list[tuple[int, int, int]] = []
+        self._follows = False
+        self.restored = False
 
     @property
     def key(self) -> str:
@@ -113,6 +129,7 @@ class StalenessService:
         except ValueError as error:
             self._answers.pop(ticket, None)
             return ("wrong", str(error))
+        self.restored = self.restored and verb != "advance"
         if verb == "accept":
             return ("accepted", self._accepted.get(args[0], ()))
         return None if verb == "begin" else ("done",)
@@ -165,6 +182,24 @@ class StalenessService:
         with self._lock:
             return self._machine.state()
 
+    def saved(self) -> SavedStaleness:
+        """All that it is, with where the rows lie that were accepted."""
+        with self._lock:
+            return SavedStaleness(self._machine.state(), dict(self._lies), self._follows)
+
+    def go_on_from(self, machine: Staleness, lies: dict[tuple[str, int], Lies]) -> bool:
+        """Have ``machine`` in place of this one, unless rows were begun; who waits is served from it."""
+        with self._lock:
+            if self._machine.rows.submitted:
+                return False
+            begins, self._machine = self._machine.waiting, machine
+            self.restored = True
+            for (channel, number), where in lies.items():
+                self._follow_item(channel, number, where)
+            for begin in begins:
+                self._do(begin)
+            return True
+
     def _look(self) -> Paced:
         machine = self._machine
         waiting = len(machine.waiting)
@@ -175,6 +210,7 @@ class StalenessService:
             waiting,
             dict(machine.dropped),
             dict(machine.lags),
+            self.restored,
         )
 
     def _follow_item(self, channel: str, number: int, lies: Lies) -> Any:
@@ -183,6 +219,7 @@ class StalenessService:
         if not isinstance(service, ChannelService):
             return ("followed", False)
         self._lies[channel, number] = lies
+        self._follows = True
         if self._undelivered not in service.undelivered:
             service.undelivered.append(self._undelivered)
         return ("followed", True)

@@ -1,0 +1,81 @@
+"""`phalanx runs PATH`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli.main import app
+from phalanx.saving.steps import SavedStep, open_step
+
+runner = CliRunner()
+
+
+def save(path: Path, step: int) -> SavedStep:
+    with open_step(str(path), step) as writer:
+        writer.write("groups/policy/actor/rank-0", bytes(2048))
+        writer.note("groups/policy/actor", {"kind": "group", "text": "2 ranks, 2.0 KiB: model"})
+        return writer.commit()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save(tmp_path / "run", 1)
+    save(tmp_path / "run", 2)
+    return tmp_path / "run"
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the rows of steps."""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return [cells for cells in lines if cells[0].isdigit()]
+
+
+def test_steps_are_shown_with_their_size_and_what_is_in_them(path: Path) -> None:
+    ended = runner.invoke(app, ["runs", str(path)])
+
+    assert ended.exit_code == 0
+    assert [(cells[0], cells[1], cells[3]) for cells in rows(ended.stdout)] == [
+        ("1", "whole", "2.0 KiB"),
+        ("2", "whole", "2.0 KiB"),
+    ]
+    assert "policy/actor: 2 ranks" in ended.stdout
+
+
+def test_a_damaged_step_is_told_by_its_file(path: Path) -> None:
+    Path(save(path, 3).path("groups/policy/actor/rank-0")).unlink()
+
+    ended = runner.invoke(app, ["runs", str(path)])
+
+    assert ended.exit_code == 1
+    assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "damaged"]
+    assert "actor/rank-0" in ended.stdout
+
+
+def test_other_bytes_are_found_if_asked_for(path: Path) -> None:
+    Path(save(path, 3).path("groups/policy/actor/rank-0")).write_bytes(bytes(2047) + b"x")
+
+    assert runner.invoke(app, ["runs", str(path)]).exit_code == 0
+    checked = json.loads(runner.invoke(app, ["runs", str(path), "--check", "--json"]).stdout)
+    assert [step["faults"] for step in checked["steps"]] == [[], [], ["groups/policy/actor/rank-0"]]
+
+
+def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
+    with open_step(str(path), 3) as writer:
+        Path(writer.part("policy"), "rank-0").write_bytes(bytes(100))
+
+        ended = runner.invoke(app, ["runs", str(path)])
+
+    assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "half-written"]
+    assert "held by pid" in ended.stdout
+
+
+def test_nothing_saved_is_said(tmp_path: Path) -> None:
+    ended = runner.invoke(app, ["runs", str(tmp_path / "nothing")])
+
+    assert ended.exit_code == 2
+    assert "nothing was saved at" in ended.stderr
