@@ -8,17 +8,16 @@ import signal
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.environment import verl_python
 from bench.trainers.models import small_models
+from bench.trainers.processes import new_mark, processes
 from bench.trainers.programs import SITE, Program, sft
 from bench.trainers.running import CONTROLLERS, Line, Running, start
 
-_MARK = "BENCH_RUN"
 _ERROR = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Died|Timeout|Interrupt)\b")
 STEPS = 400
 """More than are ever run."""
@@ -81,8 +80,8 @@ def inflict(
     fault: Fault, controller: str, python: Path, data: Path, folder: Path, patience: float = 60.0
 ) -> Told:
     """Run the program, do the harm after step 1, and wait at most ``patience`` seconds for the end."""
-    mark = f"{_MARK}={uuid.uuid4().hex}"
-    env = {**dict(fault.env), _MARK: mark.partition("=")[2]}
+    mark = new_mark()
+    env = dict(fault.env) | mark
     running = start(fault.program(data), controller, python, data, folder, env=env)
     try:
         begun = running.wait_for("step:1 - ", 300).seconds + running.begun
@@ -98,7 +97,7 @@ def inflict(
             os.kill(pid, signal.SIGKILL)
 
 
-def _end(running: Running, begun: float, mark: str, patience: float) -> Told:
+def _end(running: Running, begun: float, mark: dict[str, str], patience: float) -> Told:
     while running.process.poll() is None and time.monotonic() < begun + patience:
         time.sleep(0.05)
     ended = running.process.poll() is not None
@@ -114,21 +113,7 @@ def _end(running: Running, begun: float, mark: str, patience: float) -> Told:
     return Told(seconds if ended else None, min(errors, default=None), code, after, left)
 
 
-def processes(mark: str) -> list[tuple[int, str]]:
-    """(pid, what it is called) of all living processes that have the mark in their environment."""
-    found: list[tuple[int, str]] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    found.append((int(entry.name), name.strip()))
-            except OSError:
-                continue  # it has ended, or is another user's
-    return found
-
-
-def a_rank(mark: str) -> int:
+def a_rank(mark: dict[str, str]) -> int:
     """The process of the rank that was started last."""
     ranks = [pid for pid, name in processes(mark) if name.startswith("ray::") and "TrainingWorker" in name]
     if not ranks:

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.environment import verl_python
 from bench.stats import Case, Goal, Sample
 from bench.trainers.models import small_models
+from bench.trainers.processes import cpu_seconds, new_mark
 from bench.trainers.programs import Program, main_ppo, sft
 from bench.trainers.running import CONTROLLERS, VERL, start
 
@@ -35,6 +36,14 @@ def step_of(name: str) -> Case:
     return Case(SCENARIO, 2, variant=f"{name}, one step")
 
 
+def cpu_of(name: str) -> Case:
+    return Case(SCENARIO, 2, variant=f"{name}, CPU time of one step")
+
+
+def cpu_to_first_step_of(name: str) -> Case:
+    return Case(SCENARIO, 2, variant=f"{name}, CPU time to first step")
+
+
 def first_step_of(name: str) -> Case:
     return Case(SCENARIO, 2, variant=f"{name}, start to first step")
 
@@ -53,7 +62,7 @@ def measure(say: Callable[[str], None], turns: int = TURNS) -> list[Sample]:
             for turn in range(turns):
                 for controller in CONTROLLERS if turn % 2 == 0 else CONTROLLERS[::-1]:
                     load = os.getloadavg()[0]
-                    times = _run(
+                    times, used = _run(
                         program, controller, python, data, Path(folder) / f"{name}-{turn}-{controller}"
                     )
                     step = statistics.median(
@@ -61,17 +70,34 @@ def measure(say: Callable[[str], None], turns: int = TURNS) -> list[Sample]:
                     )
                     samples.append(Sample(step_of(name), controller, step))
                     samples.append(Sample(first_step_of(name), controller, times[0]))
-                    measured = f"step {step:.3f} s, first after {times[0]:.1f} s, load before {load:.1f}"
+                    used_by = {kind: (used[-1][kind] - used[0][kind]) / (len(times) - 1) for kind in used[0]}
+                    samples.append(Sample(cpu_of(name), controller, sum(used_by.values())))
+                    samples.append(Sample(cpu_to_first_step_of(name), controller, sum(used[0].values())))
+                    said = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in used_by.items())
+                    measured = (
+                        f"step {step:.3f} s, CPU of a step: {said} s; first after {times[0]:.1f} s with "
+                        f"{sum(used[0].values()):.1f} s of CPU; load before {load:.1f}"
+                    )
                     say(f"note: {name} under {controller}: {measured}")
     return samples
 
 
-def _run(program: Program, controller: str, python: Path, data: Path, folder: Path) -> list[float]:
-    running = start(program, controller, python, data, folder)
+def _run(
+    program: Program, controller: str, python: Path, data: Path, folder: Path
+) -> tuple[list[float], list[dict[str, float]]]:
+    """When each step was logged, and the CPU time that was used until the first and until the last."""
+    mark = new_mark()
+    used: list[dict[str, float]] = []
+
+    def read(line: str) -> None:
+        if "step:1 - " in line or f"step:{STEPS[program.name]} - " in line:
+            used.append(cpu_seconds(mark))
+
+    running = start(program, controller, python, data, folder, env=mark, also=read)
     ended = running.result(PATIENCE)
     if ended.code != 0 or len(ended.metrics) != STEPS[program.name]:
         raise RuntimeError(
             f"{program.name} under {controller} ended with {ended.code} after {len(ended.metrics)} of "
             f"{STEPS[program.name]} steps:\n{running.tail()}"
         )
-    return ended.step_times()
+    return ended.step_times(), used

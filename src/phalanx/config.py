@@ -70,6 +70,11 @@ def settings() -> Settings:
     )
 
 
+def threads_by_choice() -> str | None:
+    """How many threads somebody chose for what runs in this process (``OMP_NUM_THREADS``)."""
+    return os.environ.get("OMP_NUM_THREADS") or None
+
+
 def overlays_verl() -> bool:
     """Whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
     return os.environ.get("PHALANX_VERL", "") not in ("", "0", "false")

@@ -94,7 +94,14 @@ def test_threads_set_for_the_group_win():
     assert env["OMP_NUM_THREADS"] == "3"
 
 
-def test_threads_of_the_driver_do_not():
+def test_threads_that_the_process_was_started_with_win_over_a_share_and_not_over_the_groups():
+    given = {"cpus_of_node": 16, "ranks_on_node": 4, "threads": "1"}
+
+    assert env_of(**given)["OMP_NUM_THREADS"] == "1"
+    assert env_of(**given, group_env={"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def test_threads_of_the_drivers_node_do_not():
     env = env_of(cpus_of_node=16, ranks_on_node=4, inherited={"OMP_NUM_THREADS": "64"})
 
     assert env["OMP_NUM_THREADS"] == "4"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-_PROGRAM = "phalanx.compat.verl_program"
+_PROGRAM = "phalanx.cli.verl_program"
 
 
 def verl(

@@ -6,6 +6,7 @@ of a plugin without a word, and its own controller would run; so this one ends t
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from phalanx.config import overlays_verl
@@ -19,5 +20,5 @@ if overlays_verl():
         sentence = f"phalanx: {type(error).__name__}: {error}"
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():  # Ray does not show why a task ends its process
-            print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+            logging.getLogger("phalanx").error(sentence)
         raise SystemExit(sentence) from error

@@ -35,20 +35,22 @@ def rank_environment(
     accelerator: Accelerator | None = None,
     cpus_of_node: int | None = None,
     ranks_on_node: int = 1,
+    threads: str | None = None,
     group_env: Mapping[str, str] | None = None,
     inherited: Mapping[str, str] | None = None,
     rank_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables to set in the process of ``rank``, on top of what its process started with.
 
-    Later wins: ``inherited`` from the driver (less device masks and other facts of the driver's node), the
-    thread count, ``group_env``, the rank's identity and device mask, ``rank_env``.
+    Later wins: ``inherited`` from the driver (less device masks and other facts of the driver's node, and the thread
+    count), the thread count, ``group_env``, the rank's identity and device mask, ``rank_env``.
 
     ``LOCAL_RANK`` is the index that ``torch.cuda.set_device`` must get: 0 with ``visible="own"`` (the process
     sees only ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all
     of the group's devices on its node, in one order for all ranks). Without devices it is ``local_rank``.
     An ``accelerator`` with no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone.
-    ``OMP_NUM_THREADS`` is ``cpus_of_node`` shared by the ranks there, at least 1; Ray alone would make it 1.
+    ``OMP_NUM_THREADS`` is ``threads``, which is what the process was started with, where somebody set it; else
+    ``cpus_of_node`` shared by the ranks there, at least 1. Ray alone would make it 1.
 
     Raises:
         DeclarationError: an unknown ``visible``, a value that is not text, or ``rank_env`` sets the identity.
@@ -60,7 +62,9 @@ def rank_environment(
     mask, first = _devices(visible, own_ids, node_ids)
     index = local_rank if first is None else first
     env = {name: value for name, value in inherited.items() if name not in NODE_LOCAL}
-    if cpus_of_node is not None:
+    if threads is not None:
+        env[THREADS] = threads
+    elif cpus_of_node is not None:
         env[THREADS] = str(threads_per_rank(cpus_of_node, ranks_on_node))
     env.update(group_env)
     env.update(

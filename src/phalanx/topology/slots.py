@@ -25,13 +25,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """What the process in a slot reported of its place; accelerator ids as the node's runtime names them."""
+    """What the process in a slot reported of its place; accelerator ids as the node's runtime names them.
+
+    ``threads`` is the ``OMP_NUM_THREADS`` that it was started with, where somebody set one.
+    """
 
     node_id: str
     host: str
     node_ip: str
     accelerator_ids: tuple[str, ...] = ()
     cpus_of_node: int | None = None
+    threads: str | None = None
 
 
 @dataclass(frozen=True)

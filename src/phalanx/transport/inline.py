@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.config import threads_by_choice
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
@@ -172,6 +173,7 @@ class InlineTransport:
                 node_ip="127.0.0.1",
                 accelerator_ids=ids,
                 cpus_of_node=os.cpu_count(),
+                threads=threads_by_choice(),
             )
             host = request.factory(InlineServices(facts, self._own_folder()))
             name = request.names[index] if request.names else None

@@ -208,6 +208,7 @@ def _setups(
             accelerator=kind or _hidden(facts.accelerator_ids),
             cpus_of_node=facts.cpus_of_node,
             ranks_on_node=ranks_here,
+            threads=facts.threads,
             group_env=given,
         )
         environment[STORE_VARIABLE] = f"{first.slot.node_ip}:{first.store_port}/{epoch}"

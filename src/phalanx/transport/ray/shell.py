@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
+from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
 from phalanx.transport.facade import NOT_TRACED, TRACED, bare_name
@@ -51,6 +52,7 @@ class RayServices:
             node_ip=ray.util.get_node_ip_address(),
             accelerator_ids=ids,
             cpus_of_node=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            threads=_started_with(THREADS),
         )
         return slot, _log_paths(context.get_worker_id())
 
@@ -68,6 +70,15 @@ class RayServices:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
             raise
+
+
+def _started_with(name: str) -> str | None:
+    """A variable as this process was started: Ray sets a number of threads of its own when it makes an actor."""
+    with contextlib.suppress(OSError, IndexError):  # there is no such file, or no such variable
+        with open("/proc/self/environ", "rb") as file:
+            text = b"\0" + file.read()
+        return text.split(f"\0{name}=".encode(), 1)[1].split(b"\0", 1)[0].decode(errors="replace") or None
+    return None
 
 
 def _log_paths(worker_id: str) -> tuple[str, ...]:

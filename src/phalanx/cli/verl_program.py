@@ -1,4 +1,4 @@
-"""``python -m phalanx.compat.verl_program COMMAND...``: a program with this library as verl's single controller.
+"""``python -m phalanx.cli.verl_program COMMAND...``: a program with this library as verl's single controller.
 
 What ``phalanx verl`` becomes: a process in which nothing but the overlay comes before the program, so that it ends,
 is interrupted and shows its errors as it does by itself.
@@ -26,7 +26,7 @@ def main(words: Sequence[str]) -> None:
         install(overlay=True)
         _check(words)
     except PhalanxError as error:
-        print(f"phalanx: {error}", file=sys.stderr)  # noqa: T201  a command's answer
+        print(f"phalanx: {error}", file=sys.stderr)
         raise SystemExit(_UNFIT) from None
     if words[0] == "-m":
         sys.path[0] = os.getcwd()
