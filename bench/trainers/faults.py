@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.environment import verl_python
 from bench.trainers.models import small_models
 from bench.trainers.processes import new_mark, processes
-from bench.trainers.programs import SITE, Program, sft
+from bench.trainers.programs import SITE, Program, main_ppo, sft
 from bench.trainers.running import CONTROLLERS, Line, Running, start
 
 _ERROR = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Died|Timeout|Interrupt)\b")
@@ -35,6 +35,7 @@ class Fault:
     signal_of: signal.Signals | None = None
     interrupt: bool = False
     env: tuple[tuple[str, str], ...] = ()
+    worker: str = "TrainingWorker"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ def long_sft(data: Path) -> Program:
     return sft(data, STEPS).having("trainer.total_epochs=1000")
 
 
+def long_main_ppo(data: Path) -> Program:
+    return main_ppo(data, STEPS).having("trainer.total_epochs=1000", "trainer.test_freq=-1")
+
+
 def with_a_bad_row(data: Path) -> Program:
     return long_sft(data).having(f"data.custom_cls.path={SITE}/bad_row.py", "data.custom_cls.name=BadRow")
 
@@ -72,6 +77,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("stopped", long_sft, signal.SIGSTOP),
         Fault("stopped_with_deadline", long_sft, signal.SIGSTOP, env=(("PHALANX_CALL_TIMEOUT", "10"),)),
         Fault("interrupted", long_sft, interrupt=True),
+        Fault("main_ppo_killed", long_main_ppo, signal.SIGKILL, worker="WorkerDict"),
     )
 }
 
@@ -86,7 +92,7 @@ def inflict(
     try:
         begun = running.wait_for("step:1 - ", 300).seconds + running.begun
         if fault.signal_of is not None:
-            os.kill(a_rank(mark), fault.signal_of)
+            os.kill(a_rank(mark, fault.worker), fault.signal_of)
             begun = time.monotonic()
         elif fault.interrupt:
             os.killpg(running.process.pid, signal.SIGINT)
@@ -113,9 +119,9 @@ def _end(running: Running, begun: float, mark: dict[str, str], patience: float) 
     return Told(seconds if ended else None, min(errors, default=None), code, after, left)
 
 
-def a_rank(mark: dict[str, str]) -> int:
+def a_rank(mark: dict[str, str], worker: str) -> int:
     """The process of the rank that was started last."""
-    ranks = [pid for pid, name in processes(mark) if name.startswith("ray::") and "TrainingWorker" in name]
+    ranks = [pid for pid, name in processes(mark) if name.startswith("ray::") and worker in name]
     if not ranks:
         raise LookupError(f"no rank is alive; there are {[name for _, name in processes(mark)]}")
     return max(ranks)

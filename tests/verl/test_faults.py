@@ -57,3 +57,13 @@ def test_an_interrupt_ends_the_trainer_and_all_its_processes(
 
     assert found.code != 0
     assert "KeyboardInterrupt" in found.text
+
+
+def test_a_killed_rank_ends_a_trainer_that_is_an_actor_with_the_same_error(
+    python: Path, data: Path, tmp_path: Path
+) -> None:
+    found = told("main_ppo_killed", python, data, tmp_path)
+
+    assert found.code == 1
+    assert "WorkerDiedError" in found.text
+    assert "SIGKILL" in found.text and "rank 1" in found.text

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import pdb
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,47 @@ def test_variables_of_the_runtime_env_are_the_groups_own() -> None:
         group = px.WorkerGroup(pool, Plain, runtime_env={"env_vars": variables}, env={"BOTH": "from env"})
         assert group.variable("OMP_NUM_THREADS") == ["7"]
         assert group.variable("BOTH") == ["from env"]
+
+
+def test_a_number_of_threads_that_somebody_set_is_that_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "11")
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, Plain) as inherits,
+        px.WorkerGroup(pool, Plain, env={"OMP_NUM_THREADS": "3"}) as chooses,
+    ):
+        assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 2
+        assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 2
+
+
+OF_A_CLUSTER = """
+import os
+import phalanx as px
+
+
+class Plain(px.Worker):
+    @px.register
+    def threads(self):
+        return os.environ["OMP_NUM_THREADS"]
+
+
+px.init(num_cpus=2)
+with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Plain) as group:
+    print(*group.threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["11", None])
+def test_ranks_on_ray_have_the_threads_with_which_ray_was_started(tmp_path: Path, chosen: str | None) -> None:
+    (tmp_path / "driver.py").write_text(OF_A_CLUSTER)
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"RAY_ADDRESS": "local"} | ({"OMP_NUM_THREADS": chosen} if chosen else {})
+
+    driver = [sys.executable, str(tmp_path / "driver.py")]
+    ran = subprocess.run(driver, env=env, capture_output=True, text=True, timeout=240)
+
+    assert ran.stdout.split()[-1] == (chosen or str(len(os.sched_getaffinity(0)))), ran.stderr
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])
