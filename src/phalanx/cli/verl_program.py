@@ -19,9 +19,8 @@ _UNFIT = 2  # as the other commands end that could not do their work
 
 def main(words: Sequence[str]) -> None:
     """Run ``-m MODULE ...``, a file with its arguments, or any other program."""
-    # Here, not above: with PHALANX_VERL=1 importing it does what may fail.
     try:
-        from phalanx.compat.verl import install
+        from phalanx.compat.verl import install  # with PHALANX_VERL=1 importing it does what may fail
 
         install(overlay=True)
         _check(words)
