@@ -13,6 +13,7 @@ from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import DispatchError
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture, Stream
+from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.calls.streams import Streaming
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.explain_call import explain_call, finished_result
@@ -82,18 +83,22 @@ class BoundMethod(Generic[P, B, V]):
         spec, options, handle = self._spec, self._options, self._handle
         core, role = self._selection.core, self._selection.role
         if empty and self._may_be_bare and (waits or not core.card.asynchronous) and core.takes_bare:
-            return core.send_bare(plan, spec, role, options.timeout, handle, options.stall_report_after)
+            return core.send_bare(
+                CallRequest(plan, spec, role, handle, options.timeout, options.stall_report_after)
+            )
         return core.send(
-            plan,
-            spec,
-            role,
-            options.timeout,
-            handle,
-            describe=not waits and streaming is None and plan.gather.how == "rows",
-            stall_report_after=options.stall_report_after,
-            began=began,
-            chosen=self._selection.which == "any",
-            streaming=None if streaming is None else streaming(plan),
+            CallRequest(
+                plan,
+                spec,
+                role,
+                handle,
+                options.timeout,
+                options.stall_report_after,
+                describe=not waits and streaming is None and plan.gather.how == "rows",
+                began=began,
+                chosen=self._selection.which == "any",
+                streaming=None if streaming is None else streaming(plan),
+            )
         )
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:

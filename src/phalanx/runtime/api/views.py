@@ -15,6 +15,7 @@ from phalanx.errors import DeclarationError, DispatchError
 from phalanx.runtime.api.methods import BoundMethod
 from phalanx.runtime.api.streaming import StreamingMethod
 from phalanx.runtime.calls.future import CallFuture
+from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection, Which
 from phalanx.runtime.groups.travel import PortableGroup, pack, unpack
@@ -304,7 +305,9 @@ class GroupView:
 
     def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
         chosen = self._selection.which == "any"
-        return CallFuture(self.core.send(plan, spec, self.role, None, self, began=began, chosen=chosen))
+        return CallFuture(
+            self.core.send(CallRequest(plan, spec, self.role, self, began=began, chosen=chosen))
+        )
 
     def __repr__(self) -> str:
         part = self._selection.part

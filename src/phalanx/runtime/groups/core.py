@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
 import threading
 import time
@@ -12,25 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.collect.failures import combine
 from phalanx.config import settings
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
-from phalanx.errors import CallCancelled, WorkerDiedError
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.errors import CallCancelled
 from phalanx.execution import questions
 from phalanx.runtime.calls.agreement import Executed, check_order, check_replicated
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.compose import Outlet, messages
 from phalanx.runtime.calls.counts import Book, CallMeter, process
-from phalanx.runtime.calls.door import DirectArrivals, DirectDoor, Door, Outgoing
+from phalanx.runtime.calls.door import DirectDoor, Door, Outgoing
 from phalanx.runtime.calls.listeners import Listeners, everywhere
 from phalanx.runtime.calls.repeats import Repeats
+from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.streams import Streaming
 from phalanx.runtime.calls.under_way import CallsUnderWay
-from phalanx.runtime.calls.watch import Watch
+from phalanx.runtime.groups.look import look_after
 from phalanx.runtime.groups.meshes import told_mesh
 from phalanx.runtime.groups.open_groups import open_groups
 from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
@@ -43,7 +42,6 @@ from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titl
 from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 
-_log = logging.getLogger("phalanx")
 _BARE = Message(BARE)
 _FIRST_NUMBER = 1 << 16
 
@@ -125,27 +123,8 @@ class GroupCore:
         """A number for a call."""
         return next(self._numbers)
 
-    def send(
-        self,
-        plan: CallPlan,
-        spec: MethodSpec,
-        role: str,
-        timeout: float | None,
-        collector: Target | None,
-        *,
-        describe: bool = False,
-        stall_report_after: float | None = None,
-        began: int = 0,
-        chosen: bool = False,
-        streaming: Streaming | None = None,
-    ) -> Call:
+    def send(self, request: CallRequest) -> Call:
         """Send one call to its ranks; does not wait for it.
-
-        ``describe`` asks each rank for the row count of its output beside the output, for a future that may be
-        handed on by reference. ``timeout`` and ``stall_report_after`` are those of the call, where it has its own.
-        ``collector`` is what a custom collect function gets. ``began`` is when the caller began to plan it, for a
-        trace. ``chosen`` says that its rank is the least busy one. ``streaming`` says how items of a method that yields
-        are to come one by one.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
@@ -153,19 +132,8 @@ class GroupCore:
             DispatchError: an argument cannot be pickled.
         """
         epoch = self.check()
-        number = self.new_number()
-        call = self._call(
-            epoch,
-            plan,
-            role,
-            spec.title or spec.name,
-            number,
-            timeout,
-            stall_report_after,
-            collector,
-            began,
-            chosen,
-        )
+        plan, spec, streaming = request.plan, request.spec, request.streaming
+        call = self.call(epoch, request, spec.title or spec.name, self.new_number())
         heard = call.heard
         if heard.planned:
             call.tell(heard.planned)
@@ -173,7 +141,7 @@ class GroupCore:
         if self.debug:
             call.rules = replace(self.rules, verify=None if streaming else self._verifier(spec))
             sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
-        header = self._header(call, spec, self._returns(describe))
+        header = self._header(call, spec, self._returns(request.describe))
         composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.nodes)
         if heard.composed or heard.posted:
             composed = self._told(call, composed)
@@ -181,24 +149,15 @@ class GroupCore:
             composed = self._repeated(call, composed)
         self._submit(call, composed, header.returns, spec.name, streaming)
         call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
-        if chosen:
+        if request.chosen:
             self.under_way.add_chosen(call)
         self._recent.append(weakref.ref(call))
         return call
 
-    def send_bare(
-        self,
-        plan: CallPlan,
-        spec: MethodSpec,
-        role: str,
-        timeout: float | None,
-        collector: Target | None,
-        stall_report_after: float | None,
-    ) -> Call:
+    def send_bare(self, request: CallRequest) -> Call:
         """Send a call that needs no message; see :meth:`takes_bare`."""
-        epoch = self.check()
-        call = self._call(epoch, plan, role, spec.name, BARE_CALLS, timeout, stall_report_after, collector, 0)
-        self._submit(call, itertools.repeat(_BARE, len(plan.ranks)), OUTPUT, spec.name)
+        call = self.call(self.check(), request, request.spec.name, BARE_CALLS)
+        self._submit(call, itertools.repeat(_BARE, len(request.plan.ranks)), OUTPUT, request.spec.name)
         self._recent.append(weakref.ref(call))
         return call
 
@@ -231,38 +190,28 @@ class GroupCore:
             lifecycle.check_callable()
         return epoch
 
-    def _call(
-        self,
-        epoch: Epoch,
-        plan: CallPlan,
-        role: str,
-        method: str,
-        number: int,
-        timeout: float | None,
-        stall_report_after: float | None,
-        collector: Target | None,
-        began: int,
-        chosen: bool = False,
-    ) -> Call:
-        """A call of that epoch; a deadline of it is looked after from now on."""
+    def call(self, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
+        """A call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
         card = self.life.card
-        limit = timeout if timeout is not None else card.call_timeout
-        stall = stall_report_after if stall_report_after is not None else card.stall_report_after
+        limit = request.timeout if request.timeout is not None else card.call_timeout
+        stall = (
+            request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
+        )
         if (stall is not None or limit is not None) and not self.life.transport.immediate:
             monitor.add(self)
         return Call(
             self.life,
             epoch,
-            plan,
-            role,
+            request.plan,
+            request.role,
             method,
             number,
             self.rules,
-            self._listeners_of_chosen if chosen else self.listeners,
+            self._listeners_of_chosen if request.chosen else self.listeners,
             limit=limit,
             stall_after=stall,
-            collector=collector,
-            began=began,
+            collector=request.collector,
+            began=request.began,
         )
 
     def _header(self, call: Call, spec: MethodSpec, returns: int) -> RankCall:
@@ -354,7 +303,7 @@ class GroupCore:
         """What a function of the library, run on every rank, gives there; waits for the calls before it."""
         ranks = range(self.world_size)
         plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
-        return self.send(plan, MethodSpec(HOST), role, None, None).result(None)
+        return self.send(CallRequest(plan, MethodSpec(HOST), role)).result(None)
 
     def mesh(self, name: str = "default") -> Mesh:
         """A mesh that was given to the group, or that its ranks registered (asked once per epoch).
@@ -390,50 +339,9 @@ class GroupCore:
 
     def look(self) -> None:
         """What the monitor does for a group: end calls whose deadline is over, report stalls, find lost ranks."""
-        epoch = self.life.epoch
-        calls = [call for call in self.under_way.calls() if epoch.has_kept(call.plan.ranks, call.epoch)]
-        now = self.transport.now()
-        for call in calls:
-            if call.deadline is not None and now >= call.deadline:
-                call.conclude_now()
-            elif call.stall_at is not None and now >= call.stall_at:
-                _report_stall(call)
-        if self.life.owner and self.lifecycle.state is State.READY and (dead := epoch.dead(self.transport)):
-            # A call that a rank died in tells more than the death alone: its own watch finds out first.
-            failed = [call for call in calls if call.touches(dead)]
-            for call in failed:
-                call.conclude_now()
-            if not failed:
-                self._lost(epoch, dead)
-
-    def _lost(self, epoch: Epoch, dead: Sequence[int]) -> None:
-        """Break the group: some ranks died while nobody called them."""
-        watch = Watch(
-            transport=self.transport,
-            group=self.name,
-            method="(between calls)",
-            role="",
-            ranks=range(epoch.size),
-            endpoints=epoch.endpoints,
-            arrivals=DirectArrivals(self.transport, ()),
-            grace_s=0.0,
-            started=self.transport.now(),
-        )
-        error = combine(self.name, watch.method, [watch.dead(rank) for rank in dead])
-        if isinstance(error, WorkerDiedError) and not self.closed:
-            self.life.broken(error, epoch)
+        look_after(self.life, self.under_way)
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:
     """The same call with the outputs of all ranks given back, for them to be compared."""
     return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
-
-
-def _report_stall(call: Call) -> None:
-    """Log where each rank is at a call that takes longer than it should, and let it go on."""
-    ending = call.late_now()
-    if ending.error is None:
-        call.stall_at = None
-        return
-    call.stall_at = call.life.transport.now() + (call.stall_after or 0.0)
-    _log.warning("stalled, still running: %s", ending.error)

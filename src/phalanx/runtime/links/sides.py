@@ -12,6 +12,7 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.execution.weights.orders import Asked, Side
 from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.wire.messages import HOST
@@ -73,7 +74,7 @@ def send_to(
     """
     given = tuple(map(Same, (function, *args)))
     plan = CallPlan(tuple(ranks), given, {}, GatherPlan("list", range(len(ranks))))
-    return core.send(plan, MethodSpec(HOST, title=title), "", None, None)
+    return core.send(CallRequest(plan, MethodSpec(HOST, title=title), ""))
 
 
 def ask_each(core: GroupCore, ranks: Sequence[int], function: Callable[..., Any], *args: Value) -> None:

@@ -19,9 +19,11 @@ from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_host, make_overlay_host
 from phalanx.config import Settings, own_variables, settings
 from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.door import DirectArrivals
+from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, Processes, launch
 from phalanx.runtime.groups.starts import constructors, sent_to
@@ -123,7 +125,9 @@ class Calls:
         core = self._core
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
-        call = core._call(epoch, plan, "", method, core.new_number(), None, None, None, core.began())
+        call = core.call(
+            epoch, CallRequest(plan, MethodSpec(method), "", began=core.began()), method, core.new_number()
+        )
         call.numbers = [PLAIN_CALL] * ranks  # as the ranks know it
         call.tell(call.heard.planned)
         return call

@@ -1,0 +1,64 @@
+"""What the monitor does for a group while nobody may be waiting for its calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from phalanx.collect.failures import combine
+from phalanx.errors import WorkerDiedError
+from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.door import DirectArrivals
+from phalanx.runtime.calls.under_way import CallsUnderWay
+from phalanx.runtime.calls.watch import Watch
+from phalanx.runtime.life.epoch import Epoch, GroupLife
+from phalanx.runtime.life.lifecycle import State
+
+_log = logging.getLogger("phalanx")
+
+
+def look_after(life: GroupLife, under_way: CallsUnderWay) -> None:
+    """End calls of a group whose deadline is over, report stalls, and find lost ranks."""
+    epoch = life.epoch
+    calls = [call for call in under_way.calls() if epoch.has_kept(call.plan.ranks, call.epoch)]
+    now = life.transport.now()
+    for call in calls:
+        if call.deadline is not None and now >= call.deadline:
+            call.conclude_now()
+        elif call.stall_at is not None and now >= call.stall_at:
+            _report_stall(call)
+    if life.owner and life.lifecycle.state is State.READY and (dead := epoch.dead(life.transport)):
+        # A call that a rank died in tells more than the death alone: its own watch finds out first.
+        failed = [call for call in calls if call.touches(dead)]
+        for call in failed:
+            call.conclude_now()
+        if not failed:
+            _lost(life, epoch, dead)
+
+
+def _lost(life: GroupLife, epoch: Epoch, dead: Sequence[int]) -> None:
+    """Break the group: some ranks died while nobody called them."""
+    watch = Watch(
+        transport=life.transport,
+        group=life.name,
+        method="(between calls)",
+        role="",
+        ranks=range(epoch.size),
+        endpoints=epoch.endpoints,
+        arrivals=DirectArrivals(life.transport, ()),
+        grace_s=0.0,
+        started=life.transport.now(),
+    )
+    error = combine(life.name, watch.method, [watch.dead(rank) for rank in dead])
+    if isinstance(error, WorkerDiedError) and not life.closed:
+        life.broken(error, epoch)
+
+
+def _report_stall(call: Call) -> None:
+    """Log where each rank is at a call that takes longer than it should, and let it go on."""
+    ending = call.late_now()
+    if ending.error is None:
+        call.stall_at = None
+        return
+    call.stall_at = call.life.transport.now() + (call.stall_after or 0.0)
+    _log.warning("stalled, still running: %s", ending.error)
