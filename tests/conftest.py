@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -20,13 +21,20 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a module that says ``SLOW_ON_RAY = True`` are slow where their backend is Ray."""
+    """Tests of a module that says ``SLOW_ON_RAY = True``, or that say it, are slow where their backend is Ray."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("backend") == "ray" and getattr(
-            getattr(item, "module", None), "SLOW_ON_RAY", False
+        module_says_so = getattr(getattr(item, "module", None), "SLOW_ON_RAY", False)
+        if parameters.get("backend") == "ray" and (
+            module_says_so or item.get_closest_marker("slow_on_ray") is not None
         ):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported for all tests stays: no collection of garbage looks at it, of which tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

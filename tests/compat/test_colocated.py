@@ -200,6 +200,7 @@ def test_fuse_makes_roles_attributes(hybrid: RayWorkerGroup) -> None:
     assert (hybrid.actor_rollout.add(1), hybrid.critic.sub(1), hybrid.both(1)) == ([2, 3], [9, 9], [8, 7])
 
 
+@pytest.mark.slow
 def test_a_group_with_roles_travels(hybrid: RayWorkerGroup) -> None:
     hybrid.fuse({"actor_rollout", "critic"})
 
@@ -221,6 +222,7 @@ def test_only_workers_share_a_process_in_this_way() -> None:
         create_colocated_worker_cls({"dict": RayClassWithInitArgs(dict)})
 
 
+@pytest.mark.slow
 def test_a_worker_inside_a_worker(ray_cluster: None) -> None:
     inner = _unwrap_ray_remote(Actor)
 

@@ -276,6 +276,7 @@ def test_runtime_envs_are_merged_variable_by_variable() -> None:
     assert options["num_cpus"] == 2
 
 
+@pytest.mark.slow
 def test_where_ranks_meet_can_be_given(make: Make) -> None:
     group = group_on(make([1]), master_addr="127.0.0.1", master_port="33333")
 
@@ -283,6 +284,7 @@ def test_where_ranks_meet_can_be_given(make: Make) -> None:
     assert group.variable("MASTER_PORT") == ["33333"]
 
 
+@pytest.mark.slow
 def test_the_port_where_ranks_meet_is_taken_from_a_range(make: Make) -> None:
     group = group_on(make([1]), master_port_range=[41000, 41100])
 

@@ -18,7 +18,7 @@ from tests.transfer.layouts import Layout, blank, layouts, locals_of, manifests,
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 slow_to_draw = settings(
-    max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=18, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -236,6 +236,6 @@ def test_nothing_is_left_to_the_garbage_collector(travel: Any, value: Any) -> No
     gc.collect()
     gc.disable()
     try:
-        assert min(left() for _ in range(5)) == 0  # other threads of the session leave something now and then
+        assert any(left() == 0 for _ in range(5))  # other threads of the session leave something now and then
     finally:
         gc.enable()

@@ -138,14 +138,6 @@ def test_roles_are_called_as_groups_of_their_own(colocated: Any) -> None:
     assert colocated.critic.values({"x": out["x"]}).tolist() == [0, 6, 12, 18, 24]
 
 
-def test_explain_says_what_shares_a_process_and_what_a_slot(colocated: Any) -> None:
-    other = px.WorkerGroup(colocated.pool, CriticOfTwo, name="neighbour")
-    text = str(colocated.explain())
-    other.close()
-    assert "colocated in one process per rank: actor, critic" in text
-    assert "processes of their own: neighbour" in text
-
-
 def test_an_unknown_role_or_method_is_named_with_what_there_is(colocated: Any) -> None:
     with pytest.raises(AttributeError, match="actor, critic"):
         _ = colocated.reward
@@ -162,11 +154,22 @@ def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: A
     assert colocated.actor.second_world() == [1.0, 1.0]
 
 
-def test_two_groups_on_the_same_slots_have_two_worlds(colocated: Any) -> None:
-    other = px.WorkerGroup(colocated.pool, Actor)
-    assert other.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
-    assert set(other.pid()).isdisjoint(colocated.actor.pid())
-    other.close()
+@pytest.fixture(scope="module")
+def neighbour(colocated: Any) -> Iterator[Any]:
+    """Another group on the same slots."""
+    with px.WorkerGroup(colocated.pool, Actor, name="neighbour") as made:
+        yield made
+
+
+def test_two_groups_on_the_same_slots_have_two_worlds(colocated: Any, neighbour: Any) -> None:
+    assert neighbour.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
+    assert set(neighbour.pid()).isdisjoint(colocated.actor.pid())
+
+
+def test_explain_says_what_shares_a_process_and_what_a_slot(colocated: Any, neighbour: Any) -> None:
+    text = str(colocated.explain())
+    assert "colocated in one process per rank: actor, critic" in text
+    assert "processes of their own: neighbour" in text
 
 
 def test_the_groups_environment_reaches_every_rank(plain: Any) -> None:
@@ -260,26 +263,28 @@ def test_the_driver_may_be_an_actor_itself(ray_cluster: None) -> None:
     assert ray.get(Driver.remote().drive.remote(), timeout=100) == ["0", "1"]
 
 
-def test_asynchronous_ranks_interleave_at_awaits(ray_cluster: None) -> None:
+@pytest.fixture(scope="module")
+def asynchronous(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        group = px.WorkerGroup(pool, Plain, max_concurrency=4)
-        waiting = group.wait_for_release.submit()
-        group.release()
-        assert waiting.result(timeout=60) == ["released", "released"]
+        yield px.WorkerGroup(pool, Plain, max_concurrency=8)
+
+
+def test_asynchronous_ranks_interleave_at_awaits(asynchronous: Any) -> None:
+    waiting = asynchronous.wait_for_release.submit()
+    asynchronous.release()
+    assert waiting.result(timeout=60) == ["released", "released"]
 
 
 @pytest.mark.parametrize("method", ["same", "same_later"])
 def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
-    ray_cluster: None, method: str
+    asynchronous: Any, method: str
 ) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        group = px.WorkerGroup(pool, Plain, max_concurrency=8)
-        rows = torch.arange(4)
+    rows = torch.arange(4)
+    for _ in range(3):
+        future = getattr(asynchronous, method).submit(rows)
         for _ in range(3):
-            future = getattr(group, method).submit(rows)
-            for _ in range(3):
-                future = getattr(group, method).submit(future)
-            assert torch.equal(future.result(timeout=60), rows)
+            future = getattr(asynchronous, method).submit(future)
+        assert torch.equal(future.result(timeout=60), rows)
 
 
 def test_collectives_of_several_inline_ranks_say_what_to_do() -> None:
@@ -330,11 +335,6 @@ def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str
         pytest.raises(px.PhalanxError, match=named),
     ):
         px.WorkerGroup(pool, Plain, **options)
-
-
-class CriticOfTwo(Critic):
-    def __init__(self) -> None:
-        super().__init__(2)
 
 
 def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ class Server(px.Worker):
         return self.rank
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     with px.WorkerGroup(pool[0:3], Server, name="servers") as made:
         yield made
@@ -37,7 +37,7 @@ def test_a_key_whose_rank_is_lost_goes_to_another(group: px.WorkerGroup) -> None
     faults.kill(group, before)
     with pytest.raises(px.WorkerDiedError):
         group.generate()
-    group.restart()
+    group.restart()  # the other tests use it, too
     assert px.sticky(group, "a").generate() in (0, 1, 2)
 
 

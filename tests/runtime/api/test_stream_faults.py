@@ -141,6 +141,7 @@ def test_a_rank_that_exits_in_the_middle_ends_the_stream_with_its_loss(group: px
             pass
 
 
+@pytest.mark.slow_on_ray
 def test_a_restart_makes_an_open_stream_stale(group: px.WorkerGroup) -> None:
     items = group.count.stream()
     next(items)
@@ -152,6 +153,7 @@ def test_a_restart_makes_an_open_stream_stale(group: px.WorkerGroup) -> None:
     assert sorted(group.count.stream(1)) == [(0, 0), (1, 0)]
 
 
+@pytest.mark.slow_on_ray
 def test_closing_the_group_ends_an_open_stream(pool: px.ResourcePool) -> None:
     group = px.WorkerGroup(pool[2:4], Source)
     items = group.count.stream()
@@ -174,6 +176,7 @@ def test_ctrl_c_while_a_stream_is_read_leaves_it(group: px.WorkerGroup) -> None:
     assert group.times_left()[0] >= 1
 
 
+@pytest.mark.slow_on_ray
 def test_a_worker_reads_the_stream_of_another_group(
     pool: px.ResourcePool, group: px.WorkerGroup, backend: str
 ) -> None:

@@ -322,6 +322,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_with_rank(group: px.WorkerG
     assert group.ping() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_constructor_that_raises_on_one_rank_fails_the_start_and_leaves_nothing() -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         with taking_less_than(20.0), pytest.raises(ValueError, match="no weights") as raised:

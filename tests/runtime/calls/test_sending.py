@@ -60,7 +60,7 @@ def pair(backend: str) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def group(pair: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     with px.WorkerGroup(pair, Counter) as made:
         yield made
@@ -91,6 +91,7 @@ def test_calls_that_have_ended_count_for_no_rank(group: px.WorkerGroup) -> None:
     assert [group.any.which(), group.any.which()] == [0, 0]
 
 
+@pytest.mark.slow_on_ray
 def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> None:
     stale = group.rows.submit(np.ones(4))
     group.restart()
@@ -99,11 +100,13 @@ def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> N
             method(stale)
 
 
+@pytest.mark.slow_on_ray
 def test_a_worker_knows_its_rank_on_threads_of_its_constructor(pair: px.ResourcePool) -> None:
     with px.WorkerGroup(pair, AsksOnThreads) as group:
         assert group.places() == [(0, 0), (1, 1)]
 
 
+@pytest.mark.slow_on_ray
 def test_a_cancelled_task_of_a_method_is_an_error_of_its_rank(pair: px.ResourcePool) -> None:
     with px.WorkerGroup(pair, AsksOnThreads) as group:
         with pytest.raises(px.RemoteCallError, match="given up") as caught:
@@ -124,7 +127,9 @@ def test_a_stored_value_that_cannot_be_read_says_so(backend: str) -> None:
         px.put(Unreadable(), backend=backend).get()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, pytest.param(MemoryError, marks=pytest.mark.slow_on_ray)]
+)
 def test_a_call_that_only_some_ranks_got_breaks_the_group(
     backend: str, pair: px.ResourcePool, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
@@ -146,6 +151,6 @@ def test_a_call_that_only_some_ranks_got_breaks_the_group(
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, True])
-def test_a_deadline_is_a_number_of_seconds(pair: px.ResourcePool, seconds: float) -> None:
-    with px.WorkerGroup(pair, Counter) as group, pytest.raises(px.DispatchError, match="timeout="):
+def test_a_deadline_is_a_number_of_seconds(group: px.WorkerGroup, seconds: float) -> None:
+    with pytest.raises(px.DispatchError, match="timeout="):
         group.which.options(timeout=seconds)

@@ -73,6 +73,7 @@ def test_a_put_that_waits_for_room_ends_when_its_call_is_cancelled(pool: px.Reso
         assert (channel.depth.puts, channel.items.submitted) == (0, 1)
 
 
+@pytest.mark.slow
 def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
         future = group.put_twice.options(timeout=1.0).submit(channel)

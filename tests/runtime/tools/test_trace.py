@@ -237,6 +237,7 @@ def test_an_error_of_the_block_is_not_hidden_by_a_trace_that_cannot_be_written(
         group.fail_on(0)
 
 
+@pytest.mark.slow_on_ray
 def test_the_start_of_a_group_is_recorded_and_its_tracks_end_with_it(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         px.WorkerGroup(pool[0:2], Traced).close()
@@ -247,6 +248,7 @@ def test_the_start_of_a_group_is_recorded_and_its_tracks_end_with_it(pool: px.Re
     assert all(track.opened and track.closed and track.pid for track in events.tracks)
 
 
+@pytest.mark.slow_on_ray
 def test_a_constructor_that_raises_is_recorded(pool: px.ResourcePool) -> None:
     with px.trace() as trace, pytest.raises(px.WorkerInitError):
         px.WorkerGroup(pool[0:2], Broken)
@@ -262,6 +264,7 @@ class Broken(px.Worker):
         raise RuntimeError("never")
 
 
+@pytest.mark.slow_on_ray
 def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
     with px.trace() as trace, contextlib.closing(px.WorkerGroup(pool[0:2], roles, name="both")) as group:
@@ -273,6 +276,7 @@ def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None
     assert len(events.tracks) == 2
 
 
+@pytest.mark.slow_on_ray
 def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         for _ in range(2):
@@ -370,7 +374,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["px.shutdown()", "raise SystemExit(3)"])
+@pytest.mark.parametrize(
+    "end", ["px.shutdown()", pytest.param("raise SystemExit(3)", marks=pytest.mark.slow)]
+)
 def test_a_variable_traces_a_whole_run(tmp_path: Path, end: str) -> None:
     (tmp_path / "driver.py").write_text(SCRIPT.format(end=end))
     env = {**os.environ, "PHALANX_TRACE": "out/run.jsonl", "PHALANX_BACKEND": "inline"}

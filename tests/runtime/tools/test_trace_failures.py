@@ -57,6 +57,7 @@ def test_what_a_rank_did_before_it_was_killed_is_in_the_trace(pool: px.ResourceP
     assert trace.events.notes == ()
 
 
+@pytest.mark.slow
 def test_a_call_that_misses_its_deadline_stands_open_on_its_ranks(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool, Frail) as group:
         group.ping()
@@ -81,6 +82,7 @@ def test_a_cancelled_call_says_so_on_every_rank(pool: px.ResourcePool) -> None:
     assert all(part.error is None or part.error.startswith("Interrupted") for part in call.parts)
 
 
+@pytest.mark.slow
 def test_two_drivers_of_one_group_have_traces_of_their_own(pool: px.ResourcePool) -> None:
     with (
         px.trace() as trace,
