@@ -284,24 +284,10 @@ def register(
     where = "px.register"
     if isinstance(dispatch_mode, _NO_METHODS) or hasattr(dispatch_mode, "__wrapped__"):
         raise _no_method(dispatch_mode)
-    mode = as_mode(dispatch_mode, where)
-    if not isinstance(execute_mode, Execute):
-        raise DeclarationError(
-            f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO"
-        )
-    if collect is not None:
-        mode = collecting(mode, collect, where, one_rank=execute_mode is Execute.RANK_ZERO)
-    if pad_to_multiple is not None and (not isinstance(pad_to_multiple, int) or pad_to_multiple < 1):
-        raise DeclarationError(
-            f"{where}: pad_to_multiple={pad_to_multiple!r}; expected a whole number from 1"
-        )
-    if pad_mask is not None and pad_to_multiple is None:
-        raise DeclarationError(
-            f"{where}: pad_mask={pad_mask!r} without pad_to_multiple=: nothing would be padded"
-        )
+    _check_padding(where, pad_to_multiple, pad_mask)
     partial = MethodSpec(
         name="",
-        mode=mode,
+        mode=_mode(where, dispatch_mode, execute_mode, collect),
         execute=execute_mode,
         blocking=blocking,
         readonly=readonly,
@@ -313,13 +299,37 @@ def register(
         pad_mask=pad_mask,
     )
 
+    return _marking(partial)
+
+
+def _marking(spec: MethodSpec) -> Callable[[F], F]:
     def mark(function: F) -> F:
         if not inspect.isfunction(function) or _makes_context_manager(function):
             raise _no_method(function)
-        setattr(function, MARK, partial)
+        setattr(function, MARK, spec)
         return cast(F, function)
 
     return mark
+
+
+def _mode(where: str, dispatch_mode: Any, execute_mode: Any, collect: Collect | None) -> Mode:
+    mode = as_mode(dispatch_mode, where)
+    if not isinstance(execute_mode, Execute):
+        raise DeclarationError(
+            f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO"
+        )
+    if collect is None:
+        return mode
+    return collecting(mode, collect, where, one_rank=execute_mode is Execute.RANK_ZERO)
+
+
+def _check_padding(where: str, multiple: Any, mask: str | None) -> None:
+    if multiple is not None and (not isinstance(multiple, int) or multiple < 1):
+        raise DeclarationError(f"{where}: pad_to_multiple={multiple!r}; expected a whole number from 1")
+    if mask is not None and multiple is None:
+        raise DeclarationError(
+            f"{where}: pad_mask={mask!r} without pad_to_multiple=: nothing would be padded"
+        )
 
 
 #: What decorators of the standard library make of a function, other than functions.

@@ -109,6 +109,11 @@ class WorkerGroup(GroupView):
             options = options.with_ray_options(one.ray_options)
         self._check_detached(pool, options)
         from_environment()
+        self._start(pool, bound, options)
+
+    def _start(
+        self, pool: ResourcePool, bound: Mapping[str, ClassWithInitArgs], options: GroupOptions
+    ) -> None:
         self.number = next(_numbers)
         self._pool = pool
         self._roles = bound
@@ -116,7 +121,7 @@ class WorkerGroup(GroupView):
         core.life.on_change = functools.partial(publisher.changed, core.life)
         core.life.ground = pool
         core.made_of = bound
-        super().__init__(Selection.whole(core))
+        GroupView.__init__(self, Selection.whole(core))
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)

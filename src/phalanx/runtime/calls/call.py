@@ -10,21 +10,20 @@ from phalanx.collect.join import gather
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
 from phalanx.runtime.calls.door import Arrivals
-from phalanx.runtime.calls.ending import Ending, Seen, decide
+from phalanx.runtime.calls.ending import Ending, decide
+from phalanx.runtime.calls.finding import CANCELLED_WITHIN_S, failed, late, not_yet, watch
 from phalanx.runtime.calls.listeners import Heard, Listeners
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.seconds import bounded
 from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned, Status, WaitOver, raisable
 from phalanx.runtime.calls.streams import StreamArrivals
-from phalanx.runtime.calls.watch import Watch, earliest, seconds_until
+from phalanx.runtime.calls.watch import earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.transport.base import FetchFailed, NotReady
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
-
-_CANCELLED_WITHIN_S = 10.0
 
 
 class Call:
@@ -146,7 +145,7 @@ class Call:
         patience = -1 if timeout is None else timeout
         if not self._waiting.acquire(wait_for_others, patience if wait_for_others else -1):
             if wait_for_others:
-                raise self._not_yet(timeout)
+                raise not_yet(self, timeout)
             return
         try:
             if not self.over:
@@ -185,16 +184,16 @@ class Call:
         self._check()
         until = limit if self.deadline is None else earliest(limit, self.deadline)
         while True:
-            late = False
+            is_late = False
             try:
                 yield from attempt(until)
                 return
             except NotReady:
-                late = True
+                is_late = True
             except FetchFailed:
                 pass
             # Not while that one is handled: an error of this would keep it, and so these frames, as its context.
-            ending = self._late(limit) if late else self._failed()
+            ending = late(self, limit) if is_late else failed(self)
             self.act(ending)
             if ending.error is not None:
                 raise (ending.error if ending.over else WaitOver(ending.error)) from None
@@ -268,59 +267,6 @@ class Call:
                     self.tell(self.heard.arrived, rank)
                 yield rank, output
 
-    def watch(self) -> Watch:
-        """What looks at its ranks."""
-        life, endpoints = self.life, self.epoch.endpoints
-        return Watch(
-            transport=life.transport,
-            group=life.name,
-            method=self.method,
-            role=self.role,
-            ranks=tuple(self.plan.ranks),
-            endpoints=[endpoints[rank] for rank in self.plan.ranks],
-            arrivals=self.arrivals,
-            grace_s=self.rules.grace_s,
-            started=self.started,
-            numbers=self.numbers or [self.number] * len(self.plan.ranks),
-            owner=life.owner,
-            init=self.rules.init,
-        )
-
-    def _late(self, limit: float | None) -> Ending:
-        if self.deadline is None or (limit is not None and limit < self.deadline):
-            waited = (self.life.transport.now() if limit is None else limit) - self.started
-            return decide(self.watch().late(round(max(0.0, waited), 3), expired=False))
-        return decide(self.watch().late(self.limit, expired=True))
-
-    def late_now(self) -> Ending:
-        """What somebody whose patience is over now would be told."""
-        waited = self.life.transport.now() - self.started
-        return decide(self.watch().late(round(waited, 1), expired=False))
-
-    def _failed(self) -> Ending:
-        """How a call ends of which a rank failed; also because others made it end."""
-        life = self.life
-        life.check_current(self.epoch, self.plan.ranks, self.method)
-        status = self.status
-        if isinstance(status, Cancelling):
-            status.over.wait(_CANCELLED_WITHIN_S)
-        if isinstance(self.status, Raised):
-            return Ending(self.status.error)
-        if not life.closed and not self.epoch.stopped.isdisjoint(self.plan.ranks):
-            return Ending(
-                life.lifecycle.broken_error()
-            )  # it went down with another call, which has the cause
-        if life.closed:
-            return decide(Seen("failed", life.name, self.method, closed=True))
-        watch = self.watch()
-        if self.streams is not None:
-            watch.interrupt()
-        seen = watch.failed()
-        life.check_current(self.epoch, self.plan.ranks, self.method)
-        if life.closed:
-            return decide(Seen("failed", life.name, self.method, closed=True))
-        return decide(seen)
-
     def act(self, ending: Ending) -> None:
         """Do what an ending asks for: stop ranks, break the group, or note that its owner has closed it."""
         if not self.rules.consequences:
@@ -341,7 +287,7 @@ class Call:
         if not self._move(mine, UNDER_WAY):
             status = self.status
             if isinstance(status, Cancelling):  # somebody else does
-                status.over.wait(_CANCELLED_WITHIN_S)
+                status.over.wait(CANCELLED_WITHIN_S)
             return self.cancelled
         try:
             return self._cancel()
@@ -351,7 +297,7 @@ class Call:
 
     def _cancel(self) -> bool:
         self.life.check_current(self.epoch, self.plan.ranks, self.method)
-        seen = self.watch().cancelled()
+        seen = watch(self).cancelled()
         ending = Ending(over=False) if seen is None else decide(seen)
         self.act(ending)
         return ending.error is not None and self._end(Raised(ending.error)) and self.cancelled
@@ -375,16 +321,6 @@ class Call:
                 if not ended or not self.arrivals.outcome(position).ok:
                     return True
         return False
-
-    def _not_yet(self, timeout: float | None) -> CallTimeout:
-        """The error for a wait that was over before another thread's wait for the same call."""
-        error = decide(self.watch().late(timeout, expired=False)).error
-        if isinstance(error, CallTimeout):
-            return error
-        text = (
-            f"group {self.group!r}, {self.method}: another thread is fetching the result just now; ask again"
-        )
-        return CallTimeout(text, group=self.group, method=self.method, timeout=timeout)
 
     def _move(self, to: Status, since: Status) -> bool:
         with self._lock:

@@ -9,6 +9,7 @@ from phalanx.collect.failures import combine
 from phalanx.errors import WorkerDiedError
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.door import DirectArrivals
+from phalanx.runtime.calls.finding import late_now
 from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.runtime.calls.watch import Watch
 from phalanx.runtime.life.epoch import Epoch, GroupLife
@@ -56,7 +57,7 @@ def _lost(life: GroupLife, epoch: Epoch, dead: Sequence[int]) -> None:
 
 def _report_stall(call: Call) -> None:
     """Log where each rank is at a call that takes longer than it should, and let it go on."""
-    ending = call.late_now()
+    ending = late_now(call)
     if ending.error is None:
         call.stall_at = None
         return
