@@ -351,6 +351,15 @@ def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) 
     assert sorted(order) == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGroup) -> None:
+    with px.Channel(lengths=lambda item: item["x"][:, 0].tolist()) as channel:
+        for numbers in ([6.0, 2.0, 3.0], [0.0, 5.0], [1.0, 4.0, 9.0]):
+            channel.put({"x": torch.tensor(numbers)[:, None]})
+        with channel.take_rows(7, WITHIN, sort=True) as batch:
+            assert consumers.first_of_each(batch).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert channel.take_rows(1, WITHIN).value()["x"].item() == 9.0
+
+
 def test_a_channel_without_lengths_cannot_balance(channel: px.Channel) -> None:
     channel.put([1, 2])
     with pytest.raises(px.DeclarationError, match="lengths"):

@@ -130,3 +130,26 @@ def test_inline_a_wait_that_nothing_could_end_is_an_error_at_once() -> None:
     staleness = px.Staleness(0, 1, backend="inline")
     with staleness.begin(1), pytest.raises(px.StalenessTimeout, match="never catch up"):
         staleness.begin(1)
+
+
+def test_whoever_waits_is_told_when_it_is_closed(staleness: px.Staleness) -> None:
+    leases = [staleness.begin(4), staleness.begin(4)]
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            staleness.begin(4, WITHIN)
+        except px.PhalanxError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not staleness.paced.waiting:
+        pass
+    with staleness:
+        leases[0].accept(4, 0)
+    thread.join(WITHIN)
+    assert "it was closed" in str(failures[0])
+    assert (staleness.paced.waiting, staleness.paced.rows.ready) == (0, 4)
+    with pytest.raises(px.PhalanxError, match="it was closed"):
+        staleness.begin(1)

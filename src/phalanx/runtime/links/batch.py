@@ -92,10 +92,20 @@ class Batch(StoredParts):
 
     def balance(self, pieces: int) -> None:
         """Put its rows into an order in which so many even pieces are about equally long."""
-        lengths = [length for part in self._given for length in part.lengths]
+        self._reorder(balanced_order(self._lengths(), pieces))
+
+    def sort(self) -> None:
+        """Put its rows into ascending order of their lengths, equal ones as they came."""
+        lengths = self._lengths()
+        self._reorder(sorted(range(len(lengths)), key=lengths.__getitem__))
+
+    def _lengths(self) -> list[float]:
+        return [length for part in self._given for length in part.lengths]
+
+    def _reorder(self, order: Sequence[int]) -> None:
         rows = [(part, part.start + at) for part in self._given for at in range(part.rows)]
         ordered: list[GivenPart] = []
-        for start, stop in runs_of(balanced_order(lengths, pieces)):
+        for start, stop in runs_of(order):
             for part, some in groupby(rows[start:stop], key=lambda row: row[0]):
                 numbers = [number for _, number in some]
                 ordered.append(_cut(part, numbers[0], numbers[-1] + 1))

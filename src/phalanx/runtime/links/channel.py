@@ -20,7 +20,7 @@ from phalanx.runtime.links.leaving import Listener, leave, leave_at_close
 from phalanx.runtime.links.open_channels import ChannelCard, is_own, open_channels, published_key
 from phalanx.runtime.links.payloads import InStore, Lengths, Packed, kept, pack
 from phalanx.runtime.links.ports import port_to
-from phalanx.runtime.links.replies import accepted_number, balanced, closed, untaken
+from phalanx.runtime.links.replies import accepted_number, closed, ordered, untaken
 from phalanx.runtime.links.requests import answered, answered_async, others
 from phalanx.runtime.links.saving import SavedChannel, loaded, saved
 from phalanx.runtime.links.services import Port, Reply
@@ -46,8 +46,8 @@ class Channel:
         name: for messages and :meth:`find`; one per run.
         handoff: a rank that is closed hands the items it has over to the home, in place of waiting for a while until
             they are delivered.
-        lengths: for ``take_rows(balance=)``: a key of the items, or a function of an item, which gives one number for
-            each row. It is looked up where the item is put.
+        lengths: for ``take_rows(balance=)`` and ``sort=``: a key of the items, or a function of an item, which gives one
+            number for each row. It is looked up where the item is put.
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
@@ -212,7 +212,9 @@ class Channel:
         """
         return self._take(_at_least_one(n, "take"), None, timeout)
 
-    def take_rows(self, n: int, timeout: float | None = None, *, balance: int | None = None) -> Batch:
+    def take_rows(
+        self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
+    ) -> Batch:
         """Take ``n`` rows out of items of any size: one that has more is cut, the rest of it stays in front.
 
         Fewer only where the channel was finished. Rows of several items are joined as results of ranks are.
@@ -223,6 +225,8 @@ class Channel:
             balance: as many pieces as the batch will be cut into (the ranks, or dp coordinates, of the group that
                 gets it): its rows are put into an order in which the ``lengths`` of even pieces sum up to about the
                 same. No byte of an item is read for it.
+            sort: its rows are put into ascending order of their ``lengths``, which may then be any number that orders
+                them, such as that of the prompt: batches do not depend then on who was first.
 
         Raises:
             ChannelEmpty: there were not as many in time. Nothing is taken.
@@ -231,18 +235,18 @@ class Channel:
             ItemsLost: items went with the process that had them; told once. Take on.
         """
         batch = self._take(None, _at_least_one(n, "take_rows"), timeout)
-        return balanced(batch, self.name, self._card.lengths, balance)
+        return ordered(batch, self.name, self._card.lengths, balance, sort)
 
     async def take_async(self, n: int = 1, timeout: float | None = None) -> Batch:
         """The same as :meth:`take`, awaited."""
         return await self._take_async(_at_least_one(n, "take_async"), None, timeout)
 
     async def take_rows_async(
-        self, n: int, timeout: float | None = None, *, balance: int | None = None
+        self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """The same as :meth:`take_rows`, awaited."""
         batch = await self._take_async(None, _at_least_one(n, "take_rows_async"), timeout)
-        return balanced(batch, self.name, self._card.lengths, balance)
+        return ordered(batch, self.name, self._card.lengths, balance, sort)
 
     def _take(self, items: int | None, rows: int | None, timeout: float | None) -> Batch:
         timeout = checked(timeout, "Channel.take")

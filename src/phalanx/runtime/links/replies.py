@@ -63,19 +63,25 @@ def untaken(channel: str, what: Any, items: int | None, rows: int | None) -> Cha
             return closed(channel, what[1])
 
 
-def balanced(batch: Batch, channel: str, lengths: Lengths | None, pieces: int | None) -> Batch:
-    """The batch in an order in which even pieces are about equally long, if that was asked for.
+def ordered(batch: Batch, channel: str, lengths: Lengths | None, pieces: int | None, sort: bool) -> Batch:
+    """The batch in ascending order, or in one in which even pieces are about equally long, if that was asked for.
 
     Raises:
-        DeclarationError: the channel knows no lengths; the batch is given back.
+        DeclarationError: the channel knows no lengths, or both were asked for; the batch is given back.
     """
-    if pieces is None:
+    if pieces is None and not sort:
         return batch
-    if lengths is None:
+    asked = f"take_rows({'' if pieces is None else f'balance={pieces}'}{'sort=True' if sort else ''})"
+    if lengths is None or (sort and pieces is not None):
         batch.give_back()
         raise DeclarationError(
-            f"channel {channel!r}: take_rows(balance={pieces}) needs the length of each row; make the channel with "
+            f"channel {channel!r}: {asked} needs the length of each row; make the channel with "
             "px.Channel(lengths=<a key of the items, or a function of one>)"
+            if lengths is None
+            else f"channel {channel!r}: take_rows(balance={pieces}, sort=True): give one of the two"
         )
-    batch.balance(pieces)
+    if sort:
+        batch.sort()
+    elif pieces is not None:
+        batch.balance(pieces)
     return batch

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +14,7 @@ from phalanx.flow.staleness import Staleness as Machine
 from phalanx.flow.staleness import StalenessState
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.links.channel import Channel
+from phalanx.runtime.links.overdue import overdue_of
 from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.ports import Address, port_to, served
 from phalanx.runtime.links.requests import answered, answered_async, others
@@ -146,6 +145,7 @@ class Staleness:
 
         Raises:
             StalenessTimeout: training was too far behind for all of that time; the message says how far.
+            PhalanxError: it was closed, or its owner is gone.
             ValueError: the last of so many rows would always be too old.
         """
         port, reply, timeout = self._begin(rows, timeout)
@@ -163,7 +163,7 @@ class Staleness:
     def _begin(self, rows: int, timeout: float | None) -> tuple[Port, Any, float | None]:
         timeout = checked(timeout, "Staleness.begin")
         port = self._port()
-        _overdue_of(port, self._card.key)
+        overdue_of(port, self._card.key)
         return port, port.ask(self._card.key, "begin", rows, timeout), timeout
 
     def _lease(self, port: Port, what: Any, rows: int, on_overdue: Callable[[], object] | None) -> RowLease:
@@ -195,6 +195,25 @@ class Staleness:
             ValueError: it is older than the one before, or newer than the one in training.
         """
         self._asked("serve", version)
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Let no rows begin any more: whoever waits in ``begin`` is told. Leases that run go on. Idempotent.
+
+        Raises:
+            DeclarationError: another process made it.
+        """
+        service = services.get(self._card.key)
+        if not isinstance(service, StalenessService):
+            raise DeclarationError("this staleness belongs to the process that made it, which closes it")
+        service.close(reason)
+
+    def __enter__(self) -> Staleness:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def explain(self) -> Table:
         """Where all rows are, and how old those were that were trained on."""
@@ -254,7 +273,7 @@ class RowLease:
         """Whether its rows became too old while they ran: whoever generates them should stop."""
         self._on_overdue = on_overdue
         self._placed = 0
-        _overdue_of(port, key).add(self)
+        overdue_of(port, key).add(self)
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
         """Rows are ready to be trained on; in as many parts as one likes.
@@ -347,43 +366,6 @@ class RowLease:
         raise DeclarationError(
             "a lease on rows belongs to the process that began it; pass the px.Staleness and begin there"
         )
-
-
-class _Overdue:
-    """The leases of one process at one home, for what that tells of them."""
-
-    def __init__(self) -> None:
-        self._leases: weakref.WeakValueDictionary[int, RowLease] = weakref.WeakValueDictionary()
-        self._told: set[int] = set()
-        self._lock = threading.Lock()
-
-    def add(self, lease: RowLease) -> None:
-        """Tell it when it is overdue, which it may be already."""
-        with self._lock:
-            self._leases[lease.number] = lease
-            told = lease.number in self._told
-        if told:
-            lease.became_overdue()
-
-    def __call__(self, note: Any) -> None:
-        if note[0] != "overdue":
-            return
-        with self._lock:
-            self._told.add(note[1])
-            lease = self._leases.get(note[1])
-        if lease is not None:
-            lease.became_overdue()
-
-
-_overdue: weakref.WeakKeyDictionary[Any, dict[str, _Overdue]] = weakref.WeakKeyDictionary()
-
-
-def _overdue_of(port: Port, key: str) -> _Overdue:
-    of_port = _overdue.setdefault(port, {})
-    if key not in of_port:
-        of_port[key] = _Overdue()
-        port.hear(key, of_port[key])
-    return of_port[key]
 
 
 def _failed(what: Any) -> Exception:

@@ -98,6 +98,7 @@ class StalenessService:
         self._evicted: list[tuple[int, int, int]] = []
         self._follows = False
         self.restored = False
+        self._closed: str | None = None
 
     @property
     def key(self) -> str:
@@ -121,6 +122,8 @@ class StalenessService:
             return self._machine.state()
         if verb == "lies":
             return self._follow_item(*args)
+        if verb == "begin" and self._closed is not None:
+            return ("gone", self._closed)
         if verb == "begin" and answer is not None:
             self._answers[ticket] = answer
         self._accepted.clear()
@@ -176,6 +179,14 @@ class StalenessService:
                 self._do(Tick())
                 due = self._machine.wake_at
             return None if due is None else max(0.0, due - self._clock())
+
+    def close(self, reason: str) -> None:
+        """Let no rows begin any more, and tell those who wait."""
+        with self._lock:
+            self._closed = reason
+            for ticket in list(self._answers):
+                self._answer(ticket, ("gone", reason))
+                self._do(Cancel(ticket))
 
     def state(self) -> StalenessState:
         """What to save of it."""

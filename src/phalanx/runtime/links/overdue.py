@@ -1,0 +1,55 @@
+"""Who of this process is told that rows of a lease have become too old."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Protocol
+
+from phalanx.runtime.links.services import Port
+
+
+class Late(Protocol):
+    """A lease, as far as it is told."""
+
+    number: int
+
+    def became_overdue(self) -> None: ...
+
+
+class Overdue:
+    """The leases of one process at one home, for what that tells of them."""
+
+    def __init__(self) -> None:
+        self._leases: weakref.WeakValueDictionary[int, Late] = weakref.WeakValueDictionary()
+        self._told: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, lease: Late) -> None:
+        """Tell it when it is overdue, which it may be already."""
+        with self._lock:
+            self._leases[lease.number] = lease
+            told = lease.number in self._told
+        if told:
+            lease.became_overdue()
+
+    def __call__(self, note: Any) -> None:
+        if note[0] != "overdue":
+            return
+        with self._lock:
+            self._told.add(note[1])
+            lease = self._leases.get(note[1])
+        if lease is not None:
+            lease.became_overdue()
+
+
+_overdue: weakref.WeakKeyDictionary[Any, dict[str, Overdue]] = weakref.WeakKeyDictionary()
+
+
+def overdue_of(port: Port, key: str) -> Overdue:
+    """Those of one home; whoever makes leases adds them."""
+    of_port = _overdue.setdefault(port, {})
+    if key not in of_port:
+        of_port[key] = Overdue()
+        port.hear(key, of_port[key])
+    return of_port[key]
