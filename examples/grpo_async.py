@@ -1,0 +1,384 @@
+"""Asynchronous GRPO: answers are generated and trained on at the same time, by groups of their own.
+
+    python examples/grpo_async.py                          # a minute or two on two cores
+    python examples/grpo_async.py --compare                # first in turn, then at the same time: how much faster
+    python examples/grpo_async.py --max-lag 0              # no answer is older than the weights that it trains
+    python examples/grpo_async.py --at-commit wait         # answers end under the weights that they began with
+
+Task and objective are those of ``grpo.py``, which ``in_turn`` repeats on these groups. ``grpo`` is the trainer's side of
+the asynchronous algorithm: it takes a batch as soon as there are enough answers, and sends its new weights while the
+engines go on. ``produce`` is the other side: have questions answered and judged, and put the answers into the channel.
+A lease on rows keeps the two together: no answer is trained on more than ``max_lag`` versions after its first token was
+drawn. Answers that are under way when new weights come go on under these. Each token keeps the log-probability that
+it was drawn with, by whichever version, and the objective's ratios are to those.
+
+The script ends with the reward curve, a report of the run as a page (what each rank of each group did when) and, as its
+last line, the mean reward on questions drawn after the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from grpo import (
+    answer_distribution,
+    ask,
+    average_gradients,
+    group_advantages,
+    of_answer,
+    save_curve,
+    shown,
+    small_llama,
+    wants_gpu,
+)
+from rich.console import Console
+from torch import Tensor, nn
+
+import phalanx as px
+from phalanx.engines import Sampling
+from phalanx.engines.transformers import TransformersRollout
+
+Rows = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the algorithm runs with; letters are the paper's."""
+
+    digits: int = 4
+    questions: int = 16  # per step
+    group_size: int = 8  # G, answers to each question
+    together: int = 8  # questions that an engine is asked in one call
+    steps: int = 300
+    max_lag: int = 1  # versions between the first token of an answer and the step that trains on it
+    at_commit: str = "keep"  # answers go on under new weights, or "wait": they end under the old ones first
+    learning_rate: float = 2e-3
+    clip: float = 0.2  # epsilon
+    kl_weight: float = 1e-3  # beta
+    entropy_weight: float = 0.05  # not in the paper: a model that starts from noise has to keep trying
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.questions % self.together:
+            raise ValueError(f"{self.questions} questions per step are not asked {self.together} at a time")
+
+    @property
+    def rows(self) -> int:
+        """Answers that each step trains on."""
+        return self.questions * self.group_size
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Who takes part. Actor and reference are roles of the trainer's processes."""
+
+    rollout: Any
+    judge: Any
+    trainer: Any
+
+
+def grpo(groups: Groups, settings: Settings, staleness: px.Staleness) -> Iterator[float]:
+    """Train on answers while others are generated; yields the mean reward of each step's answers."""
+    trainer, rollout = groups.trainer, groups.rollout
+    with (
+        px.WeightSync(trainer.actor, rollout, "policy", staleness=staleness) as sync,
+        px.Channel(name="answers", lengths="row") as answers,
+    ):
+        sync()
+        with beside(producer(groups, settings, staleness, answers), answers, staleness):
+            for _ in range(settings.steps):
+                with answers.take_rows(settings.rows, sort=True) as batch:
+                    reference = trainer.reference.log_probs.submit(batch)
+                    rewards = trainer.actor.update(batch, reference)
+                sync.stage()
+                with no_answer_under_way(rollout) if settings.at_commit == "wait" else nullcontext():
+                    sync.commit()
+                yield sum(rewards) / settings.rows
+
+
+def producer(
+    groups: Groups, settings: Settings, staleness: px.Staleness, answers: px.Channel
+) -> Callable[[], None]:
+    """What threads beside the trainer do: they put answers into the channel until all questions are answered."""
+    questions, turn = asked(settings), threading.Lock()
+
+    def produce() -> None:
+        while True:
+            with turn:  # whoever got the next lease gets the next questions
+                some = next(questions, None)
+                if some is None:
+                    return
+                lease = staleness.begin(len(some["row"]))
+            with lease:
+                rows = answered(groups, settings, some)
+                lease.put(answers, rows, rows["version"].tolist())
+
+    return produce
+
+
+def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
+    """The same algorithm with generation and training in turn, on the same groups."""
+    trainer = groups.trainer
+    per_step = settings.questions // settings.together
+    with px.WeightSync(trainer.actor, groups.rollout, "policy") as sync, ThreadPoolExecutor(per_step) as threads:
+        questions = asked(settings)
+        for _ in range(settings.steps):
+            sync()
+            some = islice(questions, per_step)
+            parts = list(threads.map(lambda each: answered(groups, settings, each), some))
+            batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            reference = trainer.reference.log_probs.submit(batch)
+            yield sum(trainer.actor.update(batch, reference)) / settings.rows
+        sync()
+
+
+def asked(settings: Settings) -> Iterator[Rows]:
+    """All questions, those of one call at a time: each as often as it is to be answered, with the numbers of the rows."""
+    random = torch.Generator().manual_seed(settings.seed)
+    number = 0
+    for _ in range(settings.steps):
+        for questions in ask(settings.questions, settings.digits, random).split(settings.together):
+            prompts = questions.repeat_interleave(settings.group_size, dim=0)
+            yield {"row": torch.arange(number, number + len(prompts)), "tokens": prompts}
+            number += len(prompts)
+
+
+def answered(groups: Groups, settings: Settings, asked: Rows) -> Rows:
+    """Answers to some questions from the engine that has least to do, judged: what there is to train on."""
+    sampling = Sampling(max_tokens=settings.digits, ignore_eos=True)
+    seeds = (settings.seed * 10_000_000 + asked["row"]).tolist()
+    completions = groups.rollout.any.generate(
+        asked["tokens"].tolist(), [replace(sampling, seed=seed) for seed in seeds]
+    )
+    answers = {
+        "row": asked["row"],
+        "tokens": torch.cat([asked["tokens"], torch.tensor([one.tokens for one in completions])], dim=1),
+        "log_probs": torch.tensor([one.log_probs for one in completions]),
+        "version": torch.tensor([one.versions[0][0] for one in completions]),
+        "versions": torch.tensor([len(one.versions) for one in completions]),
+    }
+    rewards = groups.judge.score(answers)
+    return {**answers, "reward": rewards, "advantage": group_advantages(rewards, settings.group_size)}
+
+
+@contextmanager
+def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Staleness) -> Iterator[None]:
+    """Two threads that produce while the block runs. When one fails the channel ends, and its error is raised."""
+
+    def work() -> None:
+        try:
+            produce()
+        except BaseException:
+            answers.finish()
+            raise
+
+    with ThreadPoolExecutor(2, thread_name_prefix="producer") as threads:
+        futures = [threads.submit(work) for _ in range(2)]
+        try:
+            yield
+        except px.ChannelClosed:
+            if all(future.exception() is None for future in futures):
+                raise
+        finally:
+            staleness.close()  # who waits for a lease waits no more
+    for future in futures:
+        future.result()
+
+
+@contextmanager
+def no_answer_under_way(rollout: Any) -> Iterator[None]:
+    """The engines end the answers that they are at, and begin others after the block."""
+    rollout.pause("wait")
+    yield
+    rollout.resume()
+
+
+def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
+    """Mean reward of one sampled answer to each of ``count`` new questions."""
+    random = torch.Generator().manual_seed(settings.seed + 1_000_000)
+    questions = {"row": torch.arange(count), "tokens": ask(count, settings.digits, random)}
+    return answered(groups, replace(settings, group_size=1), questions)["reward"].mean().item()
+
+
+class Actor(px.Worker):
+    """The policy in training: a copy on each rank, kept the same by summing gradients over the ranks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        torch.manual_seed(settings.seed)
+        self.model = small_llama().to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self.steps = 0
+        self.publish_weights("policy", self.model, step=lambda: self.steps)
+
+    @px.register(px.Dispatch.ROWS, collect="list", to_device=True)
+    def update(self, answers: Rows, reference: Tensor) -> float:
+        """One optimizer step on this rank's answers and all others'; gives the sum of this rank's rewards."""
+        settings, advantage = self.settings, answers["advantage"][:, None]
+        distribution = answer_distribution(self.model, answers["tokens"], settings.digits)
+        log_probs = of_answer(distribution, answers["tokens"])
+
+        ratio = (log_probs - answers["log_probs"]).exp()  # to the versions that drew these tokens
+        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+        gain = torch.minimum(ratio * advantage, clipped * advantage)
+        kl = (reference - log_probs).exp() - (reference - log_probs) - 1  # unbiased and never negative
+        entropy = -(distribution.exp() * distribution).sum(dim=-1)
+        objective = gain - settings.kl_weight * kl + settings.entropy_weight * entropy
+
+        self.optimizer.zero_grad()
+        (-objective.sum()).backward()
+        average_gradients(self.model, count=objective.numel())
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.steps += 1
+        return answers["reward"].sum().item()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Reference(px.Worker):
+    """The policy as it was before training, in the actor's process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.digits = settings.digits
+        self.model = copy.deepcopy(self.roles["actor"].model).requires_grad_(False)
+
+    @px.register(px.Dispatch.ROWS, to_device=True)
+    @torch.no_grad()
+    def log_probs(self, answers: Rows) -> Tensor:
+        """Log-probability of each answer token, (rows, digits)."""
+        return of_answer(answer_distribution(self.model, answers["tokens"], self.digits), answers["tokens"])
+
+
+class Judge(px.Worker):
+    """Scores answers."""
+
+    @px.register(px.Dispatch.ROWS)
+    def score(self, answers: Rows) -> Tensor:
+        """The part of each answer's digits that are copied right, (rows,)."""
+        digits = answers["log_probs"].shape[1]
+        question, answer = answers["tokens"][:, 1 : 1 + digits], answers["tokens"][:, -digits:]
+        return (question == answer).float().mean(dim=1)
+
+
+@contextmanager
+def started(settings: Settings, engines: int, trainers: int, device: str) -> Iterator[Groups]:
+    """The three groups, until the block ends."""
+    gpu = wants_gpu(device, engines + trainers)
+    with (
+        px.ResourcePool([engines + trainers], use_gpu=gpu) as pool,
+        px.ResourcePool([1], use_gpu=False) as cpu,
+    ):
+        roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
+        yield Groups(
+            rollout=px.WorkerGroup(
+                pool[:engines], TransformersRollout.bind(small_llama, weights="policy"), name="rollout"
+            ),
+            judge=px.WorkerGroup(cpu, Judge, name="judge"),
+            trainer=px.WorkerGroup(pool[engines:], roles, name="trainer"),
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a training: mean reward of each step, rows per second after the first steps, and of new questions."""
+
+    rewards: list[float]
+    rows_per_second: float
+    final: float
+
+
+def train(
+    settings: Settings,
+    engines: int,
+    trainers: int,
+    device: str,
+    console: Console,
+    report: Path,
+    *,
+    turns: bool = False,
+) -> Run:
+    """Start the groups, train, and write the report; ``turns`` trains and generates in turn."""
+    staleness = px.Staleness(settings.max_lag, rows_per_version=settings.rows)
+    with px.trace() as trace, started(settings, engines, trainers, device) as groups:
+        console.print(groups.trainer.explain())
+        steps = in_turn(groups, settings) if turns else grpo(groups, settings, staleness)
+        rewards, times = [], []
+        for reward in shown(steps, settings.steps, console):
+            rewards.append(reward)
+            times.append(time.perf_counter())
+        final = evaluate(groups, settings)
+    warm = min(5, len(times) - 1)  # what is made on first use is no part of the speed
+    speed = settings.rows * (len(times) - 1 - warm) / max(times[-1] - times[warm], 1e-9)
+    how = "in turn" if turns else f"at the same time, at most {settings.max_lag} versions apart"
+    title = f"GRPO, {settings.steps} steps on {trainers} ranks, answers from {engines}, {how}"
+    trace.save(report, title=title, charts={"mean reward of each step": rewards})
+    if not turns:
+        console.print(staleness.explain())
+    return Run(rewards, speed, final)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a small Llama to copy digits by asynchronous GRPO.")
+    parser.add_argument("--steps", type=int, default=Settings.steps)
+    parser.add_argument("--seed", type=int, default=Settings.seed)
+    parser.add_argument("--max-lag", type=int, default=Settings.max_lag)
+    parser.add_argument("--at-commit", choices=("keep", "wait"), default=Settings.at_commit)
+    parser.add_argument("--engines", type=int, default=1, help="processes that generate")
+    parser.add_argument("--trainers", type=int, default=1, help="processes that train")
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--compare", action="store_true", help="train in turn before, and say how much faster this is")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
+    parser.add_argument(
+        "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    console = Console()
+    settings = Settings(steps=given.steps, seed=given.seed, max_lag=given.max_lag, at_commit=given.at_commit)
+    where = (given.engines, given.trainers, given.device, console)
+    turns = (
+        train(settings, *where, given.out / "grpo_in_turn_report.html", turns=True) if given.compare else None
+    )
+    picture, report = given.out / "grpo_async_reward.png", given.out / "grpo_async_report.html"
+    run = train(settings, *where, report)
+    save_curve(run.rewards, picture)
+    console.print(f"reward curve: {picture}")
+    console.print(f"what each rank did when: {report} (open it in a browser)")
+    console.print(f"rows per second: {run.rows_per_second:.0f}")
+    if turns is not None:
+        console.print(
+            f"in turn: {turns.rows_per_second:.0f} rows per second, final mean reward {turns.final:.2f}; at the same "
+            f"time: {run.rows_per_second / turns.rows_per_second:.2f} times as many"
+        )
+    if run.final < given.target:
+        print(
+            f"the reward stayed below {given.target}: more --steps may help, or another --seed",
+            file=sys.stderr,
+        )
+    print(f"final mean reward: {run.final:.2f}")
+    return 0 if run.final >= given.target else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
