@@ -5,8 +5,8 @@
     python examples/grpo_async.py --max-lag 0              # no answer is older than the weights that it trains
     python examples/grpo_async.py --at-commit wait         # answers end under the weights that they began with
 
-Task and objective are those of ``grpo.py``, which ``in_turn`` repeats on these groups. ``grpo`` is the trainer's side of
-the asynchronous algorithm: it takes a batch as soon as there are enough answers, and sends its new weights while the
+Task and objective are those of ``grpo.py``; ``in_turn`` is that algorithm on these groups. ``grpo`` is the trainer's side
+of the asynchronous one: it takes a batch as soon as there are enough answers, and sends its new weights while the
 engines go on. ``produce`` is the other side: have questions answered and judged, and put the answers into the channel.
 A lease on rows keeps the two together: no answer is trained on more than ``max_lag`` versions after its first token was
 drawn. Answers that are under way when new weights come go on under these. Each token keeps the log-probability that
@@ -44,12 +44,12 @@ from grpo import (
     small_llama,
     wants_gpu,
 )
+from phalanx.engines.transformers import TransformersRollout
 from rich.console import Console
 from torch import Tensor, nn
 
 import phalanx as px
 from phalanx.engines import Sampling
-from phalanx.engines.transformers import TransformersRollout
 
 Rows = dict[str, Tensor]
 
@@ -133,7 +133,10 @@ def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
     """The same algorithm with generation and training in turn, on the same groups."""
     trainer = groups.trainer
     per_step = settings.questions // settings.together
-    with px.WeightSync(trainer.actor, groups.rollout, "policy") as sync, ThreadPoolExecutor(per_step) as threads:
+    with (
+        px.WeightSync(trainer.actor, groups.rollout, "policy") as sync,
+        ThreadPoolExecutor(per_step) as threads,
+    ):
         questions = asked(settings)
         for _ in range(settings.steps):
             sync()
@@ -146,7 +149,7 @@ def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
 
 
 def asked(settings: Settings) -> Iterator[Rows]:
-    """All questions, those of one call at a time: each as often as it is to be answered, with the numbers of the rows."""
+    """All questions, those of one call at a time: each as often as it is to be answered, and the numbers of the rows."""
     random = torch.Generator().manual_seed(settings.seed)
     number = 0
     for _ in range(settings.steps):
@@ -298,7 +301,7 @@ def started(settings: Settings, engines: int, trainers: int, device: str) -> Ite
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a training: mean reward of each step, rows per second after the first steps, and of new questions."""
+    """What came of it: mean reward of each step, rows per second after the first steps, and reward of new questions."""
 
     rewards: list[float]
     rows_per_second: float
@@ -344,7 +347,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engines", type=int, default=1, help="processes that generate")
     parser.add_argument("--trainers", type=int, default=1, help="processes that train")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
-    parser.add_argument("--compare", action="store_true", help="train in turn before, and say how much faster this is")
+    parser.add_argument(
+        "--compare", action="store_true", help="train in turn before, and say how much faster this is"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
     parser.add_argument(
         "--target", type=float, default=0.9, help="final reward below which the exit status is 1"

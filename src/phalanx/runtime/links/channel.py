@@ -46,8 +46,8 @@ class Channel:
         name: for messages and :meth:`find`; one per run.
         handoff: a rank that is closed hands the items it has over to the home, in place of waiting for a while until
             they are delivered.
-        lengths: for ``take_rows(balance=)`` and ``sort=``: a key of the items, or a function of an item, which gives one
-            number for each row. It is looked up where the item is put.
+        lengths: for ``take_rows(balance=)`` and ``sort=``: a key of the items, or a function of an item, which gives
+            one number for each row. It is looked up where the item is put.
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
