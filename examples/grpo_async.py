@@ -5,8 +5,8 @@
     python examples/grpo_async.py --max-lag 0              # no answer is older than the weights that it trains
     python examples/grpo_async.py --at-commit wait         # answers end under the weights that they began with
 
-Task and objective are those of ``grpo.py``; ``in_turn`` is that algorithm on these groups. ``grpo`` is the trainer's side
-of the asynchronous one: it takes a batch as soon as there are enough answers, and sends its new weights while the
+Task and objective are those of ``grpo.py``; ``in_turn`` is that algorithm on these groups. ``grpo`` is the trainer's
+side of the asynchronous one: it takes a batch as soon as there are enough answers, and sends its new weights while the
 engines go on. ``produce`` is the other side: have questions answered and judged, and put the answers into the channel.
 A lease on rows keeps the two together: no answer is trained on more than ``max_lag`` versions after its first token was
 drawn. Answers that are under way when new weights come go on under these. Each token keeps the log-probability that
@@ -123,7 +123,7 @@ def producer(
                     return
                 lease = staleness.begin(len(some["row"]))
             with lease:
-                rows = answered(groups, settings, some)
+                rows = to_train_on(groups, settings, some)
                 lease.put(answers, rows, rows["version"].tolist())
 
     return produce
@@ -141,7 +141,7 @@ def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
         for _ in range(settings.steps):
             sync()
             some = islice(questions, per_step)
-            parts = list(threads.map(lambda each: answered(groups, settings, each), some))
+            parts = list(threads.map(lambda each: to_train_on(groups, settings, each), some))
             batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             reference = trainer.reference.log_probs.submit(batch)
             yield sum(trainer.actor.update(batch, reference)) / settings.rows
@@ -149,7 +149,7 @@ def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
 
 
 def asked(settings: Settings) -> Iterator[Rows]:
-    """All questions, those of one call at a time: each as often as it is to be answered, and the numbers of the rows."""
+    """All questions, those of one call at a time: each as often as it is to be answered, with numbers of the rows."""
     random = torch.Generator().manual_seed(settings.seed)
     number = 0
     for _ in range(settings.steps):
@@ -160,7 +160,7 @@ def asked(settings: Settings) -> Iterator[Rows]:
 
 
 def answered(groups: Groups, settings: Settings, asked: Rows) -> Rows:
-    """Answers to some questions from the engine that has least to do, judged: what there is to train on."""
+    """Answers to some questions from the engine that has least to do, judged."""
     sampling = Sampling(max_tokens=settings.digits, ignore_eos=True)
     seeds = (settings.seed * 10_000_000 + asked["row"]).tolist()
     completions = groups.rollout.any.generate(
@@ -173,8 +173,13 @@ def answered(groups: Groups, settings: Settings, asked: Rows) -> Rows:
         "version": torch.tensor([one.versions[0][0] for one in completions]),
         "versions": torch.tensor([len(one.versions) for one in completions]),
     }
-    rewards = groups.judge.score(answers)
-    return {**answers, "reward": rewards, "advantage": group_advantages(rewards, settings.group_size)}
+    return {**answers, "reward": groups.judge.score(answers)}
+
+
+def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
+    """Answers with their advantages."""
+    rows = answered(groups, settings, asked)
+    return {**rows, "advantage": group_advantages(rows["reward"], settings.group_size)}
 
 
 @contextmanager
@@ -213,7 +218,7 @@ def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
     """Mean reward of one sampled answer to each of ``count`` new questions."""
     random = torch.Generator().manual_seed(settings.seed + 1_000_000)
     questions = {"row": torch.arange(count), "tokens": ask(count, settings.digits, random)}
-    return answered(groups, replace(settings, group_size=1), questions)["reward"].mean().item()
+    return answered(groups, settings, questions)["reward"].mean().item()
 
 
 class Actor(px.Worker):
