@@ -10,7 +10,7 @@ VERL ?= .venv-verl/bin/python
 ELSEWHERE := not verl and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-slow test-verl soak check bench compat-diff clean
+.PHONY: help venv demo demo-async docs test test-slow test-verl soak check bench compat-diff clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## post-train a small language model with GRPO (ARGS="--steps 100" and so on)
 	$(BIN)/python examples/grpo.py $(ARGS)
+
+demo-async: $(STAMP) ## the same with generation and training at the same time (ARGS="--compare" and so on)
+	$(BIN)/python examples/grpo_async.py $(ARGS)
 
 docs: $(STAMP) ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -23,7 +23,7 @@ import copy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -44,12 +44,12 @@ from grpo import (
     small_llama,
     wants_gpu,
 )
-from phalanx.engines.transformers import TransformersRollout
 from rich.console import Console
 from torch import Tensor, nn
 
 import phalanx as px
 from phalanx.engines import Sampling
+from phalanx.engines.transformers import TransformersRollout
 
 Rows = dict[str, Tensor]
 
@@ -183,7 +183,7 @@ def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
 
 
 @contextmanager
-def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Staleness) -> Iterator[None]:
+def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Staleness) -> Generator[None]:
     """Two threads that produce while the block runs. When one fails the channel ends, and its error is raised."""
 
     def work() -> None:
@@ -207,7 +207,7 @@ def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Stale
 
 
 @contextmanager
-def no_answer_under_way(rollout: Any) -> Iterator[None]:
+def no_answer_under_way(rollout: Any) -> Generator[None]:
     """The engines end the answers that they are at, and begin others after the block."""
     rollout.pause("wait")
     yield
@@ -287,7 +287,7 @@ class Judge(px.Worker):
 
 
 @contextmanager
-def started(settings: Settings, engines: int, trainers: int, device: str) -> Iterator[Groups]:
+def started(settings: Settings, engines: int, trainers: int, device: str) -> Generator[Groups]:
     """The three groups, until the block ends."""
     gpu = wants_gpu(device, engines + trainers)
     with (

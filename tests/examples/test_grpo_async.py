@@ -1,0 +1,96 @@
+"""The asynchronous GRPO example, in this process, and once as a script."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import phalanx as px
+from tests.examples.test_examples import final_reward, run
+
+FOLDER = Path(__file__).parents[2] / "examples"
+SCRIPT = FOLDER / "grpo_async.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        patch.setenv("PHALANX_BACKEND", "inline")
+        spec = importlib.util.spec_from_file_location("example_grpo_async", SCRIPT)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["example_grpo_async"] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        yield module
+        del sys.modules["example_grpo_async"]
+
+
+def settings_of(example: ModuleType, **changes: object) -> object:
+    small = {"questions": 4, "together": 4, "group_size": 4, "steps": 4}
+    return example.Settings(**{**small, **changes})
+
+
+def staleness_of(settings: object) -> px.Staleness:
+    return px.Staleness(settings.max_lag, rows_per_version=settings.rows)  # type: ignore[attr-defined]
+
+
+def test_without_lag_the_rewards_are_those_of_taking_turns(example: ModuleType) -> None:
+    settings = settings_of(example, max_lag=0)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        in_turn = list(example.in_turn(groups, settings))
+    with example.started(settings, 1, 1, "cpu") as groups:
+        staleness = staleness_of(settings)
+
+        assert list(example.grpo(groups, settings, staleness)) == in_turn
+
+    assert staleness.paced.lags == {0: 4 * 16}
+
+
+@pytest.mark.parametrize("at_commit", ["keep", "wait"])
+def test_no_answer_is_older_than_allowed_and_none_is_lost(example: ModuleType, at_commit: str) -> None:
+    settings = settings_of(example, max_lag=1, together=2, steps=6, at_commit=at_commit)
+    staleness = staleness_of(settings)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        assert len(list(example.grpo(groups, settings, staleness))) == 6
+
+    rows = staleness.paced.rows
+    assert (rows.submitted, rows.trained, rows.dropped, rows.running) == (6 * 16, 6 * 16, 0, 0)
+    assert set(staleness.paced.lags) <= {0, 1}
+
+
+def test_an_engine_that_fails_ends_the_training_with_its_error(example: ModuleType) -> None:
+    settings = settings_of(example)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        steps = example.grpo(groups, settings, staleness_of(settings))
+        next(steps)
+        groups.judge.close()
+        with pytest.raises(px.GroupClosed):
+            list(steps)
+
+
+def test_answers_that_are_trained_on_keep_what_each_token_was_drawn_with(example: ModuleType) -> None:
+    settings = settings_of(example)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        with px.WeightSync(groups.trainer.actor, groups.rollout, "policy") as sync:
+            sync()
+        rows = example.answered(groups, settings, next(example.asked(settings)))
+        now = groups.trainer.reference.log_probs(rows)
+
+    torch.testing.assert_close(rows["log_probs"], now, atol=1e-5, rtol=1e-4)
+    assert rows["version"].tolist() == [1] * 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_learns_to_copy_as_a_script(tmp_path: Path) -> None:
+    output = run(SCRIPT, "--device", "cpu", "--seed", "1", backend="ray", folder=tmp_path)
+
+    assert final_reward(output) > 0.9
+    assert (tmp_path / "out" / "grpo_async_report.html").stat().st_size > 10_000
