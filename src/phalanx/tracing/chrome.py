@@ -1,8 +1,9 @@
 """Traces in the JSON that Perfetto's UI and chrome://tracing open, and in JSON lines.
 
 The format: "Trace Event Format" (Google, 2016). Complete events ("X") for slices, metadata ("M") for names and order,
-flow events ("s", "f") for the arrows. Times are microseconds, here since the start of the trace. Besides these the file
-holds the trace itself under the key "phalanx", which viewers pass over and ``phalanx trace`` reads.
+flow events ("s", "f") for the arrows, counters ("C") for what waits in channels. Times are microseconds, here since the
+start of the trace. Besides these the file holds the trace itself under the key "phalanx", which viewers pass over and
+``phalanx trace`` reads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from phalanx.tracing.entries import entries
-from phalanx.tracing.events import Trace, TrackKey
+from phalanx.tracing.events import Counter, Trace, TrackKey
 from phalanx.tracing.slices import Slice, driver_slices, rank_slices, sources_of
 
 DRIVER_PID = 1
@@ -63,7 +64,22 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
     for key, slices in ranks.items():
         pid = pids[key.group, key.epoch]
         yield from (_slice(one, pid, tids[key, one.lane], trace.began) for one in slices)
+    for counter in trace.counters:
+        yield from _counted(counter, trace.began)
     yield from _arrows(trace, drivers, ranks, pids, tids)
+
+
+def _counted(counter: Counter, zero: int) -> Iterator[dict[str, Any]]:
+    for place, at in enumerate(counter.at):
+        values = {name: series[place] for name, series in counter.values.items()}
+        yield {
+            "ph": "C",
+            "name": counter.name,
+            "pid": DRIVER_PID,
+            "tid": 0,
+            "ts": (at - zero) / 1e3,
+            "args": values,
+        }
 
 
 def _label(trace: Trace, key: TrackKey) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
 
 FORMAT = "phalanx-trace"
 VERSION = 1
@@ -22,7 +22,7 @@ _CALL_TIMES = ("planned", "asked", "joined", "ended")
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
-    """The trace as one entry after another: what it is, then its tracks, calls and spans."""
+    """The trace as one entry after another: what it is, then its tracks, calls, spans and counters."""
     yield {
         "kind": FORMAT,
         "version": VERSION,
@@ -40,6 +40,9 @@ def entries(trace: Trace) -> Iterator[dict[str, Any]]:
         yield _of_call(call, trace.began)
     for span in trace.spans:
         yield _of_span(span, trace.began)
+    for counter in trace.counters:
+        at = [time - trace.began for time in counter.at]
+        yield {"kind": "counter", "name": counter.name, "at": at, "values": counter.values}
 
 
 def _of_call(call: Call, zero: int) -> dict[str, Any]:
@@ -100,6 +103,7 @@ def _trace(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     tracks: list[Track] = []
     calls: list[Call] = []
     spans: list[Span] = []
+    counters: list[Counter] = []
     for entry in entries:
         kind = entry["kind"]
         if head is None:
@@ -110,6 +114,8 @@ def _trace(entries: Iterable[dict[str, Any]], where: str) -> Trace:
             calls.append(_call(entry, head["began"]))
         elif kind == "span":
             spans.append(_span(entry, head["began"]))
+        elif kind == "counter":
+            counters.append(_counter(entry, head["began"]))
     if head is None:
         raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
     return Trace(
@@ -121,6 +127,7 @@ def _trace(entries: Iterable[dict[str, Any]], where: str) -> Trace:
         tracks=tuple(tracks),
         calls=tuple(calls),
         spans=tuple(spans),
+        counters=tuple(counters),
         clocks=tuple(Clock(**clock) for clock in head["clocks"]),
         notes=tuple(head["notes"]),
     )
@@ -188,6 +195,11 @@ def _span(entry: dict[str, Any], zero: int) -> Span:
         attributes=dict(entry["attributes"]),
         error=entry["error"],
     )
+
+
+def _counter(entry: dict[str, Any], zero: int) -> Counter:
+    values = {name: tuple(series) for name, series in entry["values"].items()}
+    return Counter(entry["name"], tuple(time + zero for time in entry["at"]), values)
 
 
 def _less(time: int | None, zero: int) -> int | None:

@@ -141,6 +141,18 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Counter:
+    """How much there was of something of the driver's, from each time in ``at`` on: what waits in a channel, say.
+
+    ``values`` has a series for each thing that is counted, as long as ``at``.
+    """
+
+    name: str
+    at: tuple[int, ...]
+    values: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
     """How far a host's clock was found to be ahead of the driver's, and by how much that may be wrong, in ns."""
 
@@ -161,6 +173,7 @@ class Trace:
     tracks: tuple[Track, ...] = ()
     calls: tuple[Call, ...] = ()
     spans: tuple[Span, ...] = ()
+    counters: tuple[Counter, ...] = ()
     clocks: tuple[Clock, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.show.sizes import size
 from phalanx.show.tables import Table
+from phalanx.tracing.counters import resampled
 from phalanx.tracing.events import STARTING, Call, Trace
 from phalanx.tracing.report import Report, report
 from phalanx.tracing.slices import Slice, driver_slices, rank_slices
@@ -20,6 +21,7 @@ _KINDS = {"call": 0, "phase": 1, "span": 2}
 _MANY_SLICES = 150_000
 _SHORT_NS = 100_000
 
+_CURVE_POINTS = 320
 _WORDS = {
     "plan": "Deciding which rank gets what.",
     "send": "Encoding the arguments and handing each rank's message to the backend.",
@@ -54,8 +56,9 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
             + "".join(f"<p>{html.escape(note)}</p>" for note in made.notes)
             + "</div>\n"
         )
-    if charts:
-        curves = "".join(_chart(name, list(values)) for name, values in charts.items())
+    curves = "".join(_chart(name, list(values)) for name, values in (charts or {}).items())
+    curves += "".join(_counters(trace))
+    if curves:
         yield f'<section class="card charts">{curves}</section>\n'
     yield _TIMELINE
     for table in made.tables:
@@ -233,8 +236,17 @@ def _facts(call: Call) -> dict[str, Any]:
     }
 
 
-def _chart(name: str, values: list[float]) -> str:
-    """One curve as SVG: each value faint, their running mean strong."""
+def _counters(trace: Trace) -> Iterator[str]:
+    """A curve for each series of each counter, over the time of the trace."""
+    seconds = (trace.ended - trace.began) / 1e9
+    for counter in trace.counters:
+        for name, values in counter.values.items():
+            curve = resampled(counter, values, trace.began, trace.ended, _CURVE_POINTS)
+            yield _chart(f"{counter.name}: {name}, over {seconds:.3g} s", curve, seconds)
+
+
+def _chart(name: str, values: list[float], seconds: float | None = None) -> str:
+    """One curve as SVG: each value faint, their running mean strong. The values are numbered, or lie over seconds."""
     wide, high, left, bottom, top = 640, 220, 46, 26, 10
     known = [value for value in values if math.isfinite(value)]
     if not known:
@@ -262,7 +274,8 @@ def _chart(name: str, values: list[float]) -> str:
     for tick in range(6):
         index = round((len(values) - 1) * tick / 5)
         anchor = "end" if tick == 5 else "middle"
-        parts.append(f'<text x="{x(index):.1f}" y="{high - 6}" text-anchor="{anchor}">{index + 1}</text>')
+        label = str(index + 1) if seconds is None else f"{seconds * tick / 5:.3g}"
+        parts.append(f'<text x="{x(index):.1f}" y="{high - 6}" text-anchor="{anchor}">{label}</text>')
     means = [_mean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
     parts.append(
         f'<polyline class="each" points="{line(values)}"/><polyline class="mean" points="{line(means)}"/>'

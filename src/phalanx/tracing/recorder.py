@@ -9,11 +9,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.tracing.clocks import bounds_of, corrected, corrected_span, estimate
+from phalanx.tracing.counters import Points
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
 from phalanx.tracing.journal import Reading, describe, plain
 
@@ -127,6 +128,7 @@ class TraceRecorder:
         self._ids = itertools.count(1)
         self._drafts: deque[Draft] = deque()
         self._spans: dict[int, Span] = {}
+        self._points: dict[str, Points] = {}
         self._lock = threading.Lock()
 
     def call(self, place: Place, role: str, method: str, began: int) -> Draft:
@@ -159,13 +161,20 @@ class TraceRecorder:
                 text = None if error is None else describe(error)
                 self._spans[number] = replace(found, ended=time.time_ns(), error=text)
 
+    def count(self, name: str, values: Mapping[str, float]) -> None:
+        """Note how much there is of something from now on."""
+        with self._lock:
+            self._points.setdefault(name, Points()).add(time.time_ns(), values)
+
     def trace(self, places: Sequence[Place], began: int, ended: int, title: str = "") -> Trace:
         """What was recorded of the calls and spans that began between two times."""
         with self._lock:
             drafts, spans = list(self._drafts), list(self._spans.values())
+            counted = [points.counter(name, began, ended) for name, points in self._points.items()]
         here = [draft for draft in drafts if began <= draft.began <= ended]
         seen = [span for span in spans if began <= span.began <= ended]
-        return assemble(places, here, seen, began, ended, title, self.dropped)
+        made = assemble(places, here, seen, began, ended, title, self.dropped)
+        return replace(made, counters=tuple(one for one in counted if one is not None))
 
 
 def assemble(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.show.tables import Table
+from phalanx.tracing.counters import channels_table
 from phalanx.tracing.durations import (
     arguments_ns,
     awaited_ns,
@@ -38,6 +39,7 @@ class Report:
     phases: Table
     traffic: Table
     weights: Table
+    channels: Table
     failures: Table
     notes: tuple[str, ...] = ()
 
@@ -52,13 +54,24 @@ class Report:
             self.phases,
             self.traffic,
             self.weights,
+            self.channels,
             self.failures,
         )
         return tuple(table for table in every if table.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
-        names = ("methods", "skew", "ranks", "accelerators", "phases", "traffic", "weights", "failures")
+        names = (
+            "methods",
+            "skew",
+            "ranks",
+            "accelerators",
+            "phases",
+            "traffic",
+            "weights",
+            "channels",
+            "failures",
+        )
         found = {name: getattr(self, name).to_dict()["rows"] for name in names}
         return {"title": self.title, **found, "notes": list(self.notes)}
 
@@ -89,6 +102,7 @@ def report(trace: Trace) -> Report:
         phases=_phases(trace),
         traffic=_traffic(trace),
         weights=weights_table(trace),
+        channels=channels_table(trace),
         failures=_failures(trace),
         notes=(*trace.notes, *_clock_notes(trace)),
     )

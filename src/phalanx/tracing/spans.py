@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +29,8 @@ class _Process:
     """Who hears of spans that lie in no call: the trace of this driver, the journal of this rank, or nobody."""
 
     sink: Sink | None = None
+    count: Callable[[str, Mapping[str, float]], None] | None = None
+    """Hears how much there is of something, by name, while a trace of this driver is on."""
 
 
 process = _Process()

@@ -45,6 +45,8 @@ from phalanx.runtime.links.payloads import PROCESS, InStore, kept, unpack
 from phalanx.runtime.links.payloads import pack as pack_value
 from phalanx.runtime.links.services import Answer, Peer, services
 from phalanx.runtime.session.waiters import waiters
+from phalanx.tracing.counters import CHANNEL, OLDEST, WAITING
+from phalanx.tracing.spans import process
 from phalanx.transport.base import FetchFailed, Transport
 from phalanx.wire.codec import Policy
 
@@ -99,8 +101,10 @@ class ChannelService:
         *,
         clock: Callable[[], float] = time.monotonic,
         due_sooner: Callable[[], None] = lambda: None,
+        name: str = "",
     ) -> None:
         self._key = key
+        self._name = name or key
         self._machine = machine
         self._transport = transport
         self._clock = clock
@@ -249,6 +253,9 @@ class ChannelService:
     def _do(self, event: Event) -> None:
         for instruction in self._machine.handle(event, self._clock()):
             self._follow(instruction)
+        if process.count is not None:
+            depth = self._machine.depth(self._clock())
+            process.count(CHANNEL + self._name, {WAITING: depth.waiting, OLDEST: depth.oldest_item})
         if self._closed and not self._machine.leases:  # until then producers must hear what is freed
             services.remove(self)
 

@@ -94,7 +94,7 @@ class OpenChannels:
             lengths,
             address,
         )
-        service = ChannelService(card.key, machine, transport, due_sooner=due_sooner)
+        service = ChannelService(card.key, machine, transport, due_sooner=due_sooner, name=name)
         services.add(service)
         with self._lock:
             self._open[card.key] = OpenChannel(card, service, transport)

@@ -177,6 +177,7 @@ class TraceSession:
             if not self._on:
                 self._forget()
                 recorder = process.sink = self._recorder = TraceRecorder()
+                process.count = recorder.count
                 self._notes = CallNotes(self, recorder)
                 everywhere.add(self._notes)
             self._on += 1
@@ -186,7 +187,7 @@ class TraceSession:
         with self.lock:
             self._on -= 1
             if not self._on:
-                process.sink = self._recorder = None
+                process.sink = process.count = self._recorder = None
                 if self._notes is not None:
                     everywhere.remove(self._notes)
                 self._forget()

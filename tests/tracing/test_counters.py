@@ -1,0 +1,101 @@
+"""What is counted over the time of a trace, and what files and reports have of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import phalanx as px
+from phalanx.tracing.chrome import events
+from phalanx.tracing.counters import CHANNEL, MOST_POINTS, OLDEST, WAITING, Points, channels_table, resampled
+from phalanx.tracing.entries import entries, from_entries
+from phalanx.tracing.events import Counter, Trace
+from phalanx.tracing.html import to_html
+from phalanx.tracing.report import report
+
+S = 1_000_000_000
+FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})
+TRACE = Trace(0, 10 * S, counters=(FULL,))
+
+
+def test_means_are_over_time_and_not_over_changes() -> None:
+    assert channels_table(TRACE).rows == (("answers", 1.6, 3, 20.0, 2.5),)
+
+
+def test_a_curve_has_what_there_was_at_each_time() -> None:
+    assert resampled(FULL, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
+
+
+def test_what_was_there_before_a_trace_counts_from_its_beginning() -> None:
+    points = Points()
+    for at, waiting in ((1, 5.0), (4, 2.0), (9, 1.0)):
+        points.add(at, {WAITING: waiting})
+
+    assert points.counter("c", 2, 8) == Counter("c", (2, 4), {WAITING: (5.0, 2.0)})
+    assert points.counter("c", 0, 0) is None
+
+
+def test_of_very_many_changes_the_course_is_kept() -> None:
+    points = Points()
+    for at in range(10 * MOST_POINTS):
+        points.add(at, {WAITING: float(at)})
+
+    counter = points.counter("c", 0, 10 * MOST_POINTS)
+    assert counter is not None
+    assert MOST_POINTS // 4 <= len(counter.at) <= MOST_POINTS
+    assert counter.at[0] == 0 and counter.values[WAITING][-1] == 10 * MOST_POINTS - 1
+
+
+def test_a_file_has_them_and_gives_them_back() -> None:
+    lines = [json.loads(json.dumps(entry)) for entry in entries(TRACE)]
+
+    assert from_entries(lines, "file").counters == TRACE.counters
+
+
+def test_viewers_get_them_as_counters() -> None:
+    counted = [event for event in events(TRACE) if event["ph"] == "C"]
+
+    assert [(event["ts"], event["args"][WAITING]) for event in counted] == [
+        (0.0, 0.0),
+        (2e6, 3.0),
+        (6e6, 1.0),
+    ]
+
+
+def test_the_page_has_a_curve_of_each_series() -> None:
+    page = "".join(to_html(TRACE))
+
+    assert "channel answers: items that wait, over 10 s" in page
+    assert "channel answers: age of the oldest, s, over 10 s" in page
+
+
+def test_a_report_has_no_such_table_without_channels() -> None:
+    assert not report(replace(TRACE, counters=())).channels.rows
+
+
+def test_a_trace_tells_how_full_a_channel_was() -> None:
+    with px.Channel(name="traced", backend="inline") as channel:
+        channel.put(0)
+        with px.trace() as trace:
+            channel.put(1)
+            channel.put(2)
+            channel.get()
+        (counter,) = trace.events.counters
+        channel.get()
+
+    assert (counter.name, counter.values[WAITING]) == (
+        "channel traced",
+        (2, 3, 2, 2),
+    )  # the last: it is acknowledged
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_channel_that_nobody_used_is_in_no_trace(count: int) -> None:
+    with px.trace() as trace, px.Channel(name="unused", backend="inline") as channel:
+        for _ in range(count):
+            channel.put(0)
+        found = trace.events.counters
+
+    assert len(found) == count
