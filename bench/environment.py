@@ -1,4 +1,4 @@
-"""The peer's own virtual environment, made from the package index, and the environment of every contender."""
+"""Virtual environments of verl and of vLLM, made from the package index, and the environment of every contender."""
 
 from __future__ import annotations
 
@@ -10,16 +10,59 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VERL_REQUIREMENTS = Path(__file__).with_name("verl-requirements.txt")
-VERL_CONSTRAINTS = Path(__file__).with_name("verl-constraints.txt")
-VERL = "verl==0.9.1"
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Environment:
+    """How a virtual environment is made.
+
+    Attributes:
+        name: of it, and of its pins: `NAME-requirements.txt` is what it gets, `NAME-constraints.txt` in which versions.
+        first: packages that come first, since an unpinned torch brings gigabytes of GPU libraries.
+        alone: a package that is installed without its dependencies; the requirements name those that it needs here.
+        without: packages that were brought along and do not work here.
+        proof: a module that can be imported in the end.
+    """
+
+    name: str
+    first: tuple[str, ...]
+    proof: str
+    alone: str = ""
+    without: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> Path:
+        """What it gets."""
+        return HERE / f"{self.name}-requirements.txt"
+
+    @property
+    def constraints(self) -> Path:
+        """In which versions."""
+        return HERE / f"{self.name}-constraints.txt"
+
+    @property
+    def pins(self) -> str:
+        """All that decides what is in it."""
+        told = (self.alone, *self.without) if self.without else (self.alone,)
+        return "\n".join([self.requirements.read_text(), self.constraints.read_text(), *told, sys.version])
+
+
+VERL = Environment("verl", ("torch", "ray"), "verl.single_controller.ray", alone="verl==0.9.1")
+VLLM = Environment(
+    "vllm",
+    ("torch", "ray", "setuptools", "wheel"),
+    "vllm.v1.engine.llm_engine",
+    without=("torchvision", "torchaudio", "torchcodec"),  # builds for GPUs, which do not load beside a torch for CPUs
+)
 
 
 class PeerUnavailable(Exception):
-    """The peer cannot be installed here; the text says why."""
+    """It cannot be installed here; the text says why."""
 
 
 def environments() -> Path:
@@ -30,31 +73,43 @@ def environments() -> Path:
 
 
 def verl_python(link: Path = ROOT / ".venv-verl") -> Path:
-    """The interpreter of the peer's environment, made on first use (about two minutes).
+    """The interpreter of verl's environment; see `python_of`."""
+    return python_of(VERL, link)
+
+
+def vllm_python(link: Path = ROOT / ".venv-vllm") -> Path:
+    """The interpreter of vLLM's environment; see `python_of`."""
+    return python_of(VLLM, link)
+
+
+def python_of(environment: Environment, link: Path) -> Path:
+    """The interpreter of an environment, made on first use (two to four minutes).
 
     It is kept outside the clone under the hash of its pins, so that another clone finds it; `link` points at it.
-    torch and ray come first and pinned, since an unpinned torch brings gigabytes of GPU libraries; verl is installed
-    without its dependencies: the requirements name those that its trainers need. Raises PeerUnavailable.
+    Raises PeerUnavailable.
     """
-    wanted = "\n".join([VERL_REQUIREMENTS.read_text(), VERL_CONSTRAINTS.read_text(), VERL, sys.version])
-    folder = environments() / f"verl-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(environment.pins.encode()).hexdigest()[:16]
+    folder = environments() / f"{environment.name}-{digest}"
     python, stamp = folder / "bin" / "python", folder / "complete"
     with _alone(folder):
         if not stamp.exists():
-            _make_verl(folder, python)
+            _make(environment, folder, python)
             stamp.touch()
     _point(link, folder)
     return python
 
 
-def _make_verl(folder: Path, python: Path) -> None:
+def _make(environment: Environment, folder: Path, python: Path) -> None:
     _step("make its environment", [sys.executable, "-m", "venv", "--clear", str(folder)])
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    constrained = [*pip, "-c", str(VERL_CONSTRAINTS)]
-    _step("install torch and ray", [*constrained, "torch", "ray"])
-    _step("install what it uses", [*constrained, "-r", str(VERL_REQUIREMENTS)])
-    _step(f"install {VERL}", [*pip, "--no-deps", VERL])
-    _step("import it", [str(python), "-c", "import verl.single_controller.ray"])
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    constrained = [*pip, "install", "-c", str(environment.constraints)]
+    _step(f"install {' and '.join(environment.first)}", [*constrained, *environment.first])
+    _step("install what it uses", [*constrained, "-r", str(environment.requirements)])
+    if environment.alone:
+        _step(f"install {environment.alone}", [*pip, "install", "--no-deps", environment.alone])
+    if environment.without:
+        _step(f"take out {', '.join(environment.without)}", [*pip, "uninstall", "--yes", *environment.without])
+    _step("import it", [str(python), "-c", f"import {environment.proof}"])
 
 
 @contextmanager
@@ -104,4 +159,4 @@ def contender_env(temporary: Path, base: Mapping[str, str] | None = None) -> dic
 
 
 if __name__ == "__main__":
-    print(verl_python())
+    print({"verl": verl_python, "vllm": vllm_python}[sys.argv[1] if sys.argv[1:] else "verl"]())
