@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 ARGS ?=
 VERL ?= .venv-verl/bin/python
 # What `make test` and `make test-slow` leave to the rules that make what these need.
-ELSEWHERE := not verl and not soak
+ELSEWHERE := not verl and not vllm and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-async docs test test-slow test-verl soak check bench compat-diff clean
+.PHONY: help venv demo demo-async docs test test-slow test-verl test-vllm soak check bench compat-diff clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,12 +44,18 @@ test-slow: $(STAMP) ## injected faults, many groups, whole examples
 	$(BIN)/python -m pytest -m "slow and $(ELSEWHERE)" $(ARGS)
 
 test-verl: $(STAMP) ## verl's own trainers, on Phalanx and on verl's controller (makes an environment of verl, 2 GB)
-	$(BIN)/python -m bench.environment
+	$(BIN)/python -m bench.environment verl
 	$(BIN)/python -m pytest -m verl $(ARGS) tests/verl
 
+test-vllm: $(STAMP) ## vLLM as a role, on CPUs (makes an environment of vLLM, 4 GB)
+	$(BIN)/python -m bench.environment vllm
+	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and not soak" $(ARGS) tests/engines/vllm
+
 soak: $(STAMP) ## what takes long and is in no other rule: many restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
-	$(BIN)/python -m bench.environment
-	$(BIN)/python -m pytest -m soak -rP $(ARGS)
+	$(BIN)/python -m bench.environment verl
+	$(BIN)/python -m bench.environment vllm
+	$(BIN)/python -m pytest -m "soak and not vllm" -rP $(ARGS)
+	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and soak" -rP $(ARGS) tests/engines/vllm
 
 check: $(STAMP) ## lint, format, types, who may import whom, and the documentation built strictly
 	$(BIN)/ruff check .

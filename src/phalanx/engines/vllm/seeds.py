@@ -1,0 +1,77 @@
+"""Draws of rows with a seed: token i is drawn with number i of the seed, whatever else is in the batch.
+
+vLLM gives a request a generator of its own, which goes on from token to token, so that an answer that is interrupted
+and gone on with would get other tokens. By vLLM's interface for logits processors, what is drawn here is all that is
+left for vLLM to draw. Log-probabilities are taken before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from phalanx.engines.vllm.library import find
+
+__all__ = ["EXTRA", "draw", "seeded_draws"]
+
+EXTRA = "phalanx_seed"
+"""In ``SamplingParams.extra_args``: (seed, sample, tokens that the answer had before)."""
+
+_MASK = (1 << 63) - 1
+
+
+def draw(logits: torch.Tensor, top_p: float, seed: int, sample: int, position: int) -> int:
+    """One token, by the logits of one row after temperature."""
+    probs = logits.float().softmax(dim=-1)
+    if top_p < 1:
+        ordered, places = probs.sort(descending=True)
+        ordered[ordered.cumsum(dim=-1) - ordered >= top_p] = 0
+        probs = torch.zeros_like(probs).scatter_(-1, places, ordered)
+    noise = torch.empty(probs.shape).exponential_(generator=_generator(seed, sample, position))
+    return int((probs.cpu() / noise).argmax())
+
+
+def _generator(seed: int, sample: int, position: int) -> torch.Generator:
+    mixed = hash((seed, sample, position)) & _MASK
+    return torch.Generator().manual_seed(mixed)
+
+
+def seeded_draws() -> Any:
+    """The class of vLLM's logits processor that does it."""
+    base = find("vllm.v1.sample.logits_processor.LogitsProcessor")
+    swap = find("vllm.v1.sample.logits_processor.MoveDirectionality").SWAP
+
+    class SeededDraws(base):  # vLLM is there only now
+        def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:
+            self.rows: dict[int, tuple[int, int, int, float, list[int]]] = {}
+
+        def is_argmax_invariant(self) -> bool:
+            # It changes no greedy draw: those are taken before, and it has rows with a temperature only.
+            return True
+
+        def update_state(self, batch_update: Any) -> None:
+            if batch_update is None:
+                return
+            for index in batch_update.removed:
+                self.rows.pop(index, None)
+            for index, params, _, tokens in batch_update.added:
+                self.rows.pop(index, None)
+                seed = (params.extra_args or {}).get(EXTRA)
+                if seed is not None:
+                    self.rows[index] = (*seed, params.top_p, tokens)
+            for first, second, direction in batch_update.moved:
+                moved, other = self.rows.pop(first, None), self.rows.pop(second, None)
+                if moved is not None:
+                    self.rows[second] = moved
+                if other is not None and direction == swap:
+                    self.rows[first] = other
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            for index, (seed, sample, before, top_p, tokens) in self.rows.items():
+                token = draw(logits[index], top_p, seed, sample, before + len(tokens))
+                logits[index].fill_(float("-inf"))
+                logits[index, token] = 0.0
+            return logits
+
+    return SeededDraws

@@ -1,0 +1,65 @@
+"""vLLM's shared memory on CPUs: names of its own for each engine, and nothing of it left behind.
+
+The one patch of vLLM's inside. Its ranks meet in files of /dev/shm whose names are the same for every engine of a
+machine that is launched from outside, and that nobody unlinks: a second engine, or the first after one that was killed,
+could not start. There is no setting for it. A version with which this was not tested is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from phalanx.engines.vllm.library import find, version
+from phalanx.errors import DeclarationError
+from phalanx.execution.closers import current_closers, unlink_at_close
+
+__all__ = ["note_shared_memory", "own_names"]
+
+TESTED = ("0.32.0",)
+_FOLDER = "/dev/shm"
+_PATCHED = "_phalanx_token"
+
+
+def own_names(token: str) -> None:
+    """Let this process's engine have ``token``, equal on all its ranks, in the names of its shared memory.
+
+    Raises:
+        DeclarationError: this version of vLLM is none that it was tested with.
+    """
+    if version() not in TESTED:
+        raise DeclarationError(
+            f"tensor_parallel_size above 1 on CPUs needs vLLM {' or '.join(TESTED)}, and this is {version()}: names of "
+            "shared memory are changed inside of it; use one of these versions, or one rank per engine"
+        )
+    shared: Any = find("vllm.distributed.device_communicators.cpu_communicator._CPUSHMDistributed")
+    if not hasattr(shared, _PATCHED):
+        named, joined = shared.make_group_name, shared._init_cpu_shm
+
+        def make_group_name(communicator: Any) -> str:
+            return f"{getattr(shared, _PATCHED)}{named(communicator)}"
+
+        def init_cpu_shm(self: Any) -> int:
+            path = f"{_FOLDER}/{self.group_name}_{self.communicator.rank}"
+            if current_closers() is not None:
+                unlink_at_close(path)
+            handle = joined(self)
+            with contextlib.suppress(FileNotFoundError):  # all ranks have it open now
+                os.unlink(path)
+            return handle
+
+        shared.make_group_name = staticmethod(make_group_name)
+        shared._init_cpu_shm = init_cpu_shm
+    setattr(shared, _PATCHED, token)
+
+
+def note_shared_memory() -> None:
+    """Have the segments and semaphores that this process has open unlinked at its end, however that comes."""
+    if current_closers() is None or not os.path.exists("/proc/self/maps"):
+        return
+    with open("/proc/self/maps") as file:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in file if f"{_FOLDER}/" in line}
+    for path in sorted(paths):
+        if os.path.basename(path).startswith(("psm_", "sem.mp-")) and os.path.exists(path):
+            unlink_at_close(path)

@@ -1,0 +1,197 @@
+"""The ranks of one engine: tp rank 0 decides on every step, the others do what it says.
+
+Each has an ``LLMEngine`` of its own, launched from outside, as vLLM calls it; they have to be given the same requests
+in the same order between the same steps. So the leader tells each thing before it does it, and a thread of each
+follower does the same. A load of weights is the one thing that comes to each rank by itself, with its tensors: the
+follower's thread stops there until they are in.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.engines.leaves import Capabilities
+from phalanx.engines.machine import Machine
+from phalanx.engines.requests import Answer, Drawn, Vocabulary
+from phalanx.engines.vllm.weights import reload
+from phalanx.errors import InternalError, PhalanxError, WeightsError
+
+__all__ = ["Follower", "Leader", "Team", "alone"]
+
+_START = timedelta(minutes=10)
+_IDLE = timedelta(days=365)
+"""A follower waits for what comes next as long as nobody asks for anything."""
+_LOAD_S = 600.0
+
+
+def alone() -> None:
+    """Let vLLM find the process group of its one rank, so that it opens no port."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class Team:
+    """Ranks ``first`` to ``first + size - 1`` of a group, which are tp ranks 0 to ``size - 1`` of an engine."""
+
+    def __init__(self, rank: int, size: int, backend: str) -> None:
+        self.rank, self.size, self.engine = rank % size, size, rank // size
+        if dist.is_initialized():
+            raise PhalanxError(
+                f"tensor_parallel_size={size}: this process has a process group already, and vLLM needs one of its "
+                "own; give the engine processes that it does not share"
+            )
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        told = dist.TCPStore(host, port, is_master=False, timeout=_START)
+        store = dist.PrefixStore(f"engine/{os.environ.get('PHALANX_EPOCH', '')}/{self.engine}", told)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=size, timeout=_START)
+        self._commands: Any = dist.new_group(backend="gloo", timeout=_IDLE)
+        # What vLLM reads: the world is this engine.
+        os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(size))
+        named: list[Any] = [f"phalanx-{os.getpid()}-{os.urandom(4).hex()}" if self.rank == 0 else None]
+        dist.broadcast_object_list(named, src=0, group=self._commands)
+        self.token: str = named[0]
+
+    def say(self, *command: Any) -> None:
+        """Tell the followers."""
+        dist.broadcast_object_list([command], src=0, group=self._commands)
+
+    def hear(self) -> tuple[Any, ...]:
+        """What the leader tells next."""
+        heard: list[Any] = [None]
+        dist.broadcast_object_list(heard, src=0, group=self._commands)
+        return heard[0]
+
+
+class Leader:
+    """The engine of tp rank 0: what is asked of it is told to the others. It has the methods that are used here."""
+
+    def __init__(self, engine: Any, team: Team) -> None:
+        self._engine, self._team = engine, team
+        self._untold: list[tuple[Any, ...]] = []
+        self.vllm_config, self.engine_core = engine.vllm_config, engine.engine_core
+
+    def add_request(self, *args: Any) -> None:
+        """See vLLM."""
+        self._untold.append(("add_request", args))
+        self._engine.add_request(*args)
+
+    def abort_request(self, keys: list[str]) -> None:
+        """See vLLM."""
+        self._untold.append(("abort_request", (keys,)))
+        self._engine.abort_request(keys)
+
+    def step(self) -> Any:
+        """See vLLM."""
+        self._tell(("step", ()))
+        return self._engine.step()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """See vLLM."""
+        self._tell(("reset_prefix_cache", (reset_running_requests,)))
+        return bool(self._engine.reset_prefix_cache(reset_running_requests))
+
+    def collective_rpc(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Load weights: each rank its own."""
+        self._tell(("load", ()))
+        return self._engine.collective_rpc(function, args=args)
+
+    def sleep(self, **options: Any) -> None:
+        """See vLLM."""
+        self._tell(("sleep", (options["level"], options["mode"])))
+        self._engine.sleep(**options)
+
+    def wake_up(self, tags: list[str]) -> None:
+        """See vLLM."""
+        self._tell(("wake_up", (tags,)))
+        self._engine.wake_up(tags=tags)
+
+    def _tell(self, command: tuple[Any, ...]) -> None:
+        untold, self._untold = self._untold, []
+        self._team.say(*untold, command)
+
+    def dismiss(self) -> None:
+        """The followers do nothing any more."""
+        self._tell(("dismiss", ()))
+
+
+class Follower(Machine):
+    """The inside of the engine of another tp rank: calls come to rank 0 only, and this does what that says."""
+
+    def __init__(self, engine: Any, team: Team, capabilities: Capabilities, vocabulary: Vocabulary) -> None:
+        self._engine, self._team = engine, team
+        self.capabilities, self.vocabulary = capabilities, vocabulary
+        self._may_load, self._loaded, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._why: str | None = None
+        self._thread = threading.Thread(target=self._follow, name="phalanx-vllm-follower", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        try:
+            while not self._ended.is_set():
+                for name, args in self._team.hear():
+                    self._do(name, args)
+        except BaseException as error:
+            self._why = f"{type(error).__name__}: {error}"
+            self._may_load.set()
+
+    def _do(self, name: str, args: tuple[Any, ...]) -> None:
+        if name == "dismiss":
+            self._ended.set()
+        elif name == "load":
+            self._may_load.set()
+            self._loaded.wait()
+            self._loaded.clear()
+        else:
+            getattr(self._engine, name)(*args)
+
+    def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """See :class:`VllmMachine`: once the leader loads too.
+
+        Raises:
+            WeightsError: it does not, or this rank's engine has failed.
+        """
+        if not self._may_load.wait(_LOAD_S):
+            raise WeightsError("tp rank 0 of this engine did not load the weights; restart the group")
+        if self._why is not None:
+            raise WeightsError(f"this rank's engine failed: {self._why}; restart the group: group.restart()")
+        self._may_load.clear()
+        try:
+            self._engine.collective_rpc(reload, args=(pairs,))
+        except BaseException as error:
+            self._why = f"{type(error).__name__}: {error}"
+            raise WeightsError(
+                f"a load of weights failed in vLLM: {self._why}; restart the group: group.restart()"
+            ) from error
+        finally:
+            self._loaded.set()
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Not called here."""
+        raise InternalError("a call came to a tp rank that only follows")
+
+    def step(self) -> Iterable[Drawn]:
+        """Not called here."""
+        raise InternalError("a call came to a tp rank that only follows")
+
+    def remove(self, answers: Sequence[Answer]) -> None:
+        """Nothing is here."""
+
+    def weights_changed(self) -> None:
+        """:meth:`load` has seen to it."""
+
+    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Told by rank 0; what is given here is not looked at."""
+        return [[0.0] * (len(prompt) - 1) for prompt in prompts]
+
+    def close(self) -> None:
+        """Leave the engine, once rank 0 has."""
+        self._loaded.set()
+        self._thread.join(5.0)
+        self._engine.engine_core.shutdown()

@@ -1,0 +1,52 @@
+"""One engine of each kind for the tests that look at it: a start takes as long as most of them together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import phalanx as px
+
+HERE = Path(__file__).parent
+SMALL = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}
+"""Options of an engine for tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder needs the environment of vLLM, which `make test-vllm` makes."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.timeout(300))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip once the time is over that a run of CI has for what is slow."""
+    after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
+    if after is not None and time.time() > float(after):
+        pytest.skip(f"no time left in this run of CI for {item.nodeid}")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A cluster for these tests."""
+    px.init(num_cpus=8)
+    yield
+    px.shutdown()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of small models, by what they are."""
+    from tests.engines.vllm.models import save_model
+
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "untied": save_model(folder / "untied"),
+        "tied": save_model(folder / "tied", tied=True),
+        "tied Llama": save_model(folder / "llama", "Llama", tied=True),
+    }

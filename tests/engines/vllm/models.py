@@ -1,0 +1,84 @@
+"""A role that trains nothing, with a transformers model whose weights change when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import phalanx as px
+
+END = 1
+CONTEXT = 128
+
+
+def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, vocabulary: int = 128) -> str:
+    """A small random model, as a folder."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=tied,
+        bos_token_id=0,
+        eos_token_id=END,
+        pad_token_id=None,
+        initializer_range=0.2,
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+class Source(px.Worker):
+    """Publishes a model; ``change`` is an optimizer step."""
+
+    def __init__(self, folder: str) -> None:
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.publish_weights("policy", self.model)
+        self.sent: dict[str, torch.Tensor] = {}
+        self.publish_weights("odd", lambda: self.sent)
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    @torch.no_grad()
+    def change(self, seed: int) -> None:
+        """Other values for all parameters."""
+        torch.manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def send(self, without: Sequence[str] = (), shapes: dict[str, tuple[int, ...]] | None = None) -> None:
+        """What is published as "odd": the model's weights less some, or with other shapes."""
+        found: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        self.sent = {name: one.detach() for name, one in found.items() if name not in without}
+        self.sent.update((name, torch.zeros(shape)) for name, shape in (shapes or {}).items())
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    @torch.no_grad()
+    def greedy(self, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
+        """The likeliest tokens, one prompt after another."""
+        return [self._greedy(prompt, tokens) for prompt in prompts]
+
+    def _greedy(self, prompt: list[int], tokens: int) -> tuple[int, ...]:
+        made = list(prompt)
+        for _ in range(tokens):
+            made.append(int(self.model(torch.tensor([made])).logits[0, -1].argmax()))
+        return tuple(made[len(prompt) :])
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    @torch.no_grad()
+    def log_probs(self, prompts: list[list[int]], answers: list[tuple[int, ...]]) -> list[list[float]]:
+        """Of each answer's tokens."""
+        return [self._log_probs(*pair) for pair in zip(prompts, answers, strict=True)]
+
+    def _log_probs(self, prompt: list[int], answer: tuple[int, ...]) -> list[float]:
+        logits: Any = self.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0].tolist()

@@ -1,0 +1,52 @@
+"""vLLM as a role: what it generates, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+import phalanx as px
+from phalanx.engines import Sampling
+from phalanx.engines.vllm import VllmRollout
+from tests.engines.vllm.conftest import SMALL
+from tests.engines.vllm.models import Source
+
+PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
+GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+class Roles(NamedTuple):
+    """A source of weights, an engine, and what brings them over."""
+
+    source: px.WorkerGroup
+    rollout: px.WorkerGroup
+    sync: px.WeightSync
+
+
+@pytest.fixture(scope="module", params=["untied", "tied", "tied Llama"])
+def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str]) -> Iterator[Roles]:
+    folder = models[request.param]
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source")
+        rollout = px.WorkerGroup(pool[1:2], VllmRollout.bind(folder, **SMALL), name="rollout")
+        yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
+
+
+def check_equal(roles: Roles) -> None:
+    """Greedy tokens and their log-probabilities are those of transformers."""
+    made = roles.rollout.generate(PROMPTS, GREEDY)
+    tokens = [one.tokens for one in made]
+    assert tokens == roles.source.greedy(PROMPTS, GREEDY.max_tokens)
+    for one, expected in zip(made, roles.source.log_probs(PROMPTS, tokens), strict=True):
+        assert one.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def test_greedy_tokens_are_those_of_transformers_before_and_after_each_update(roles: Roles) -> None:
+    check_equal(roles)
+    for seed in range(3):
+        roles.source.change(seed)
+        version = roles.sync()
+        check_equal(roles)
+        assert roles.rollout.generate([[5]], GREEDY)[0].versions == ((version.number, 12),)
