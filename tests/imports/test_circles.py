@@ -14,7 +14,12 @@ from tests.imports.source import LOADERS, MODULES, SOURCE, called, hidden_import
 # Modules that import by names which they compute. What the first three load is read from their texts, or from the
 # texts given to them (`lazy("torch")`); the others import modules of the users, or those of verl's name.
 LOADS_OURS = ("phalanx", "phalanx.cli.main", "phalanx.wire.lazy")
-LOADS_OTHERS = ("phalanx.cli.explain", "phalanx.compat.verl.redirect", "phalanx.wire.exceptions")
+LOADS_OTHERS = (
+    "phalanx.cli.explain",
+    "phalanx.compat.verl.redirect",
+    "phalanx.engines.vllm.library",
+    "phalanx.wire.exceptions",
+)
 
 Arrows = Mapping[str, Mapping[str, int]]  # module -> what it imports -> in which line, the first one
 
