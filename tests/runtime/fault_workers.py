@@ -109,6 +109,13 @@ class Trouble(px.Worker):
         return self.rank
 
     @px.register
+    def hold(self, gate: str) -> int:
+        """Wait until the file is there."""
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        return self.rank
+
+    @px.register
     def spin_natively(self) -> None:
         import re
 
@@ -159,6 +166,12 @@ def is_there(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         return state != b"Z"
     return False
+
+
+def all_running(group: px.WorkerGroup) -> bool:
+    """Whether each rank is at a call just now."""
+    core = group.core
+    return all(sight.running for sight in core.transport.sights(core.endpoints, False))
 
 
 def within(seconds: float, condition: Callable[[], Any]) -> bool:

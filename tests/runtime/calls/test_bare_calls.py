@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
+from tests.runtime.fault_workers import all_running, within
 
 
 class Gate(px.Worker):
@@ -90,6 +91,7 @@ def test_calls_of_one_rank_are_counted_for_that_rank(group: Any, tmp_path: Path)
 
 def test_a_deadline_tells_which_ranks_run_the_call_and_which_have_it_waiting(group: Any) -> None:
     running = group.hold.submit()
+    assert within(30.0, lambda: all_running(group))
 
     with pytest.raises(px.CallTimeout) as queued:
         group.go.submit().result(timeout=0.2)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.runtime.fault_workers import Trouble, is_there, taking_less_than, within
+from tests.runtime.fault_workers import Trouble, all_running, is_there, taking_less_than, within
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -107,16 +108,20 @@ def test_a_deadline_that_passes_shows_where_each_rank_stood_and_breaks_the_group
     assert group.state == "broken"
 
 
-def test_result_with_a_timeout_reports_and_leaves_the_call_running(group: px.WorkerGroup) -> None:
-    first, second = group.nap.submit(1.2), group.ping.submit()
+def test_result_with_a_timeout_reports_and_leaves_the_call_running(
+    group: px.WorkerGroup, tmp_path: Path
+) -> None:
+    first, second = group.hold.submit(str(tmp_path / "gate")), group.ping.submit()
+    assert within(30.0, lambda: all_running(group))
 
     with pytest.raises(px.CallTimeout) as running:
-        first.result(timeout=0.4)
+        first.result(timeout=0.1)
     with pytest.raises(px.CallTimeout) as queued:
         second.result(timeout=0.1)
+    (tmp_path / "gate").touch()
 
     assert {report.state for report in running.value.failures} == {"running"}
-    assert "in nap" in running.value.failures[0].stack
+    assert "in hold" in running.value.failures[0].stack
     assert {report.state for report in queued.value.failures} == {"queued"}
     assert first.result() == [0, 1, 2, 3]
     assert second.result() == [0, 1, 2, 3]
@@ -164,14 +169,18 @@ def test_a_deadline_holds_for_a_call_that_nobody_waits_for(group: px.WorkerGroup
 
 
 def test_a_stall_is_reported_and_the_call_goes_on(
-    group: px.WorkerGroup, caplog: pytest.LogCaptureFixture
+    group: px.WorkerGroup, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    with caplog.at_level("WARNING", "phalanx"):
-        assert group.nap.options(stall_report_after=0.3)(1.0) == [0, 1, 2, 3]
+    def told() -> bool:
+        texts = [record.getMessage() for record in caplog.records]
+        return any("stalled" in text and "in hold" in text for text in texts)
 
-    assert any(
-        "stalled" in record.getMessage() and "in nap" in record.getMessage() for record in caplog.records
-    )
+    with caplog.at_level("WARNING", "phalanx"):
+        future = group.hold.options(stall_report_after=0.3).submit(str(tmp_path / "gate"))
+        assert within(30.0, told)
+    (tmp_path / "gate").touch()
+
+    assert future.result() == [0, 1, 2, 3]
 
 
 def test_cancel_drops_what_has_not_begun_and_interrupts_what_runs(group: px.WorkerGroup) -> None:

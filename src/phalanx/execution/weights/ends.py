@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from phalanx.movers.ring import RingSource, RingTarget
 from phalanx.movers.store import StoreSource, StoreTarget
 from phalanx.transfer.buckets import Bucket, buckets_from, buckets_to
 from phalanx.transfer.places import Hop
+from phalanx.transfer.plan import Plan
 from phalanx.transfer.readers.megatron import read_megatron
 from phalanx.transfer.readers.plain import Reading, local_of, named_tensors, read_tensors
 from phalanx.transfer.tensors import Tensors
@@ -28,6 +30,7 @@ __all__ = [
     "SourceLeg",
     "TargetLeg",
     "check_watched",
+    "closed_by_errors",
     "part_meetings",
     "read",
     "readers_of",
@@ -36,6 +39,8 @@ __all__ = [
     "target_legs",
     "watch",
 ]
+
+B = TypeVar("B", covariant=True)
 
 HOPS = (Hop.OTHER, Hop.NODE, Hop.PROCESS)
 """The order in which both sides work, so that no two ranks wait for each other crosswise."""
@@ -119,34 +124,35 @@ def refreshed(declared: Published | Accepted, before: Reading) -> Tensors:
 
 def source_legs(order: JoinOrder, index: int, shelf: RankShelf) -> list[SourceLeg]:
     """The ends over which source ``index`` sends, far ones first."""
-    legs: list[SourceLeg] = []
-    for hop in HOPS:
-        mover = order.movers[hop]
-        if mover == SHARED:
-            continue
-        apart = _sends_apart(mover)
-        buckets = buckets_from(order.plan, index, order.bucket_bytes, [hop], by_readers=apart)
-        if buckets:
-            deltas = _deltas(order, mover)
-            end = _source_end(mover, order, index, buckets, shelf, deltas or PLAIN)
-            legs.append(SourceLeg(hop, end, buckets, deltas))
-    return legs
+    return [
+        SourceLeg(hop, _source_end(mover, order, index, buckets, shelf, deltas or PLAIN), buckets, deltas)
+        for hop, mover, buckets, deltas in _cut(order, index, buckets_from)
+    ]
 
 
 def target_legs(order: JoinOrder, index: int, shelf: RankShelf) -> list[TargetLeg]:
     """The ends over which target ``index`` receives, far ones first."""
-    legs: list[TargetLeg] = []
+    return [
+        TargetLeg(hop, _target_end(mover, order, index, buckets, shelf, deltas or PLAIN), buckets, deltas)
+        for hop, mover, buckets, deltas in _cut(order, index, buckets_to)
+    ]
+
+
+class _Cutting(Protocol[B]):
+    def __call__(
+        self, plan: Plan, rank: int, bucket_bytes: int, hops: Sequence[Hop], /, *, by_readers: bool
+    ) -> B: ...
+
+
+def _cut(order: JoinOrder, index: int, cut: _Cutting[B]) -> Iterator[tuple[Hop, str, B, DeltaPacking | None]]:
+    """For each hop over which this rank has something: the hop, its mover, the buckets, and how deltas are packed."""
     for hop in HOPS:
         mover = order.movers[hop]
         if mover == SHARED:
             continue
-        apart = _sends_apart(mover)
-        buckets = buckets_to(order.plan, index, order.bucket_bytes, [hop], by_readers=apart)
+        buckets = cut(order.plan, index, order.bucket_bytes, [hop], by_readers=_sends_apart(mover))
         if buckets:
-            deltas = _deltas(order, mover)
-            end = _target_end(mover, order, index, buckets, shelf, deltas or PLAIN)
-            legs.append(TargetLeg(hop, end, buckets, deltas))
-    return legs
+            yield hop, mover, buckets, _deltas(order, mover)
 
 
 def _sends_apart(mover: str) -> bool:
@@ -199,6 +205,20 @@ def _target_end(
     if mover == "process group":
         return LateGroupTarget(order, index)
     raise InternalError(f"there is no mover {mover!r}")
+
+
+class _Closing(Protocol):
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def closed_by_errors(rank: _Closing) -> Generator[None]:
+    """A part in a sync that ends with the first error: whatever is left of it could not be used."""
+    try:
+        yield
+    except BaseException:
+        rank.close()
+        raise
 
 
 def readers_of(buckets: Iterable[Bucket]) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import pickle
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -16,6 +15,7 @@ from phalanx.errors import WeightsError
 from phalanx.execution.weights.book import Key, WeightsBook
 from phalanx.execution.weights.ends import (
     SourceLeg,
+    closed_by_errors,
     part_meetings,
     read,
     readers_of,
@@ -66,7 +66,7 @@ class SourceRank:
 
     def store(self, sync: SyncOrder) -> OnShelf:
         """Begin a version: put into the object store what goes through that."""
-        with self._closed_by_errors():
+        with closed_by_errors(self):
             self._shelf.mine = OnShelf()
             self._begun = self._begin(sync)
             self._begun.send(leg for leg in self._legs if self._is_stored(leg))
@@ -74,7 +74,7 @@ class SourceRank:
 
     def send(self, sync: SyncOrder) -> Sent:
         """Send a version; what :meth:`store` has sent of it is not sent again."""
-        with self._closed_by_errors():
+        with closed_by_errors(self):
             sending, self._begun = self._begun, None
             if sending is None or sending.sync.number != sync.number:
                 sending = self._begin(sync)
@@ -90,7 +90,7 @@ class SourceRank:
         Raises:
             WeightsLost: a target was lost, or says that what came is not what was sent. No target has changed.
         """
-        with self._closed_by_errors():
+        with closed_by_errors(self):
             sending = self._begin(sync)
             sending.send(self._legs)
             answers = [
@@ -129,14 +129,6 @@ class SourceRank:
 
     def _is_stored(self, leg: SourceLeg) -> bool:
         return self._order.movers[leg.hop] == "store"
-
-    @contextlib.contextmanager
-    def _closed_by_errors(self) -> Generator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Give everything back. May be called again."""

@@ -17,7 +17,7 @@ import torch
 
 from phalanx.errors import PhalanxError, WeightsLost
 from phalanx.execution.weights.book import WeightsBook
-from phalanx.execution.weights.ends import refreshed
+from phalanx.execution.weights.ends import closed_by_errors, refreshed
 from phalanx.execution.weights.orders import Arrived, Committed, JoinOrder, Staging, Takeover
 from phalanx.execution.weights.shelf import RankShelf
 from phalanx.execution.weights.takeover import spare_tensors, take_over, takeover
@@ -109,7 +109,7 @@ class StagedTarget(TargetRank):
         """
         began = time.perf_counter()
         accepted = self._book.accepted(self._key)
-        with self._closed_by_errors(), self._lock:
+        with closed_by_errors(self), self._lock:
             if self._legs and self._number != number:
                 raise WeightsLost(self._missing(number)) from self._failure
             self._number = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -16,6 +16,7 @@ from phalanx.execution.weights.ends import (
     SHARED,
     TargetLeg,
     check_watched,
+    closed_by_errors,
     model_of,
     part_meetings,
     read,
@@ -78,7 +79,7 @@ class TargetRank:
         """
         began = time.perf_counter()
         accepted = self._book.accepted(self._key)
-        with self._closed_by_errors():
+        with closed_by_errors(self):
             has = self._book.arrived(self._key)
             for deltas in self._deltas:
                 deltas.begin(has.number if has is not None and has.by == self._order.key else None)
@@ -157,14 +158,6 @@ class TargetRank:
             if b"".join(one.digest for one in mine) != sent:
                 compare(_as_sent(mine, sent), mine, source=source, target=self._index)
                 raise _differs(source, f"sent {len(sent)} bytes of digests where {len(mine)} pieces came")
-
-    @contextlib.contextmanager
-    def _closed_by_errors(self) -> Generator[None]:
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Give everything back. May be called again."""
