@@ -1,0 +1,251 @@
+"""The parts of a worker's state: which leaves they have, how these are sharded, and what becomes of loaded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from phalanx.declare.saving import StateOf
+from phalanx.errors import DeclarationError, SaveMismatch
+from phalanx.execution.saving.tree import key_of, keyed, leaves, nested
+from phalanx.saving.catalogue import Catalogue, Path, StoredTensor
+from phalanx.transfer.boxes import Patch, whole
+from phalanx.transfer.manifest import Held
+from phalanx.transfer.readers.dtensor import dtensor_patches
+from phalanx.transfer.readers.megatron import read_megatron
+from phalanx.transfer.readers.plain import held_as, local_of, named_tensors
+from phalanx.transfer.tensors import dtype_named, name_of
+
+__all__ = ["Leaf", "ModelPart", "Part", "StatePart", "Want", "held_of", "parts_of", "whole_of"]
+
+
+class Leaf(NamedTuple):
+    """One thing to be saved; ``held`` says how a tensor is sharded, where that is known."""
+
+    path: Path
+    value: Any
+    held: Held | None = None
+
+
+@dataclass
+class Want:
+    """What a part takes of what was saved.
+
+    Attributes:
+        tensors: local tensors to be written into, by key, and how each is held.
+        values: keys of values.
+        then: what to do with the values, by key, once all is there.
+    """
+
+    tensors: dict[str, tuple[torch.Tensor, Held]] = field(
+        default_factory=dict[str, tuple[torch.Tensor, Held]]
+    )
+    values: set[str] = field(default_factory=set[str])
+
+    def tensor(self, key: str, tensor: torch.Tensor, held: Held | None) -> None:
+        """Have a tensor filled."""
+        local = local_of(tensor.detach())
+        self.tensors[key] = (local, whole_of(local) if held is None else held)
+
+
+class Part(Protocol):
+    """A part of a state."""
+
+    name: str
+
+    def offered(self) -> list[Leaf]:
+        """What there is to save."""
+        ...
+
+    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
+        """What to take of a catalogue. ``keys`` are those that concern this rank as far as that can say.
+
+        Raises:
+            SaveMismatch: it does not fit.
+        """
+        ...
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        """Take over what was loaded: tensors are filled, ``values`` are here by key."""
+        ...
+
+
+def held_of(name: str, tensor: Any) -> Held | None:
+    """How a DTensor is held; None of anything else."""
+    if not isinstance(tensor, DTensor):
+        return None
+    return held_as(name, tensor, tuple(tensor.shape), dtensor_patches(name, tensor))
+
+
+def whole_of(tensor: torch.Tensor) -> Held:
+    """A tensor that is all here."""
+    shape = tuple(tensor.shape)
+    return Held(name_of(tensor.dtype), shape, (Patch(whole(shape), (0,) * len(shape)),))
+
+
+def blank(key: str, stored: StoredTensor) -> torch.Tensor:
+    """A tensor for one that was saved whole, where there is none yet.
+
+    Raises:
+        SaveMismatch: it was saved in parts, and nothing says which are this rank's.
+    """
+    box = whole(stored.shape)
+    if any(piece.box != box for piece in stored.pieces):
+        raise SaveMismatch(
+            f"{key} was saved as a sharded tensor, and the state here has no tensor of that name to load it into: make "
+            "it before (an optimizer has its state after the first step), or px.register_state(self, model=..., "
+            "optimizer=...), which makes it"
+        )
+    return torch.empty(stored.shape, dtype=dtype_named(stored.dtype))
+
+
+class StatePart:
+    """Whatever has ``state_dict()`` and ``load_state_dict(state)``; "" is a worker as a whole."""
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self.name = name
+        self._owner = owner
+        self._root: Path = (name,) if name else ()
+        self._taken: dict[str, tuple[Path, Any]] = {}
+
+    def _now(self) -> dict[str, tuple[Path, Any]]:
+        return keyed(leaves(self._owner.state_dict(), self._root))
+
+    def offered(self) -> list[Leaf]:
+        return [Leaf(path, value, held_of(key, value)) for key, (path, value) in self._now().items()]
+
+    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
+        want, now = Want(), self._now()
+        self._taken = {}
+        for key, (path, value) in now.items():
+            if isinstance(value, torch.Tensor) and key not in catalogue.values:
+                self._into(want, key, path, value, catalogue)
+            elif key in catalogue.values:
+                want.values.add(key)
+            elif key in catalogue.tensors:  # what is a tensor now may have been none before the first step
+                keys = {*keys, key}
+        mine = [key for key in keys if catalogue.paths[key][: len(self._root)] == self._root]
+        for key in mine:
+            if key in self._taken or key in want.values:
+                continue
+            if key in catalogue.values:
+                want.values.add(key)
+            else:
+                made = blank(key, catalogue.tensors[key])
+                want.tensor(key, made, None)
+                self._taken[key] = (catalogue.paths[key], made)
+        for key in want.values:
+            self._taken[key] = (catalogue.paths[key], None)
+        return want
+
+    def _into(self, want: Want, key: str, path: Path, value: torch.Tensor, catalogue: Catalogue) -> None:
+        held, stored = held_of(key, value), catalogue.tensors.get(key)
+        if stored is not None and held is None and _other_form(value, stored):
+            value = blank(key, stored)  # its owner may take it, or say why not
+        want.tensor(key, value, held)
+        self._taken[key] = (path, value)
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        skip = len(self._root)
+        state = {
+            path[skip:]: values.get(key) if key in values else value
+            for key, (path, value) in self._taken.items()
+        }
+        self._taken = {}
+        self._owner.load_state_dict(nested(state))
+
+
+def _other_form(tensor: torch.Tensor, stored: StoredTensor) -> bool:
+    return (name_of(tensor.dtype), tuple(tensor.shape)) != (stored.dtype, tuple(stored.shape))
+
+
+class ModelPart:
+    """A module, or tensors by name: what is loaded is written into them."""
+
+    name = "model"
+
+    def __init__(self, state: StateOf) -> None:
+        self._state = state
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> dict[str, tuple[torch.Tensor, Held | None]]:
+        """Local tensors by their names over all ranks, with how they are held where that is known."""
+        model, stated = self._state.model, dict(self._state.boxes or {})
+        if self._state.megatron is not None:
+            reading = read_megatron(model, self._state.megatron)
+            held = dict(reading.manifest.items())
+            held |= {alias: held[name] for alias, name in reading.manifest.ties}
+            return {name: (tensor, held[name]) for name, tensor in reading.tensors.items()}
+        named = named_tensors(model)
+        unknown = sorted(stated.keys() - named.keys())
+        if unknown:
+            raise DeclarationError(
+                f"px.register_state(boxes=...) states {', '.join(unknown[:5])}, of which the model has no tensors; it "
+                f"has {', '.join(sorted(named)[:5])}, ..."
+            )
+        return {name: (one, self._held(name, one, stated.get(name))) for name, one in named.items()}
+
+    @staticmethod
+    def _held(name: str, tensor: torch.Tensor, stated: Any) -> Held | None:
+        if stated is None:
+            return held_of(name, tensor)
+        return held_as(name, tensor, stated.shape, stated.patches(name, tuple(local_of(tensor).shape)))
+
+    def offered(self) -> list[Leaf]:
+        return [Leaf(("model", name), one, held) for name, (one, held) in self.tensors().items()]
+
+    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
+        want = Want()
+        self._tensors = {}
+        for name, (tensor, held) in self.tensors().items():
+            key = key_of(("model", name))
+            if key in catalogue.values and held is None:
+                want.values.add(key)
+                self._tensors[key] = tensor
+            else:
+                want.tensor(key, tensor, held)
+        return want
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for key, tensor in self._tensors.items():
+                tensor.detach().copy_(values[key])
+        self._tensors = {}
+
+
+def parts_of(instance: Any, declared: StateOf | None, device: Any) -> list[Part]:
+    """The parts of a role.
+
+    Raises:
+        DeclarationError: it has none.
+    """
+    if declared is None:
+        if all(callable(getattr(instance, name, None)) for name in ("state_dict", "load_state_dict")):
+            return [StatePart("", instance)]
+        raise DeclarationError(
+            f"{type(instance).__qualname__} has nothing to save: give it state_dict() and load_state_dict(state), or "
+            "call px.register_state(self, model=..., optimizer=...) in its constructor"
+        )
+    return list(_declared(declared, device))
+
+
+def _declared(state: StateOf, device: Any) -> Iterator[Part]:
+    from phalanx.execution.saving.optimizer import OptimizerPart
+    from phalanx.execution.saving.rng import Generators
+
+    model = None
+    if state.model is not None:
+        model = ModelPart(state)
+        yield model
+    if isinstance(state.optimizer, torch.optim.Optimizer):
+        yield OptimizerPart(state.optimizer, state, model)
+    elif state.optimizer is not None:
+        yield StatePart("optimizer", state.optimizer)
+    for name, part in state.others.items():
+        yield StatePart(name, part)
+    if state.rng:
+        yield StatePart("rng", Generators(device))

@@ -1,0 +1,50 @@
+"""What a driver has ranks do for its saves and loads; see `phalanx.execution.questions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.execution.saving.orders import LoadOrder, Loaded, RankFiles, WriteFiles
+from phalanx.saving.spread import Offer
+
+if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
+    from phalanx.execution.host import Host
+    from phalanx.execution.saving.rank import RankSaving
+
+
+def _of(host: Host) -> RankSaving:
+    from phalanx.execution.host import device_of  # the host imports no questions, and is there when one is asked
+    from phalanx.execution.saving.rank import RankSaving  # torch: where something is saved
+
+    found = host.context.shared.get("saving")
+    if not isinstance(found, RankSaving):
+        found = RankSaving(host.context, host.instances, device_of(host.context))
+        host.context.shared["saving"] = found
+        host.closers.add(found.end)
+    return found
+
+
+def offer(host: Host, role: str, alone: bool) -> dict[str, Offer]:
+    """What this rank has to save, by role."""
+    saving = _of(host)
+    return {one: saving.offer(one, alone=alone) for one in saving.roles(role)}
+
+
+def write(host: Host, order: WriteFiles) -> RankFiles:
+    """Write what this rank is to write."""
+    return _of(host).write(order)
+
+
+def stage(host: Host, order: WriteFiles) -> int:
+    """Copy what this rank is to write; a thread writes it."""
+    return _of(host).stage(order)
+
+
+def plan_load(host: Host, order: LoadOrder) -> dict[str, list[str]]:
+    """See whether what was saved fits; keys that this rank does not take, by role."""
+    return _of(host).plan_load(order)
+
+
+def load(host: Host, order: LoadOrder) -> Loaded:
+    """Read what was planned, and take it over."""
+    return _of(host).load(order)

@@ -1,0 +1,266 @@
+"""A rank's part of saves and loads: what it keeps from one question of the driver to the next."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from phalanx.declare.context import WorkerContext
+from phalanx.declare.saving import StateDeclared
+from phalanx.errors import DeclarationError, PhalanxError, SaveDamaged, SaveError, SaveMismatch
+from phalanx.execution.saving.orders import (
+    LoadOrder,
+    Loaded,
+    RankFiles,
+    WriteFiles,
+    file_of,
+    note_of,
+    title_of,
+)
+from phalanx.execution.saving.parts import Leaf, Part, Want, parts_of
+from phalanx.execution.saving.read import Files
+from phalanx.execution.saving.tree import key_of, value_digest
+from phalanx.execution.saving.write import pickled, write_file
+from phalanx.saving.catalogue import CATALOGUE, Catalogue
+from phalanx.saving.fetch import check_forms, check_values, fetches, keys_for, selected
+from phalanx.saving.manifest import FileFacts, digest
+from phalanx.saving.places import place_at
+from phalanx.saving.spread import Offer, PlainTensor, WriteOrder
+from phalanx.tracing.spans import span
+from phalanx.transfer.readers.plain import local_of
+from phalanx.transfer.tensors import cut, name_of
+
+__all__ = ["RankSaving"]
+
+_END_S = 2.0
+
+
+class RankSaving:
+    """Of one rank. Not for several threads, but for the one that it makes itself."""
+
+    def __init__(self, context: WorkerContext, instances: Mapping[str, Any], device: Any) -> None:
+        self._context = context
+        self._instances = instances
+        self._device = device
+        self._buffers: dict[tuple[str, str, Any], torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._ended = False
+        self._loads: dict[str, tuple[Catalogue, list[Part], list[Want]]] = {}
+
+    def roles(self, role: str) -> list[str]:
+        """The roles that have a state, of the one named, or of all where a colocated group is meant.
+
+        Raises:
+            DeclarationError: none has.
+        """
+        if role or "" in self._instances:
+            self._parts(role)
+            return [role]
+        found: list[str] = []
+        first: DeclarationError | None = None
+        for one in self._instances:
+            try:
+                self._parts(one)
+                found.append(one)
+            except DeclarationError as error:
+                first = first or error
+        if not found and first is not None:
+            raise first
+        return found
+
+    def _parts(self, role: str) -> list[Part]:
+        declared = StateDeclared.of(self._context).roles.get(role)
+        return parts_of(self._instances[role], declared, self._device)
+
+    def _leaves(self, role: str) -> dict[str, Leaf]:
+        found: dict[str, Leaf] = {}
+        for part in self._parts(role):
+            for leaf in part.offered():
+                found[key_of(leaf.path)] = leaf
+        return found
+
+    def offer(self, role: str, *, alone: bool) -> Offer:
+        """What a role has. Where the rank is ``alone`` nothing has to be compared, and is not digested."""
+        tensors, plain, values, paths = {}, dict[str, PlainTensor](), dict[str, str](), {}
+        for key, leaf in self._leaves(role).items():
+            paths[key] = leaf.path
+            if leaf.held is not None:
+                tensors[key] = leaf.held
+            elif isinstance(leaf.value, torch.Tensor):
+                local = local_of(leaf.value)
+                told = "" if alone else value_digest(local)
+                plain[key] = PlainTensor(name_of(local.dtype), tuple(local.shape), told)
+            else:
+                values[key] = "" if alone else value_digest(leaf.value)
+        return Offer(tensors, plain, values, paths)
+
+    def write(self, order: WriteFiles) -> RankFiles:
+        """Write now, from the tensors as they are."""
+        self.wait()
+        return self._written(order, {role: self._items(role, order.orders[role]) for role in order.folders})
+
+    def stage(self, order: WriteFiles) -> int:
+        """Copy what is to be written, and have a thread write it; the bytes that were copied."""
+        self.wait()
+        staged: dict[str, list[torch.Tensor | bytes]] = {}
+        for role in order.folders:
+            items = self._items(role, order.orders[role])
+            pairs = zip(order.orders[role], items, strict=True)
+            staged[role] = [self._copied(role, one, item) for one, item in pairs]
+        thread = threading.Thread(
+            target=self._write_staged, args=(order, staged), name="phalanx-save", daemon=True
+        )
+        self._thread = thread
+        thread.start()
+        return sum(
+            item.nbytes if isinstance(item, torch.Tensor) else len(item)
+            for items in staged.values()
+            for item in items
+        )
+
+    def wait(self) -> None:
+        """Until the thread of the save before has ended."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def end(self) -> None:
+        """The rank ends: what its thread writes is of no use any more."""
+        self._ended = True
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def _items(self, role: str, orders: tuple[WriteOrder, ...]) -> Iterator[torch.Tensor | bytes]:
+        leaves = self._leaves(role)
+        for order in orders:
+            if order.key not in leaves:
+                raise SaveError(f"{order.key} is not in the state of this rank any more: a call changed it; save again")
+            value = leaves[order.key].value
+            if order.digest and value_digest(value) != order.digest:
+                raise SaveError(
+                    f"{order.key} changed while the save was planned, by another call to the group; save again"
+                )
+            if order.box is None:
+                yield pickled(local_of(value).cpu() if isinstance(value, torch.Tensor) else value)
+            else:
+                yield cut(local_of(value.detach()), order.at, order.box.sizes)
+
+    def _copied(self, role: str, order: WriteOrder, item: torch.Tensor | bytes) -> torch.Tensor | bytes:
+        if isinstance(item, bytes):
+            return item
+        key = (role, order.key, order.box)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != item.shape or buffer.dtype != item.dtype:
+            buffer = torch.empty(item.shape, dtype=item.dtype, pin_memory=item.is_cuda)
+            self._buffers[key] = buffer
+        buffer.copy_(item)
+        return buffer
+
+    def _written(
+        self, order: WriteFiles, items: Mapping[str, Iterator[torch.Tensor | bytes] | list[Any]]
+    ) -> RankFiles:
+        began = time.monotonic()
+        written, files = {}, dict[str, FileFacts]()
+        for role, folder in order.folders.items():
+            with span("write", role=title_of(role), items=len(order.orders[role])):
+                found, facts = write_file(f"{folder}/{file_of(order.index)}", self._until_end(items[role]))
+            written[role], files[role] = tuple(found), facts
+        return RankFiles(written, files, time.monotonic() - began)
+
+    def _until_end(self, items: Any) -> Iterator[Any]:
+        for item in items:
+            if self._ended:
+                raise SaveError("the group was closed before its state was written")
+            yield item
+
+    def _write_staged(self, order: WriteFiles, staged: Mapping[str, list[torch.Tensor | bytes]]) -> None:
+        try:
+            told: dict[str, Any] = {"done": self._written(order, staged).plain()}
+        except BaseException as error:
+            text = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
+            told = {"error": text}
+        with suppress(PhalanxError):  # what cannot be told is missed by the driver, which says so
+            place_at(order.notes).write(note_of(order.index), json.dumps(told).encode())
+
+    def plan_load(self, order: LoadOrder) -> dict[str, list[str]]:
+        """See whether everything fits, before anything is changed; what this rank does not take, by role."""
+        left: dict[str, list[str]] = {}
+        self._loads = {}
+        for role, folder in order.folders.items():
+            if role not in self._instances:
+                raise SaveMismatch(f"{folder} is of a role {role!r}, which this group does not have")
+            catalogue = _catalogue(folder, order.catalogues[role])
+            chosen = selected(catalogue, order.parts, folder)
+            check_values(chosen, order.world_size)
+            keys = keys_for(chosen, order.index, order.world_size)
+            parts = [part for part in self._parts(role) if not part.name or _is_chosen(part.name, order.parts)]
+            wants = [part.wanted(_of_part(chosen, part.name), keys) for part in parts]
+            taken = {key for want in wants for key in (*want.tensors, *want.values)}
+            missing = [part.name for part in parts if part.name and part.name not in chosen.parts()]
+            if missing:
+                raise SaveMismatch(
+                    f"{folder} has no part {missing[0]!r}, which the worker has; it has {', '.join(chosen.parts())}. "
+                    f"Load those alone: parts={[*chosen.parts()]!r}"
+                )
+            for want in wants:
+                check_forms(chosen, {key: held for key, (_, held) in want.tensors.items()})
+            left[role] = sorted((chosen.tensors.keys() | chosen.values.keys()) - taken)
+            self._loads[role] = (chosen, parts, wants)
+        return left
+
+    def load(self, order: LoadOrder) -> Loaded:
+        """Read what was planned, and take it over."""
+        began, nbytes = time.monotonic(), 0
+        loads, self._loads = self._loads, {}
+        for role, (catalogue, parts, wants) in loads.items():
+            with span("read", role=title_of(role)), Files(order.folders[role]) as files:
+                values: list[dict[str, Any]] = []
+                for want in wants:
+                    held = {key: one for key, (_, one) in want.tensors.items()}
+                    local = {key: tensor for key, (tensor, _) in want.tensors.items()}
+                    files.fill(catalogue, fetches(catalogue, held), local)
+                    values.append(_values(files, catalogue, want, order))
+                nbytes += files.nbytes
+            for part, found in zip(parts, values, strict=True):
+                part.apply(found)
+        return Loaded(nbytes, time.monotonic() - began)
+
+
+def _values(files: Files, catalogue: Catalogue, want: Want, order: LoadOrder) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in sorted(want.values):
+        stored = catalogue.values[key]
+        piece = stored.of(order.index, order.world_size)
+        if piece is None and not stored.by_rank:
+            piece = stored.pieces[0]
+        if piece is None:
+            raise SaveMismatch(f"{key} was not saved by rank {order.index}, and differed between those that did")
+        found[key] = files.value(piece)
+    return found
+
+
+def _is_chosen(name: str, parts: tuple[str, ...] | None) -> bool:
+    return parts is None or name in parts
+
+
+def _of_part(catalogue: Catalogue, name: str) -> Catalogue:
+    return selected(catalogue, [name], "") if name and name in catalogue.parts() else catalogue
+
+
+def _catalogue(folder: str, facts: FileFacts) -> Catalogue:
+    path = f"{folder}/{CATALOGUE}"
+    data = place_at(folder).read(CATALOGUE)
+    if data is None:
+        raise SaveError(
+            f"{path} cannot be seen from this rank's node, though the driver sees it; choose a path that the driver and "
+            "all ranks share"
+        )
+    if FileFacts(len(data), digest(data)) != FileFacts(*facts):
+        raise SaveDamaged(f"{path} is damaged: it is not what was written; load another step (step=)", files=(path,))
+    return Catalogue.from_bytes(data, path)

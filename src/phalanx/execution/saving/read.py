@@ -1,0 +1,113 @@
+"""Items of saved files, compared with their digests, into the tensors of a rank."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.errors import SaveDamaged, SaveError
+from phalanx.saving.catalogue import Catalogue, Piece
+from phalanx.saving.fetch import Fetch
+from phalanx.saving.places import advice
+from phalanx.transfer.tensors import cut, dtype_named
+
+__all__ = ["Files"]
+
+
+class Files:
+    """The files of a role that were saved in ``folder``: an absolute path, or a URL that fsspec knows."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._open: dict[str, Any] = {}
+        self._scratch = np.empty(0, np.uint8)
+        self.nbytes = 0
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._open.clear()
+
+    def fill(self, catalogue: Catalogue, wanted: Sequence[Fetch], into: Mapping[str, torch.Tensor]) -> None:
+        """Read pieces, each once, into local tensors by key.
+
+        Raises:
+            SaveDamaged: a file is missing, or not what was written.
+        """
+        held: tuple[Piece, torch.Tensor] | None = None
+        with torch.no_grad():
+            for one in wanted:
+                if held is None or held[0] != one.piece:
+                    held = (one.piece, self._tensor(one.piece, catalogue.tensors[one.key].dtype))
+                cut(into[one.key], one.target, one.sizes).copy_(cut(held[1], one.source, one.sizes))
+
+    def value(self, piece: Piece) -> Any:
+        """A value.
+
+        Raises:
+            SaveDamaged: its file is missing, or not what was written.
+        """
+        data = bytes(self._bytes(piece, piece.offset, piece.length))
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+    def _tensor(self, piece: Piece, dtype: str) -> torch.Tensor:
+        if piece.data < 0 or piece.box is None:
+            return self.value(piece)
+        kind = dtype_named(dtype)
+        sizes = piece.box.sizes
+        count = int(np.prod(sizes, dtype=np.int64))
+        data = self._bytes(piece, piece.data, count * kind.itemsize)
+        return torch.from_numpy(data).view(kind).view(sizes)
+
+    def _bytes(self, piece: Piece, start: int, length: int) -> Any:
+        """In memory that is used again by the next read."""
+        from xxhash import xxh3_64_hexdigest  # loaded where something is loaded: nothing else here needs it
+
+        if len(self._scratch) < length:
+            self._scratch = np.empty(length, np.uint8)
+        data = self._scratch[:length]
+        self._read(piece.file, start, data)
+        if xxh3_64_hexdigest(data) != piece.digest:
+            raise self._damaged(piece.file, "what lies in it is not what was written")
+        self.nbytes += length
+        return data
+
+    def _read(self, name: str, start: int, into: Any) -> None:
+        path = f"{self._folder}/{name}"
+        try:
+            if name not in self._open:
+                self._open[name] = self._stack.enter_context(_opened(path))
+            file = self._open[name]
+            file.seek(start)
+            left = memoryview(into)
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise self._damaged(name, "it is shorter than what was written")
+                left = left[count:]
+        except FileNotFoundError:
+            raise self._damaged(name, "it is missing, or this rank's node does not see the path") from None
+        except OSError as error:
+            raise SaveError(f"{path} cannot be read: {advice(error)}") from error
+
+    def _damaged(self, name: str, why: str) -> SaveDamaged:
+        path = f"{self._folder}/{name}"
+        return SaveDamaged(f"{path} is damaged: {why}; load another step (step=)", files=(path,))
+
+
+def _opened(path: str) -> Any:
+    if "://" not in path:
+        return open(os.fspath(path), "rb", buffering=0)
+    from fsspec.core import url_to_fs  # comes with torch; needed only for URLs
+
+    files, at = url_to_fs(path)  # pyright: ignore[reportUnknownVariableType]
+    return files.open(at, "rb")
