@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.declare.modes import Dispatch as Dispatch
     from phalanx.declare.modes import Execute as Execute
     from phalanx.declare.register import register as register
+    from phalanx.declare.saving import register_state as register_state
     from phalanx.declare.weights import accept_weights as accept_weights
     from phalanx.declare.weights import publish_weights as publish_weights
     from phalanx.declare.weights import weights_version as weights_version
@@ -78,6 +79,10 @@ if TYPE_CHECKING:
     from phalanx.runtime.pools.pool import ResourcePool as ResourcePool
     from phalanx.runtime.pools.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
+    from phalanx.runtime.saving.future import SaveFuture as SaveFuture
+    from phalanx.runtime.saving.verbs import Saved as Saved
+    from phalanx.runtime.saving.verbs import load as load
+    from phalanx.runtime.saving.verbs import save as save
     from phalanx.runtime.session.connection import init as init
     from phalanx.runtime.session.connection import shutdown as shutdown
     from phalanx.runtime.tools.profile import nsight as nsight
@@ -123,8 +128,10 @@ _HOME = {
     "Restart": "phalanx.runtime.life.policy",
     "SaveDamaged": "phalanx.errors",
     "SaveError": "phalanx.errors",
+    "SaveFuture": "phalanx.runtime.saving.future",
     "SaveHeld": "phalanx.errors",
     "SaveMismatch": "phalanx.errors",
+    "Saved": "phalanx.runtime.saving.verbs",
     "StaleEpoch": "phalanx.errors",
     "Staleness": "phalanx.runtime.links.staleness",
     "StalenessTimeout": "phalanx.errors",
@@ -148,6 +155,7 @@ _HOME = {
     "gather": "phalanx.runtime.calls.future",
     "init": "phalanx.runtime.session.connection",
     "join_rows": "phalanx.collect.join",
+    "load": "phalanx.runtime.saving.verbs",
     "merge_resource_pool": "phalanx.runtime.pools.pool",
     "nsight": "phalanx.runtime.tools.profile",
     "progress": "phalanx.show.progress",
@@ -157,8 +165,10 @@ _HOME = {
     "register": "phalanx.declare.register",
     "register_dispatch_mode": "phalanx.dispatch.modes",
     "register_shardable": "phalanx.dispatch.shardable",
+    "register_state": "phalanx.declare.saving",
     "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
+    "save": "phalanx.runtime.saving.verbs",
     "shutdown": "phalanx.runtime.session.connection",
     "span": "phalanx.tracing.spans",
     "split_resource_pool": "phalanx.runtime.pools.pool",

@@ -34,6 +34,7 @@ LAYERS = (
     "phalanx.runtime.calls",
     "phalanx.runtime.groups",
     "phalanx.runtime.links",
+    "phalanx.runtime.saving",
     "phalanx.runtime.tools",
     "phalanx.runtime.api",
     "phalanx.runtime",

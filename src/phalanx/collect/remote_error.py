@@ -17,6 +17,7 @@ from phalanx.errors import (
     PhalanxError,
     RankReport,
     RemoteCallError,
+    SaveError,
     StalenessTimeout,
     WeightsError,
 )
@@ -27,8 +28,9 @@ __all__ = ["remote_error", "remote_error_type"]
 
 # On the driver these would end its own loops and generators in silence, not report a failure.
 _NEVER = (StopIteration, StopAsyncIteration, RankFailure)
-# Of phalanx's own errors those that say the same to whoever called: weights, channels and leases are shared with ranks.
-_SHARED = (WeightsError, ChannelError, StalenessTimeout)
+# Of phalanx's own errors those that say the same to whoever called: weights, channels, leases and saves are shared
+# with ranks.
+_SHARED = (WeightsError, ChannelError, StalenessTimeout, SaveError)
 
 
 def remote_error_type(
@@ -39,8 +41,8 @@ def remote_error_type(
     `plain` is given for whatever is no `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError),
     for StopIteration and its like, and for phalanx's own errors: a `GroupClosed` of some other group, met
     inside a worker, says nothing about the group that was called. Errors of what driver and ranks share (weights,
-    channels, leases) are given as what they are. Of an error that came from a further group, the remote type in it
-    counts. The same arguments give the same type.
+    channels, leases, saves) are given as what they are. Of an error that came from a further group, the remote type
+    in it counts. The same arguments give the same type.
     """
     base = getattr(base, "_phalanx_base", base)
     if (

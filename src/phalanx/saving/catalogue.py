@@ -121,8 +121,9 @@ class Catalogue:
 
 
 def _piece(given: list[Any]) -> Piece:
-    *rest, box = given
-    return Piece(*rest, None if box is None else Box(tuple(box[0]), tuple(box[1])))
+    file, offset, length, data, digest, box = given
+    where = None if box is None else Box(tuple(box[0]), tuple(box[1]))
+    return Piece(file, offset, length, data, digest, where)
 
 
 def _ranks(given: list[int] | None) -> tuple[int, ...] | None:

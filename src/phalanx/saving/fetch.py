@@ -10,7 +10,7 @@ from phalanx.saving.catalogue import Catalogue, Piece, StoredTensor
 from phalanx.transfer.boxes import meet
 from phalanx.transfer.manifest import Held
 
-__all__ = ["Fetch", "check_forms", "check_values", "fetches", "keys_for", "selected"]
+__all__ = ["Fetch", "check_forms", "check_values", "fetches", "keys_for", "nbytes_of", "selected"]
 
 
 class Fetch(NamedTuple):
@@ -47,9 +47,7 @@ def keys_for(catalogue: Catalogue, rank: int, world_size: int) -> set[str]:
     """
     same = catalogue.world_size == world_size
     everything = {**catalogue.tensors, **catalogue.values}
-    return {
-        key for key, one in everything.items() if one.ranks is None or (same and rank in one.ranks)
-    }
+    return {key for key, one in everything.items() if one.ranks is None or (same and rank in one.ranks)}
 
 
 def check_values(catalogue: Catalogue, world_size: int) -> None:
@@ -103,6 +101,11 @@ def fetches(catalogue: Catalogue, wanted: Mapping[str, Held]) -> list[Fetch]:
     """The reads that fill the boxes of ``wanted``, by file and offset. Forms were checked before."""
     found = [one for key, held in wanted.items() for one in _of(key, catalogue.tensors[key], held)]
     return sorted(found, key=lambda one: (one.piece.file, one.piece.offset))
+
+
+def nbytes_of(wanted: Sequence[Fetch]) -> int:
+    """Bytes of the pieces that are read, each once."""
+    return sum({one.piece: one.piece.length for one in wanted}.values())
 
 
 def _of(key: str, stored: StoredTensor, held: Held) -> list[Fetch]:

@@ -13,7 +13,7 @@ from phalanx.saving.catalogue import Catalogue, Path, Piece, StoredTensor, Store
 from phalanx.transfer.boxes import Box, meet, volume, whole, without
 from phalanx.transfer.manifest import DTYPE_BYTES, Held
 
-__all__ = ["Offer", "PlainTensor", "Spread", "Written", "WriteOrder", "catalogue_of", "spread"]
+__all__ = ["Offer", "PlainTensor", "Spread", "WriteOrder", "Written", "catalogue_of", "spread"]
 
 
 class PlainTensor(NamedTuple):
@@ -70,19 +70,15 @@ class Spread:
     orders: tuple[tuple[WriteOrder, ...], ...]
     by_rank: frozenset[str]
 
-    @property
-    def nbytes(self) -> int:
-        """Of the tensors that are written."""
-        return sum(_cost(self.offers, order) for orders in self.orders for order in orders)
-
-
-def _cost(offers: Sequence[Offer], order: WriteOrder) -> int:
-    if order.box is None:
-        return 0
-    held = next(
-        one for offer in offers if (one := offer.tensors.get(order.key) or offer.plain.get(order.key))
-    )
-    return volume(order.box) * DTYPE_BYTES.get(held.dtype, 8)
+    def nbytes(self, rank: int) -> int:
+        """Of the tensors that a rank writes."""
+        offer = self.offers[rank]
+        return sum(
+            volume(order.box)
+            * DTYPE_BYTES.get((offer.tensors.get(order.key) or offer.plain[order.key]).dtype, 8)
+            for order in self.orders[rank]
+            if order.box is not None
+        )
 
 
 def spread(offers: Sequence[Offer]) -> Spread:
@@ -115,7 +111,9 @@ class _Spreading:
             self._same_or_not(key, plain.get(key, {}), values.get(key, {}))
         return Spread(self._offers, tuple(map(tuple, self._orders)), frozenset(self._by_rank))
 
-    def _holders(self) -> tuple[dict[str, dict[int, Held]], dict[str, dict[int, PlainTensor]], dict[str, dict[int, str]]]:
+    def _holders(
+        self,
+    ) -> tuple[dict[str, dict[int, Held]], dict[str, dict[int, PlainTensor]], dict[str, dict[int, str]]]:
         tensors: dict[str, dict[int, Held]] = defaultdict(dict)
         plain: dict[str, dict[int, PlainTensor]] = defaultdict(dict)
         values: dict[str, dict[int, str]] = defaultdict(dict)
@@ -178,7 +176,9 @@ class _Spreading:
             self._orders[rank].append(WriteOrder(key, box, (0,) * len(one.shape), one.digest))
             self._load[rank] += self._size(plain)
         else:
-            self._orders[rank].append(WriteOrder(key, digest=one.digest if isinstance(one, PlainTensor) else one))
+            self._orders[rank].append(
+                WriteOrder(key, digest=one.digest if isinstance(one, PlainTensor) else one)
+            )
 
 
 def _large_first(holders: Mapping[Box, object]) -> list[Box]:
@@ -221,7 +221,7 @@ def catalogue_of(plan: Spread, files: Sequence[str], written: Sequence[Sequence[
     for key, ranks in having.items():
         on = None if len(ranks) == len(plan.offers) else tuple(ranks)
         found = [piece for _, piece in sorted(pieces.get(key, []), key=lambda one: one[0])]
-        form = next(one for offer in plan.offers if (one := _form(offer, key)) is not False)
+        form = next((one for offer in plan.offers if (one := _form(offer, key))), None)
         if form is not None and key not in plan.by_rank and all(one.box is not None for one in found):
             tensors[key] = StoredTensor(form[0], form[1], tuple(found), on)
         else:
@@ -229,9 +229,7 @@ def catalogue_of(plan: Spread, files: Sequence[str], written: Sequence[Sequence[
     return Catalogue(len(plan.offers), tensors, values, paths)
 
 
-def _form(offer: Offer, key: str) -> tuple[str, tuple[int, ...]] | None | bool:
-    """Type and shape of a tensor; None of a value; False where the rank has no such key."""
+def _form(offer: Offer, key: str) -> tuple[str, tuple[int, ...]] | None:
+    """Type and shape of a tensor."""
     one = offer.tensors.get(key) or offer.plain.get(key)
-    if one is not None:
-        return one.dtype, one.shape
-    return None if key in offer.values else False
+    return None if one is None else (one.dtype, one.shape)

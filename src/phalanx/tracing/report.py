@@ -22,6 +22,7 @@ from phalanx.tracing.durations import (
     waits_ns,
 )
 from phalanx.tracing.events import STARTING, Call, Trace, Track, TrackKey
+from phalanx.tracing.saves import saves_table
 from phalanx.tracing.weights import weights_table
 
 _MS = 1e6
@@ -40,6 +41,7 @@ class Report:
     traffic: Table
     weights: Table
     channels: Table
+    saves: Table
     failures: Table
     notes: tuple[str, ...] = ()
 
@@ -55,6 +57,7 @@ class Report:
             self.traffic,
             self.weights,
             self.channels,
+            self.saves,
             self.failures,
         )
         return tuple(table for table in every if table.rows)
@@ -70,6 +73,7 @@ class Report:
             "traffic",
             "weights",
             "channels",
+            "saves",
             "failures",
         )
         found = {name: getattr(self, name).to_dict()["rows"] for name in names}
@@ -103,6 +107,7 @@ def report(trace: Trace) -> Report:
         traffic=_traffic(trace),
         weights=weights_table(trace),
         channels=channels_table(trace),
+        saves=saves_table(trace),
         failures=_failures(trace),
         notes=(*trace.notes, *_clock_notes(trace)),
     )

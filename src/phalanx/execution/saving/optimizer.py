@@ -11,7 +11,7 @@ from phalanx.declare.saving import StateOf
 from phalanx.errors import SaveMismatch
 from phalanx.execution.saving.parts import Leaf, ModelPart, Want, blank, held_of
 from phalanx.execution.saving.tree import key_of, keyed, leaves, nested
-from phalanx.saving.catalogue import Catalogue, Path, StoredTensor
+from phalanx.saving.catalogue import Catalogue, Path
 from phalanx.transfer.manifest import Held
 from phalanx.transfer.readers.plain import local_of
 from phalanx.transfer.tensors import dtype_named, name_of
@@ -41,7 +41,9 @@ class OptimizerPart:
         found: dict[str, tuple[torch.Tensor, Held | None, Mapping[str, Any]]] = {}
         for number, group in enumerate(self._optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name, held = known.get(_identity(parameter), (f"group {number}.{index}", held_of("", parameter)))
+                name, held = known.get(
+                    _identity(parameter), (f"group {number}.{index}", held_of("", parameter))
+                )
                 found[name] = (parameter, held, group)
         return found
 
@@ -148,13 +150,10 @@ def _held(path: Path, value: Any, parameter: torch.Tensor, held: Held | None) ->
     return own
 
 
-def _beside(tensor: torch.Tensor, path: Path, parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+def _beside(
+    tensor: torch.Tensor, path: Path, parameter: torch.Tensor, group: Mapping[str, Any]
+) -> torch.Tensor:
     """Where torch keeps it: counts of steps in host memory, unless the optimizer runs on the accelerator alone."""
     if path[-1] == "step" and not (group.get("capturable") or group.get("fused")):
         return tensor
     return tensor.to(parameter.device)
-
-
-def stored_like(stored: StoredTensor, shape: tuple[int, ...]) -> bool:
-    """Whether what was saved has that global shape."""
-    return tuple(stored.shape) == shape

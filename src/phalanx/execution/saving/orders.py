@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from phalanx.saving.manifest import FileFacts
 from phalanx.saving.spread import WriteOrder, Written
 
-__all__ = ["LoadOrder", "Loaded", "Offered", "RankFiles", "WriteFiles", "file_of", "note_of", "title_of"]
+__all__ = ["LoadOrder", "Loaded", "RankFiles", "WriteFiles", "file_of", "note_of", "title_of"]
 
 
 def title_of(role: str) -> str:
@@ -27,13 +27,6 @@ def note_of(rank: int) -> str:
     return f"done-{rank}.json"
 
 
-class Offered(NamedTuple):
-    """What a role of a rank has to save, as bytes: an :class:`~phalanx.saving.spread.Offer` pickled once."""
-
-    role: str
-    offer: bytes
-
-
 @dataclass(frozen=True)
 class WriteFiles:
     """Write what each role is to write.
@@ -43,12 +36,14 @@ class WriteFiles:
         folders: of each role: an absolute path, or a URL. They are there already.
         index: place of this rank among those that save.
         notes: the folder in which a thread tells that it has ended; "" where the call itself writes.
+        nbytes: of the tensors that are written, by role; for traces.
     """
 
     orders: Mapping[str, tuple[WriteOrder, ...]]
     folders: Mapping[str, str]
     index: int
     notes: str = ""
+    nbytes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class RankFiles(NamedTuple):
@@ -57,21 +52,6 @@ class RankFiles(NamedTuple):
     items: Mapping[str, tuple[Written, ...]]
     files: Mapping[str, FileFacts]
     seconds: float
-
-    def plain(self) -> list[object]:
-        """As JSON can have it."""
-        items = {role: [list(one) for one in found] for role, found in self.items.items()}
-        return [items, {role: list(facts) for role, facts in self.files.items()}, self.seconds]
-
-    @classmethod
-    def from_plain(cls, given: list[object]) -> RankFiles:
-        """What :meth:`plain` gave."""
-        items: Mapping[str, list[list[object]]]
-        files: Mapping[str, list[object]]
-        items, files, seconds = given  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-        written = {role: tuple(Written(*one) for one in found) for role, found in items.items()}  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        facts = {role: FileFacts(*one) for role, one in files.items()}  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        return cls(written, facts, float(seconds))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.saving import StateOf
-from phalanx.errors import DeclarationError, SaveMismatch
+from phalanx.errors import DeclarationError, SaveError, SaveMismatch
 from phalanx.execution.saving.tree import key_of, keyed, leaves, nested
 from phalanx.saving.catalogue import Catalogue, Path, StoredTensor
 from phalanx.transfer.boxes import Patch, whole
@@ -38,7 +38,6 @@ class Want:
     Attributes:
         tensors: local tensors to be written into, by key, and how each is held.
         values: keys of values.
-        then: what to do with the values, by key, once all is there.
     """
 
     tensors: dict[str, tuple[torch.Tensor, Held]] = field(
@@ -128,7 +127,7 @@ class StatePart:
                 want.values.add(key)
             elif key in catalogue.tensors:  # what is a tensor now may have been none before the first step
                 keys = {*keys, key}
-        mine = [key for key in keys if catalogue.paths[key][: len(self._root)] == self._root]
+        mine = [key for key, path in catalogue.paths.items() if key in keys and self._has(path)]
         for key in mine:
             if key in self._taken or key in want.values:
                 continue
@@ -140,7 +139,12 @@ class StatePart:
                 self._taken[key] = (catalogue.paths[key], made)
         for key in want.values:
             self._taken[key] = (catalogue.paths[key], None)
+        order = [*(key for key in catalogue.paths if key in self._taken), *self._taken]
+        self._taken = {key: self._taken[key] for key in order}  # dicts come back in the order that they had
         return want
+
+    def _has(self, path: Path) -> bool:
+        return path[: len(self._root)] == self._root
 
     def _into(self, want: Want, key: str, path: Path, value: torch.Tensor, catalogue: Catalogue) -> None:
         held, stored = held_of(key, value), catalogue.tensors.get(key)
@@ -221,12 +225,12 @@ def parts_of(instance: Any, declared: StateOf | None, device: Any) -> list[Part]
     """The parts of a role.
 
     Raises:
-        DeclarationError: it has none.
+        SaveError: it has none.
     """
     if declared is None:
         if all(callable(getattr(instance, name, None)) for name in ("state_dict", "load_state_dict")):
             return [StatePart("", instance)]
-        raise DeclarationError(
+        raise SaveError(
             f"{type(instance).__qualname__} has nothing to save: give it state_dict() and load_state_dict(state), or "
             "call px.register_state(self, model=..., optimizer=...) in its constructor"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.execution.saving.orders import LoadOrder, Loaded, RankFiles, WriteFiles
+from phalanx.execution.saving.orders import Loaded, LoadOrder, RankFiles, WriteFiles
 from phalanx.saving.spread import Offer
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
@@ -13,7 +13,9 @@ if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of
 
 
 def _of(host: Host) -> RankSaving:
-    from phalanx.execution.host import device_of  # the host imports no questions, and is there when one is asked
+    from phalanx.execution.host import (
+        device_of,  # the host imports no questions, and is there when one is asked
+    )
     from phalanx.execution.saving.rank import RankSaving  # torch: where something is saved
 
     found = host.context.shared.get("saving")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,10 @@ import torch
 
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.saving import StateDeclared
-from phalanx.errors import DeclarationError, PhalanxError, SaveDamaged, SaveError, SaveMismatch
+from phalanx.errors import PhalanxError, SaveDamaged, SaveError, SaveMismatch
 from phalanx.execution.saving.orders import (
-    LoadOrder,
     Loaded,
+    LoadOrder,
     RankFiles,
     WriteFiles,
     file_of,
@@ -28,10 +28,11 @@ from phalanx.execution.saving.read import Files
 from phalanx.execution.saving.tree import key_of, value_digest
 from phalanx.execution.saving.write import pickled, write_file
 from phalanx.saving.catalogue import CATALOGUE, Catalogue
-from phalanx.saving.fetch import check_forms, check_values, fetches, keys_for, selected
+from phalanx.saving.fetch import check_forms, check_values, fetches, keys_for, nbytes_of, selected
 from phalanx.saving.manifest import FileFacts, digest
 from phalanx.saving.places import place_at
 from phalanx.saving.spread import Offer, PlainTensor, WriteOrder
+from phalanx.tracing.saves import span_attributes
 from phalanx.tracing.spans import span
 from phalanx.transfer.readers.plain import local_of
 from phalanx.transfer.tensors import cut, name_of
@@ -57,18 +58,18 @@ class RankSaving:
         """The roles that have a state, of the one named, or of all where a colocated group is meant.
 
         Raises:
-            DeclarationError: none has.
+            SaveError: none has.
         """
         if role or "" in self._instances:
             self._parts(role)
             return [role]
         found: list[str] = []
-        first: DeclarationError | None = None
+        first: SaveError | None = None
         for one in self._instances:
             try:
                 self._parts(one)
                 found.append(one)
-            except DeclarationError as error:
+            except SaveError as error:
                 first = first or error
         if not found and first is not None:
             raise first
@@ -119,7 +120,7 @@ class RankSaving:
         self._thread = thread
         thread.start()
         return sum(
-            item.nbytes if isinstance(item, torch.Tensor) else len(item)
+            len(item) if isinstance(item, bytes) else item.numel() * item.element_size()
             for items in staged.values()
             for item in items
         )
@@ -140,7 +141,9 @@ class RankSaving:
         leaves = self._leaves(role)
         for order in orders:
             if order.key not in leaves:
-                raise SaveError(f"{order.key} is not in the state of this rank any more: a call changed it; save again")
+                raise SaveError(
+                    f"{order.key} is not in the state of this rank any more: a call changed it; save again"
+                )
             value = leaves[order.key].value
             if order.digest and value_digest(value) != order.digest:
                 raise SaveError(
@@ -168,7 +171,7 @@ class RankSaving:
         began = time.monotonic()
         written, files = {}, dict[str, FileFacts]()
         for role, folder in order.folders.items():
-            with span("write", role=title_of(role), items=len(order.orders[role])):
+            with span("write", **span_attributes(title_of(role), order.nbytes.get(role, 0))):
                 found, facts = write_file(f"{folder}/{file_of(order.index)}", self._until_end(items[role]))
             written[role], files[role] = tuple(found), facts
         return RankFiles(written, files, time.monotonic() - began)
@@ -181,12 +184,11 @@ class RankSaving:
 
     def _write_staged(self, order: WriteFiles, staged: Mapping[str, list[torch.Tensor | bytes]]) -> None:
         try:
-            told: dict[str, Any] = {"done": self._written(order, staged).plain()}
+            told: RankFiles | str = self._written(order, staged)
         except BaseException as error:
-            text = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-            told = {"error": text}
+            told = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
         with suppress(PhalanxError):  # what cannot be told is missed by the driver, which says so
-            place_at(order.notes).write(note_of(order.index), json.dumps(told).encode())
+            place_at(order.notes).write(note_of(order.index), pickle.dumps(told))
 
     def plan_load(self, order: LoadOrder) -> dict[str, list[str]]:
         """See whether everything fits, before anything is changed; what this rank does not take, by role."""
@@ -199,8 +201,10 @@ class RankSaving:
             chosen = selected(catalogue, order.parts, folder)
             check_values(chosen, order.world_size)
             keys = keys_for(chosen, order.index, order.world_size)
-            parts = [part for part in self._parts(role) if not part.name or _is_chosen(part.name, order.parts)]
-            wants = [part.wanted(_of_part(chosen, part.name), keys) for part in parts]
+            parts = [
+                part for part in self._parts(role) if not part.name or _is_chosen(part.name, order.parts)
+            ]
+            wants = [part.wanted(chosen, keys) for part in parts]
             taken = {key for want in wants for key in (*want.tensors, *want.values)}
             missing = [part.name for part in parts if part.name and part.name not in chosen.parts()]
             if missing:
@@ -219,12 +223,15 @@ class RankSaving:
         began, nbytes = time.monotonic(), 0
         loads, self._loads = self._loads, {}
         for role, (catalogue, parts, wants) in loads.items():
-            with span("read", role=title_of(role)), Files(order.folders[role]) as files:
+            wanted = [
+                fetches(catalogue, {key: held for key, (_, held) in want.tensors.items()}) for want in wants
+            ]
+            attributes = span_attributes(title_of(role), sum(map(nbytes_of, wanted)))
+            with span("read", **attributes), Files(order.folders[role]) as files:
                 values: list[dict[str, Any]] = []
-                for want in wants:
-                    held = {key: one for key, (_, one) in want.tensors.items()}
+                for want, pieces in zip(wants, wanted, strict=True):
                     local = {key: tensor for key, (tensor, _) in want.tensors.items()}
-                    files.fill(catalogue, fetches(catalogue, held), local)
+                    files.fill(catalogue, pieces, local)
                     values.append(_values(files, catalogue, want, order))
                 nbytes += files.nbytes
             for part, found in zip(parts, values, strict=True):
@@ -240,7 +247,9 @@ def _values(files: Files, catalogue: Catalogue, want: Want, order: LoadOrder) ->
         if piece is None and not stored.by_rank:
             piece = stored.pieces[0]
         if piece is None:
-            raise SaveMismatch(f"{key} was not saved by rank {order.index}, and differed between those that did")
+            raise SaveMismatch(
+                f"{key} was not saved by rank {order.index}, and differed between those that did"
+            )
         found[key] = files.value(piece)
     return found
 
@@ -249,18 +258,16 @@ def _is_chosen(name: str, parts: tuple[str, ...] | None) -> bool:
     return parts is None or name in parts
 
 
-def _of_part(catalogue: Catalogue, name: str) -> Catalogue:
-    return selected(catalogue, [name], "") if name and name in catalogue.parts() else catalogue
-
-
 def _catalogue(folder: str, facts: FileFacts) -> Catalogue:
     path = f"{folder}/{CATALOGUE}"
     data = place_at(folder).read(CATALOGUE)
     if data is None:
         raise SaveError(
-            f"{path} cannot be seen from this rank's node, though the driver sees it; choose a path that the driver and "
-            "all ranks share"
+            f"{path} cannot be seen from this rank's node, though the driver sees it; choose a path that the driver "
+            "and all ranks share"
         )
     if FileFacts(len(data), digest(data)) != FileFacts(*facts):
-        raise SaveDamaged(f"{path} is damaged: it is not what was written; load another step (step=)", files=(path,))
+        raise SaveDamaged(
+            f"{path} is damaged: it is not what was written; load another step (step=)", files=(path,)
+        )
     return Catalogue.from_bytes(data, path)

@@ -76,7 +76,7 @@ class Files:
             self._scratch = np.empty(length, np.uint8)
         data = self._scratch[:length]
         self._read(piece.file, start, data)
-        if xxh3_64_hexdigest(data) != piece.digest:
+        if xxh3_64_hexdigest(memoryview(data)) != piece.digest:
             raise self._damaged(piece.file, "what lies in it is not what was written")
         self.nbytes += length
         return data

@@ -1,0 +1,99 @@
+"""One group's part of a saved step, back into its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phalanx.errors import SaveMismatch
+from phalanx.execution.saving import questions
+from phalanx.execution.saving.orders import Loaded, LoadOrder, title_of
+from phalanx.runtime.links.sides import Ranks
+from phalanx.runtime.saving.group_save import outputs_of, send_each
+from phalanx.saving.catalogue import CATALOGUE
+from phalanx.saving.steps import SavedStep
+
+__all__ = ["load_group"]
+
+
+def load_group(
+    group: Ranks, step: SavedStep, prefix: str = "", *, parts: Sequence[str] | None = None
+) -> list[Loaded]:
+    """Load what ``GroupSave(..., prefix)`` wrote; what each rank read.
+
+    First every rank sees whether all fits; nothing is changed until they all have.
+
+    Args:
+        group: a group, a role of it, or some of its ranks.
+        parts: the outermost keys of the states that are loaded; None: all.
+
+    Raises:
+        SaveMismatch: what was saved does not fit; nothing was changed.
+        SaveDamaged: a file is missing or not what was written. Ranks may have loaded parts of their state by then.
+        As ``CallFuture.result``.
+    """
+    roles = _roles(group, step, prefix)
+    facts = step.manifest.files
+    orders = [
+        LoadOrder(
+            {role: step.path(part) for role, part in roles.items()},
+            {role: facts[f"{part}/{CATALOGUE}"] for role, part in roles.items()},
+            None if parts is None else tuple(parts),
+            index,
+            len(group.ranks),
+        )
+        for index in range(len(group.ranks))
+    ]
+    title = f"load {group.name!r} step {step.number}"
+    left: list[dict[str, list[str]]] = send_each(group, f"{title}: plan", questions.plan_load, orders).result(
+        None
+    )
+    _check_taken(left, step, roles)
+    call = send_each(group, f"{title}: read", questions.load, orders)
+    return outputs_of(call, title)
+
+
+def _roles(group: Ranks, step: SavedStep, prefix: str) -> dict[str, str]:
+    """Parts of the step by the role that each is for."""
+    saved = {
+        str(facts["role"]): part
+        for part, facts in step.parts.items()
+        if facts.get("kind") == "group" and part.startswith(prefix) and "/" not in part.removeprefix(prefix)
+    }
+    if not saved:
+        raise SaveMismatch(
+            f"{step.folder} has no state of a group; it has {', '.join(step.parts) or 'nothing'}"
+        )
+    role = group.role
+    if role in saved:
+        return {role: saved[role]}
+    mine = set(group.core.card.callables)
+    if role or mine <= {""}:
+        if len(saved) == 1:
+            return {role: next(iter(saved.values()))}
+        raise SaveMismatch(
+            f"{step.folder} has the roles {', '.join(map(title_of, sorted(saved)))}, and none is named "
+            f"{title_of(role)!r}; load into a role of that name"
+        )
+    missing = sorted(saved.keys() - mine)
+    if missing:
+        raise SaveMismatch(
+            f"{step.folder} has the role {title_of(missing[0])!r}, which group {group.name!r} does not have; its roles "
+            f"are {', '.join(sorted(mine))}. Load the roles one by one: px.load(group.{sorted(mine)[0]}, path)"
+        )
+    return saved
+
+
+def _check_taken(
+    left: Sequence[Mapping[str, Sequence[str]]], step: SavedStep, roles: Mapping[str, Any]
+) -> None:
+    """Nothing of what was saved is left out without a word."""
+    for role in roles:
+        nobody = set(left[0].get(role, ())).intersection(*(one.get(role, ()) for one in left[1:]))
+        if nobody:
+            names = sorted(nobody)
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise SaveMismatch(
+                f"{len(names)} values of {step.path(roles[role])} are taken by no rank: {shown}; the workers here have "
+                "no such names. Load what is wanted with parts=[...]"
+            )

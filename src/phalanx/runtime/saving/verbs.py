@@ -1,0 +1,140 @@
+"""``px.save`` and ``px.load``: the state of one group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.errors import DeclarationError
+from phalanx.runtime.links.sides import Ranks
+from phalanx.runtime.saving.future import SaveFuture
+from phalanx.runtime.saving.group_load import load_group
+from phalanx.runtime.saving.group_save import GroupSave, checked_group
+from phalanx.saving.steps import StepWriter, open_step, read_step
+from phalanx.show.sizes import size
+
+__all__ = ["Saved", "load", "save"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A step that was saved, or loaded.
+
+    Attributes:
+        step: its number.
+        folder: where its files are.
+        nbytes: bytes of the ranks' files that were written, or bytes that the ranks read.
+        seconds: from the first question to the commit, or until all ranks had it.
+    """
+
+    step: int
+    folder: str
+    nbytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = f", {size(int(self.nbytes / self.seconds))}/s" if self.seconds > 0 else ""
+        return f"step {self.step} in {self.folder}: {size(self.nbytes)} in {self.seconds:.3g} s{rate}"
+
+
+class _Save:
+    """``px.save``: see :meth:`__call__`."""
+
+    def __call__(
+        self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
+    ) -> Saved:
+        """Save the state of a group's workers as one step of ``path``: whole, or not at all.
+
+        What is saved is what ``px.register_state`` says, else the worker's ``state_dict()``; of a colocated group each
+        role that has one, by name. Tensors that are sharded (DTensor, Megatron's, stated boxes) are written once,
+        each part by a rank that holds it. Everything else is written once where it is equal on all ranks, and by rank
+        where it is not.
+
+        Args:
+            group: a group, a role of it such as ``group.actor``, or some of its ranks.
+            path: a path that the driver and all ranks see, or a URL that fsspec knows. Each step is a folder of it.
+            step: number of the step. One that is there already stays until this one is whole.
+            keep: how many whole steps stay in ``path``, this one included; None: all.
+
+        Raises:
+            SaveError: the path cannot be written, the disk is full, the workers have no state, or ranks contradict
+                each other; says which and why. Nothing is left of this step, and those before are whole.
+            SaveHeld: another driver writes there.
+            WorkerDiedError, RemoteCallError: as of calls; nothing is left of this step either.
+        """
+        ranks = checked_group(group, "px.save")
+        began = time.monotonic()
+        with open_step(os.fspath(path), step, keep=keep) as writer:
+            saving = GroupSave(ranks, writer)
+            saving.begin()
+            return _committed(saving, writer, began)
+
+    def submit(
+        self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
+    ) -> SaveFuture[Saved]:
+        """As a call, but threads of the ranks write beside the calls that follow.
+
+        Returns once each rank has a copy of what it is to write, which waits for the calls that the ranks are at. The
+        memory of the copies is kept for the next save. A second save of a group waits for the first one's end. The
+        step is whole when the future is done.
+        """
+        ranks = checked_group(group, "px.save.submit")
+        began = time.monotonic()
+        writer = open_step(os.fspath(path), step, keep=keep)
+        saving = GroupSave(ranks, writer)
+        try:
+            saving.begin(staged=True)
+        except BaseException:
+            writer.abandon()
+            raise
+
+        def work() -> Saved:
+            with writer:
+                return _committed(saving, writer, began)
+
+        return SaveFuture(work, f"save of {ranks.name!r} as step {step}")
+
+    def __repr__(self) -> str:
+        return "<function px.save>"
+
+
+def _committed(saving: GroupSave, writer: StepWriter, began: float) -> Saved:
+    saving.finish()
+    step = writer.commit()
+    return Saved(step.number, step.folder, saving.nbytes, time.monotonic() - began)
+
+
+save = _Save()
+
+
+def load(
+    group: Ranks, path: str | os.PathLike[str], *, step: int | None = None, parts: Sequence[str] | None = None
+) -> Saved:
+    """Load what ``px.save`` wrote, bit for bit, into the workers of a group that may be sharded otherwise.
+
+    Every rank looks first whether all fits; nothing is changed before all have seen that. Tensors are written in
+    place, and what they are compared with their digests is what they get.
+
+    Args:
+        group: a group, a role of it, or some of its ranks; of as many ranks as it likes.
+        path: as for ``px.save``.
+        step: number of the step; None: the one that was committed last.
+        parts: the outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
+
+    Raises:
+        SaveMismatch: what was saved does not fit: names, shapes, types, or values that differed by rank and the group
+            has another number of ranks; names them. Nothing was changed.
+        SaveDamaged: a file is missing or is not what was written; names it. What the ranks have is mixed then, if the
+            file is one of theirs: load another step.
+        SaveError: there is no such step, or ranks do not see the path.
+        WorkerDiedError, RemoteCallError: as of calls.
+    """
+    ranks = checked_group(group, "px.load")
+    if isinstance(parts, str):
+        raise DeclarationError(f"px.load(parts={parts!r}): give a list of names, such as [{parts!r}]")
+    began = time.monotonic()
+    saved = read_step(os.fspath(path), step)
+    read = load_group(ranks, saved, parts=parts)
+    return Saved(saved.number, saved.folder, sum(one.nbytes for one in read), time.monotonic() - began)
