@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.saving import StateOf
-from phalanx.errors import DeclarationError, SaveError, SaveMismatch
+from phalanx.errors import DeclarationError, SaveMismatch
 from phalanx.execution.saving.tree import key_of, keyed, leaves, nested
 from phalanx.saving.catalogue import Catalogue, Path, StoredTensor
 from phalanx.transfer.boxes import Patch, whole
@@ -20,7 +20,7 @@ from phalanx.transfer.readers.megatron import read_megatron
 from phalanx.transfer.readers.plain import held_as, local_of, named_tensors
 from phalanx.transfer.tensors import dtype_named, name_of
 
-__all__ = ["Leaf", "ModelPart", "Part", "StatePart", "Want", "held_of", "parts_of", "whole_of"]
+__all__ = ["Leaf", "ModelPart", "Part", "StatePart", "Want", "held_of", "whole_of"]
 
 
 class Leaf(NamedTuple):
@@ -219,37 +219,3 @@ class ModelPart:
             for key, tensor in self._tensors.items():
                 tensor.detach().copy_(values[key])
         self._tensors = {}
-
-
-def parts_of(instance: Any, declared: StateOf | None, device: Any) -> list[Part]:
-    """The parts of a role.
-
-    Raises:
-        SaveError: it has none.
-    """
-    if declared is None:
-        if all(callable(getattr(instance, name, None)) for name in ("state_dict", "load_state_dict")):
-            return [StatePart("", instance)]
-        raise SaveError(
-            f"{type(instance).__qualname__} has nothing to save: give it state_dict() and load_state_dict(state), or "
-            "call px.register_state(self, model=..., optimizer=...) in its constructor"
-        )
-    return list(_declared(declared, device))
-
-
-def _declared(state: StateOf, device: Any) -> Iterator[Part]:
-    from phalanx.execution.saving.optimizer import OptimizerPart
-    from phalanx.execution.saving.rng import Generators
-
-    model = None
-    if state.model is not None:
-        model = ModelPart(state)
-        yield model
-    if isinstance(state.optimizer, torch.optim.Optimizer):
-        yield OptimizerPart(state.optimizer, state, model)
-    elif state.optimizer is not None:
-        yield StatePart("optimizer", state.optimizer)
-    for name, part in state.others.items():
-        yield StatePart(name, part)
-    if state.rng:
-        yield StatePart("rng", Generators(device))

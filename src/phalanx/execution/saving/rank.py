@@ -23,8 +23,9 @@ from phalanx.execution.saving.orders import (
     note_of,
     title_of,
 )
-from phalanx.execution.saving.parts import Leaf, Part, Want, parts_of
+from phalanx.execution.saving.parts import Leaf, Part, Want
 from phalanx.execution.saving.read import Files
+from phalanx.execution.saving.roles import parts_of
 from phalanx.execution.saving.tree import key_of, value_digest
 from phalanx.execution.saving.write import pickled, write_file
 from phalanx.saving.catalogue import CATALOGUE, Catalogue

@@ -1,0 +1,47 @@
+"""Which parts the state of a role has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from phalanx.declare.saving import StateOf
+from phalanx.errors import SaveError
+from phalanx.execution.saving.optimizer import OptimizerPart
+from phalanx.execution.saving.parts import ModelPart, Part, StatePart
+from phalanx.execution.saving.rng import Generators
+
+__all__ = ["parts_of"]
+
+
+def parts_of(instance: Any, declared: StateOf | None, device: Any) -> list[Part]:
+    """The parts of a role.
+
+    Raises:
+        SaveError: it has none.
+    """
+    if declared is None:
+        if all(callable(getattr(instance, name, None)) for name in ("state_dict", "load_state_dict")):
+            return [StatePart("", instance)]
+        raise SaveError(
+            f"{type(instance).__qualname__} has nothing to save: give it state_dict() and load_state_dict(state), or "
+            "call px.register_state(self, model=..., optimizer=...) in its constructor"
+        )
+    return list(_declared(declared, device))
+
+
+def _declared(state: StateOf, device: Any) -> Iterator[Part]:
+    model = None
+    if state.model is not None:
+        model = ModelPart(state)
+        yield model
+    if isinstance(state.optimizer, torch.optim.Optimizer):
+        yield OptimizerPart(state.optimizer, state, model)
+    elif state.optimizer is not None:
+        yield StatePart("optimizer", state.optimizer)
+    for name, part in state.others.items():
+        yield StatePart(name, part)
+    if state.rng:
+        yield StatePart("rng", Generators(device))
