@@ -13,6 +13,11 @@ if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of
 
 
 def _of(host: Host) -> RankSaving:
+    from phalanx.execution.host import device_of  # here it is loaded
+    from phalanx.execution.saving.rank import RankSaving
+
+
+def _of(host: Host) -> RankSaving:
     from phalanx.execution.host import (
         device_of,  # the host imports no questions, and is there when one is asked
     )
