@@ -13,14 +13,7 @@ if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of
 
 
 def _of(host: Host) -> RankSaving:
-    from phalanx.execution.host import device_of  # here it is loaded
-    from phalanx.execution.saving.rank import RankSaving
-
-
-def _of(host: Host) -> RankSaving:
-    from phalanx.execution.host import (
-        device_of,  # the host imports no questions, and is there when one is asked
-    )
+    from phalanx.execution.host import device_of  # in the process of a rank it is there
     from phalanx.execution.saving.rank import RankSaving  # torch: where something is saved
 
     found = host.context.shared.get("saving")
