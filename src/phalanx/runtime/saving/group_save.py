@@ -17,6 +17,7 @@ from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import RankFiles, WriteFiles, file_of, note_of, title_of
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
+from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.links.sides import Ranks
 from phalanx.runtime.saving.torch_metadata import METADATA, torch_metadata
@@ -56,14 +57,14 @@ def send_each(group: Ranks, title: str, function: Callable[..., Any], values: Se
     plan = CallPlan(
         tuple(group.ranks), (Same(function), Each(values)), {}, GatherPlan("list", range(len(group.ranks)))
     )
-    return group.core.send(plan, MethodSpec(HOST, title=title), "", None, None)
+    return group.core.send(CallRequest(plan, MethodSpec(HOST, title=title), ""))
 
 
 def ask_same(group: Ranks, title: str, function: Callable[..., Any], *values: Any) -> list[Any]:
     """The same to all ranks; waits for their answers."""
     given = tuple(map(Same, (function, *values)))
     plan = CallPlan(tuple(group.ranks), given, {}, GatherPlan("list", range(len(group.ranks))))
-    return group.core.send(plan, MethodSpec(HOST, title=title), "", None, None).result(None)
+    return group.core.send(CallRequest(plan, MethodSpec(HOST, title=title), "")).result(None)
 
 
 def outputs_of(call: Call, description: str) -> list[Any]:
