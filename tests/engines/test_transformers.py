@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +12,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
+from phalanx.engines import Sampling
 from phalanx.engines.transformers import TransformersRollout
-from phalanx.testing.engines import EngineConformance
+from phalanx.testing.engines import EngineConformance, Reference, Source
 
 SLOW_ON_RAY = True
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
-def small_llama(**given: Any) -> LlamaForCausalLM:
+def small_llama(tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -27,7 +30,10 @@ def small_llama(**given: Any) -> LlamaForCausalLM:
         num_attention_heads=4,
         max_position_embeddings=64,
         initializer_range=0.4,
-        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **given},
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=tied,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -48,3 +54,111 @@ class TestPadded(EngineConformance):
     def source_pool(self, backend: str) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([1], use_gpu=False) as pool:
             yield pool
+
+
+def tied_llama() -> LlamaForCausalLM:
+    return small_llama(tied=True)
+
+
+def test_tied_weights_are_those_of_each_sync(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        source = px.WorkerGroup(pool, Source.bind(tied_llama()))
+        rollout = px.WorkerGroup(pool, TransformersRollout.bind(tied_llama, weights="policy"), env=THREADS)
+        reference = Reference(tied_llama())
+        sync = px.WeightSync(source, rollout, "policy")
+        (state,) = source.change(3)
+        reference.model.load_state_dict(state)
+        sync()
+
+        made = rollout.generate(reference.prompts, Sampling(max_tokens=8, temperature=0))
+
+        assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in reference.prompts]
+        sync.close()
+
+
+class Numbers:
+    """A tokenizer whose texts are numbers with a blank after each."""
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(f"{token} " for token in tokens)
+
+
+def rollout_here(**given: Any) -> TransformersRollout:
+    return TransformersRollout(small_llama(), seed=0, **given)
+
+
+def test_texts_go_in_and_out_where_there_is_a_tokenizer() -> None:
+    engine = rollout_here(tokenizer=Numbers())
+    (whole,) = asyncio.run(engine.generate(["4 5 6"], Sampling(max_tokens=6, temperature=0)))
+    words = str(whole.text).split()
+
+    (made,) = asyncio.run(
+        engine.generate(["4 5 6"], Sampling(max_tokens=6, temperature=0, stop=(f" {words[2]} ",)))
+    )
+
+    assert words == [str(token) for token in whole.tokens]
+    assert made.text == " ".join(words[:2]) and made.finish_reason == "stop"
+
+
+def test_a_text_without_a_tokenizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="tokenizer"):
+        asyncio.run(rollout_here().generate(["4 5 6"]))
+
+
+def test_answers_that_begin_later_than_others_get_the_tokens_of_their_seeds() -> None:
+    prompts, samplings = [[5, 6, 7], [8, 9], [10]], Sampling(max_tokens=9, seed=1).each(3)
+
+    async def one_after_another() -> list[tuple[int, ...]]:
+        engine, calls = rollout_here(), list[asyncio.Task[Any]]()
+        for prompt, sampling in zip(prompts, samplings, strict=True):
+            calls.append(asyncio.create_task(engine.generate([prompt], [sampling])))
+            for _ in range(6):
+                await asyncio.sleep(0)
+        return [(await call)[0].tokens for call in calls]
+
+    together = asyncio.run(rollout_here().generate(prompts, samplings))
+
+    assert asyncio.run(one_after_another()) == [one.tokens for one in together]
+
+
+def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:
+    sampling = Sampling(max_tokens=9, seed=1)
+    (whole,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
+
+    (made,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling, prefix=[whole.tokens[:4]]))
+
+    assert made.tokens == whole.tokens
+    assert made.versions == ((-1, 4), (0, 5)) and math.isnan(made.log_probs[3])
+
+
+@pytest.mark.parametrize("top_p", [0.05, 1.0])
+def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: float) -> None:
+    sampling = Sampling(max_tokens=5, top_p=top_p, logprobs=3, seed=2)
+
+    (made,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
+
+    assert [len(top) for top in made.top] == [3] * 5
+    first = [max(top, key=lambda token: top[token]) for top in made.top]
+    assert (list(made.tokens) == first) == (top_p < 1)
+
+
+def test_continuous_batching_refuses_rows_that_it_cannot_draw() -> None:
+    engine = rollout_here(scheduler="continuous", num_blocks=4)
+
+    (made,) = asyncio.run(engine.generate([[5, 6]], Sampling(temperature=0.7)))
+
+    assert "temperature 0.7" in str(made.error)
+    engine.close()
+
+
+class TestContinuous(TestPadded):
+    @pytest.fixture(scope="class")
+    def rollout(self, backend: str) -> Iterator[Any]:
+        bound = TransformersRollout.bind(
+            small_llama, weights="policy", seed=0, scheduler="continuous", num_blocks=16
+        )
+        with px.ResourcePool([2], use_gpu=False) as pool:
+            yield px.WorkerGroup(pool, bound, env=THREADS)

@@ -69,7 +69,7 @@ class RolloutEngine(Worker):
         self._weights = weights
         self._encode = encode
         source = random.Random(None if seed is None else f"{seed}/{self.rank}")
-        self._requests = Requests(machine.vocabulary, lambda: source.getrandbits(62))
+        self._requests = Requests(machine.vocabulary, lambda: source.getrandbits(62), machine.refuses)
         self._gate = Gate()
         self._calls: dict[Row, EngineCall] = {}
         self._meter = Meter(clock)

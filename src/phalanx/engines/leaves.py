@@ -136,6 +136,12 @@ class Completion:
         return (replace(self, more=()), *self.more)
 
     @property
+    def __phalanx_nbytes__(self) -> int:
+        texts = len(self.text or "") + len(self.id)
+        top = 16 * sum(map(len, self.top))
+        return 64 + texts + 8 * (len(self.tokens) + len(self.log_probs)) + top + 64 * len(self.more)
+
+    @property
     def finished(self) -> bool:
         """Whether it came to its end; one that was aborted can be gone on with, by ``prefix=``."""
         return self.finish_reason != "abort"

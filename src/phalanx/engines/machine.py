@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Awaitable, Iterable, Sequence
 
-from phalanx.engines.leaves import Capabilities
+from phalanx.engines.leaves import Capabilities, Sampling
 from phalanx.engines.requests import Answer, Drawn, Vocabulary
 
 __all__ = ["Machine"]
@@ -43,6 +43,13 @@ class Machine(abc.ABC):
     @abc.abstractmethod
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Of each prompt the log-probability of every token but the first, after those before it."""
+
+    def refuses(self, sampling: Sampling) -> str | None:
+        """Why rows with this sampling cannot be served, in words; None where they can."""
+        top = sampling.logprobs or 0
+        if top > self.capabilities.top:
+            return f"Sampling(logprobs={top}): this engine tells the {self.capabilities.top} likeliest tokens at most"
+        return None
 
     def room(self) -> int | None:
         """How many more answers it can take now; None for any number."""

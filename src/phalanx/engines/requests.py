@@ -167,11 +167,17 @@ class Row:
 class Requests:
     """All answers that an engine has to make, in the order in which they came.
 
-    ``draw_seed`` gives the seed of a row that names none.
+    ``draw_seed`` gives the seed of a row that names none; ``refuses`` says why a sampling cannot be served.
     """
 
-    def __init__(self, vocabulary: Vocabulary, draw_seed: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        draw_seed: Callable[[], int],
+        refuses: Callable[[Sampling], str | None] = lambda _: None,
+    ) -> None:
         self.vocabulary = vocabulary
+        self._refuses = refuses
         self._draw_seed = draw_seed
         self._keys = 0
         self._rows = 0
@@ -241,7 +247,7 @@ class Requests:
             return f"it is to stop at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
         if isinstance(prefix, Completion) and len(prefix.all) != row.sampling.n:
             return f"prefix has {len(prefix.all)} answers, and Sampling(n={row.sampling.n}) wants others"
-        return None
+        return self._refuses(row.sampling)
 
     def put(self, row: Row) -> None:
         """Let the answers of a row wait for the engine."""

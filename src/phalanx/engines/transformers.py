@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from phalanx.engines.continuous import ContinuousMachine
 from phalanx.engines.engine import RolloutEngine
+from phalanx.engines.machine import Machine
 from phalanx.engines.padded import PaddedMachine
 from phalanx.engines.requests import Vocabulary
 
 __all__ = ["TransformersRollout"]
+
+Scheduler = Literal["padded", "continuous"]
 
 
 class TransformersRollout(RolloutEngine):
@@ -27,10 +31,13 @@ class TransformersRollout(RolloutEngine):
     Args:
         model: a folder with a model (or its name on the hub), a module, or a function that makes one.
         weights: the name under which syncs bring weights; None for weights that stay.
+        scheduler: "padded" makes all running answers one batch; "continuous" is transformers' continuous batching,
+            paged attention, for long answers of many lengths on GPUs.
         tokenizer: a folder, or a tokenizer: prompts and stops may then be texts, and answers have ``text``.
         dtype: of a model that is loaded from a folder; None for the one that it was saved in.
         context: tokens of prompt and answer together; None for what the model says.
         max_running: answers at once at most.
+        num_blocks: of the cache for "continuous", of 256 tokens each.
         seed: of the seeds of rows that name none; None for others in every run.
 
     Raises:
@@ -42,16 +49,26 @@ class TransformersRollout(RolloutEngine):
         model: str | Path | nn.Module | Callable[[], nn.Module],
         *,
         weights: str | None = None,
+        scheduler: Scheduler = "padded",
         tokenizer: Any = None,
         dtype: torch.dtype | None = None,
         context: int | None = None,
         max_running: int = 256,
+        num_blocks: int = 64,
         seed: int | None = None,
     ) -> None:
+        if scheduler not in ("padded", "continuous"):
+            raise ValueError(f'scheduler={scheduler!r}: expected "padded" or "continuous"')
         self.model = _made(model, dtype).to(self.device).eval().requires_grad_(False)
         text = _tokenizer(tokenizer)
         vocabulary = vocabulary_of(self.model, context, None if text is None else _decoder(text))
-        machine = PaddedMachine(self.model, vocabulary, max_running=max_running)
+        machine: Machine
+        if scheduler == "padded":
+            machine = PaddedMachine(self.model, vocabulary, max_running=max_running)
+        else:
+            machine = ContinuousMachine(
+                self.model, vocabulary, max_running=max_running, num_blocks=num_blocks, seed=seed
+            )
         self.serve(machine, weights=weights, seed=seed, encode=None if text is None else text.encode)
         if weights is not None:
             self.accept_weights(weights, self.model)

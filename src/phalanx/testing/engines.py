@@ -31,7 +31,7 @@ import torch
 import phalanx as px
 from phalanx.engines import Completion, Sampling, Tokens
 
-__all__ = ["EngineConformance", "Source"]
+__all__ = ["EngineConformance", "Reference", "Source"]
 
 LENGTH = 12
 _CLOSE = 1e-4

@@ -24,6 +24,9 @@ else:
 __all__ = ["Leaf", "large_leaves", "nbytes_of"]
 
 
+#: The property in which a class of ours that holds no tensors says how many bytes a value takes. Lists of such values
+#: are long, and are not looked into one by one.
+TELLS = "__phalanx_nbytes__"
 _NUMBER_BYTES = 8  # bytes; what a number takes in a pickle stream, at most, with its opcode
 _OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
 _NUMBERS = frozenset({NoneType, bool, int, float, complex})
@@ -57,7 +60,9 @@ def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] 
 
 def _size_it_tells(item: Value) -> int:
     """The ``nbytes`` that Arrow tables and the like have; a guess for other objects."""
-    nbytes = getattr(item, "nbytes", None)
+    nbytes = getattr(item, TELLS, None)
+    if nbytes is None:
+        nbytes = getattr(item, "nbytes", None)
     return nbytes if isinstance(nbytes, int) else _OBJECT_BYTES
 
 
@@ -124,6 +129,8 @@ def _children(item: Value) -> list[Any] | None:
     if tensordict is not None and isinstance(item, tensordict.TensorDictBase):
         stacked = getattr(item, "tensordicts", None)  # a lazy stack: its values() would be new tensors
         return list(item.values()) if stacked is None else list(stacked)
+    if hasattr(type(item), TELLS):
+        return None
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return [getattr(item, field.name, None) for field in dataclasses.fields(item)]
     if isinstance(item, FunctionType):
