@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.engines.randomness import stream_of, uniforms
 from phalanx.engines.requests import Answer, Drawn
 
-__all__ = ["draw"]
+__all__ = ["by_numbers", "draw", "nucleus"]
 
 
 def draw(answers: Sequence[Answer], logits: Tensor) -> tuple[list[Drawn], Tensor]:
@@ -50,17 +50,21 @@ def _sampled(answers: Sequence[Answer], log_probs: Tensor) -> Tensor:
     weights = (log_probs.double() / heat[:, None]).softmax(dim=-1)
     if any(one.top_p < 1 for one in samplings):
         top_p = torch.tensor([one.top_p for one in samplings], dtype=torch.float64, device=log_probs.device)
-        weights = _nucleus(weights, top_p)
-    cumulated = weights.cumsum(dim=-1)
-    numbers = uniforms(
-        [stream_of(one.seed, one.sample) for one in answers], [len(one.tokens) for one in answers]
+        weights = nucleus(weights, top_p)
+    return by_numbers(
+        weights, [stream_of(one.seed, one.sample) for one in answers], [len(one.tokens) for one in answers]
     )
-    points = torch.from_numpy(numbers).to(log_probs.device) * cumulated[:, -1]
+
+
+def by_numbers(weights: Tensor, streams: Sequence[int], places: Sequence[int]) -> Tensor:
+    """A token of each row of ``weights``, (rows, vocabulary), by the random number of its place; (rows,)."""
+    cumulated = weights.cumsum(dim=-1)
+    points = torch.from_numpy(uniforms(streams, places)).to(weights.device) * cumulated[:, -1]
     found = torch.searchsorted(cumulated, points[:, None], right=True)[:, 0]
-    return found.clamp_(max=log_probs.shape[1] - 1)
+    return found.clamp_(max=weights.shape[1] - 1)
 
 
-def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
+def nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
     """Without the tokens that are not needed for the probability ``top_p``, the likeliest first."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered

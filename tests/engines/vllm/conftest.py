@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import phalanx as px
 
 HERE = Path(__file__).parent
-SMALL = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}
+SMALL: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}
 """Options of an engine for tests."""
 
 
@@ -48,5 +49,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "untied": save_model(folder / "untied"),
         "tied": save_model(folder / "tied", tied=True),
+        "endless": save_model(folder / "endless", end=None),
         "tied Llama": save_model(folder / "llama", "Llama", tied=True),
     }
+
+
+def shared_memory() -> set[str]:
+    """What engines may leave in /dev/shm."""
+    ours = ("psm_", "sem.mp-", "phalanx-")
+    return {name for name in os.listdir("/dev/shm") if name.startswith(ours) or "cpushm" in name}

@@ -15,11 +15,11 @@ END = 1
 CONTEXT = 128
 
 
-def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, vocabulary: int = 128) -> str:
+def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, end: int | None = END) -> str:
     """A small random model, as a folder."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=vocabulary,
+        vocab_size=128,
         hidden_size=128,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -28,7 +28,7 @@ def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, vocabul
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=tied,
         bos_token_id=0,
-        eos_token_id=END,
+        eos_token_id=end,
         pad_token_id=None,
         initializer_range=0.2,
     )

@@ -50,3 +50,42 @@ def test_greedy_tokens_are_those_of_transformers_before_and_after_each_update(ro
         version = roles.sync()
         check_equal(roles)
         assert roles.rollout.generate([[5]], GREEDY)[0].versions == ((version.number, 12),)
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: Roles) -> None:
+    before = roles.rollout.generate(PROMPTS, GREEDY)
+    wrong = px.WeightSync(roles.source, roles.rollout, "policy", source_name="odd")
+    layer = "model.layers.0.self_attn"
+
+    for without, shapes in (
+        ((), {"model.norm.weight": (7,)}),
+        (("model.norm.weight",), {}),
+        ((f"{layer}.k_proj.weight", f"{layer}.v_proj.weight"), {}),
+    ):
+        roles.source.send(without, shapes)
+        with pytest.raises(px.WeightsMismatch):
+            wrong()
+
+    assert [one.tokens for one in roles.rollout.generate(PROMPTS, GREEDY)] == [one.tokens for one in before]
+
+
+def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Roles) -> None:
+    prompts = [[5 + row, 6] for row in range(16)]
+    before = px.weights(roles.rollout, "policy")[0].number or 0
+    had = roles.rollout.engine_statistics()[0].tokens
+    call = roles.rollout.generate.submit(prompts, Sampling(max_tokens=100, temperature=0, ignore_eos=True))
+    while roles.rollout.engine_statistics()[0].tokens < had + 160:
+        pass
+    roles.rollout.pause("keep")
+    roles.source.change(11)
+    version = roles.sync().number
+    roles.rollout.resume()
+    made = call.result()
+
+    for one in made:
+        assert [number for number, _ in one.versions] == [before, version]
+        assert (sum(count for _, count in one.versions), one.finish_reason) == (100, "length")
+    for prompt, one in list(zip(prompts, made, strict=True))[:3]:
+        old = one.versions[0][1]
+        (expected,) = roles.source.greedy([[*prompt, *one.tokens[:old]]], 100 - old)
+        assert one.tokens[old:] == expected

@@ -11,30 +11,14 @@ from typing import Any
 
 import torch
 
+from phalanx.engines.drawing import by_numbers, nucleus
+from phalanx.engines.randomness import stream_of
 from phalanx.engines.vllm.library import find
 
-__all__ = ["EXTRA", "draw", "seeded_draws"]
+__all__ = ["EXTRA", "seeded_draws"]
 
 EXTRA = "phalanx_seed"
 """In ``SamplingParams.extra_args``: (seed, sample, tokens that the answer had before)."""
-
-_MASK = (1 << 63) - 1
-
-
-def draw(logits: torch.Tensor, top_p: float, seed: int, sample: int, position: int) -> int:
-    """One token, by the logits of one row after temperature."""
-    probs = logits.float().softmax(dim=-1)
-    if top_p < 1:
-        ordered, places = probs.sort(descending=True)
-        ordered[ordered.cumsum(dim=-1) - ordered >= top_p] = 0
-        probs = torch.zeros_like(probs).scatter_(-1, places, ordered)
-    noise = torch.empty(probs.shape).exponential_(generator=_generator(seed, sample, position))
-    return int((probs.cpu() / noise).argmax())
-
-
-def _generator(seed: int, sample: int, position: int) -> torch.Generator:
-    mixed = hash((seed, sample, position)) & _MASK
-    return torch.Generator().manual_seed(mixed)
 
 
 def seeded_draws() -> Any:
@@ -68,10 +52,20 @@ def seeded_draws() -> Any:
                     self.rows[first] = other
 
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
-            for index, (seed, sample, before, top_p, tokens) in self.rows.items():
-                token = draw(logits[index], top_p, seed, sample, before + len(tokens))
-                logits[index].fill_(float("-inf"))
-                logits[index, token] = 0.0
+            if self.rows:
+                rows = list(self.rows)
+                tokens = self._drawn(logits[rows])
+                logits[rows] = float("-inf")
+                logits[rows, tokens] = 0.0
             return logits
+
+        def _drawn(self, logits: torch.Tensor) -> torch.Tensor:
+            weights = logits.double().softmax(dim=-1)
+            told = list(self.rows.values())
+            if any(top_p < 1 for _, _, _, top_p, _ in told):
+                most = [top_p for _, _, _, top_p, _ in told]
+                weights = nucleus(weights, torch.tensor(most, dtype=weights.dtype, device=weights.device))
+            streams = [stream_of(seed, sample) for seed, sample, _, _, _ in told]
+            return by_numbers(weights, streams, [before + len(tokens) for _, _, before, _, tokens in told])
 
     return SeededDraws

@@ -13,9 +13,8 @@ from typing import Any
 
 from phalanx.engines.vllm.library import find, version
 from phalanx.errors import DeclarationError
-from phalanx.execution.closers import current_closers, unlink_at_close
 
-__all__ = ["note_shared_memory", "own_names"]
+__all__ = ["own_names", "unlink_shared_memory"]
 
 TESTED = ("0.32.0",)
 _FOLDER = "/dev/shm"
@@ -41,12 +40,10 @@ def own_names(token: str) -> None:
             return f"{getattr(shared, _PATCHED)}{named(communicator)}"
 
         def init_cpu_shm(self: Any) -> int:
-            path = f"{_FOLDER}/{self.group_name}_{self.communicator.rank}"
-            if current_closers() is not None:
-                unlink_at_close(path)
             handle = joined(self)
-            with contextlib.suppress(FileNotFoundError):  # all ranks have it open now
-                os.unlink(path)
+            # All ranks have it open now; what has no name ends with the last of them, however they end.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{_FOLDER}/{self.group_name}_{self.communicator.rank}")
             return handle
 
         shared.make_group_name = staticmethod(make_group_name)
@@ -54,12 +51,16 @@ def own_names(token: str) -> None:
     setattr(shared, _PATCHED, token)
 
 
-def note_shared_memory() -> None:
-    """Have the segments and semaphores that this process has open unlinked at its end, however that comes."""
-    if current_closers() is None or not os.path.exists("/proc/self/maps"):
+def unlink_shared_memory() -> None:
+    """Take the names from the segments and semaphores that this process has open, so that they end with it.
+
+    To be called when every rank of the engine has them open.
+    """
+    if not os.path.exists("/proc/self/maps"):
         return
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if f"{_FOLDER}/" in line}
     for path in sorted(paths):
-        if os.path.basename(path).startswith(("psm_", "sem.mp-")) and os.path.exists(path):
-            unlink_at_close(path)
+        if os.path.basename(path).startswith(("psm_", "sem.mp-")):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

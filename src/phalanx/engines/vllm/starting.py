@@ -16,7 +16,7 @@ from phalanx.engines.vllm.machine import (
     make_engine,
     vocabulary_of,
 )
-from phalanx.engines.vllm.shared_memory import note_shared_memory, own_names
+from phalanx.engines.vllm.shared_memory import own_names, unlink_shared_memory
 from phalanx.engines.vllm.team import Follower, Leader, Team, alone
 
 __all__ = ["Started", "start"]
@@ -38,14 +38,15 @@ def start(model: str, options: dict[str, Any], *, rank: int, seeds: bool) -> Sta
         if on_cpu():
             alone()
         engine = make_engine(arguments)
-        note_shared_memory()
+        unlink_shared_memory()
         machine = VllmMachine(engine, seeds=seeds)
         return Started(machine, machine.load, engine.vllm_config.model_config.dtype)
     team = Team(rank, size, "gloo" if on_cpu() else "cpu:gloo,cuda:nccl")
     if on_cpu():
         own_names(team.token)
     engine = make_engine({**arguments, "distributed_executor_backend": "external_launcher"})
-    note_shared_memory()
+    team.meet()
+    unlink_shared_memory()
     dtype = engine.vllm_config.model_config.dtype
     if team.rank == 0:
         machine = VllmMachine(Leader(engine, team), seeds=seeds)

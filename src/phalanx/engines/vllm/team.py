@@ -58,6 +58,10 @@ class Team:
         dist.broadcast_object_list(named, src=0, group=self._commands)
         self.token: str = named[0]
 
+    def meet(self) -> None:
+        """Wait for the others."""
+        dist.barrier(group=self._commands)
+
     def say(self, *command: Any) -> None:
         """Tell the followers."""
         dist.broadcast_object_list([command], src=0, group=self._commands)

@@ -1,0 +1,88 @@
+"""Engines leave nothing behind, and several of them live on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx as px
+from phalanx.engines import Sampling
+from phalanx.engines.vllm import VllmRollout
+from tests.engines.vllm.conftest import SMALL, shared_memory
+from tests.engines.vllm.models import Source
+
+GREEDY = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
+PROMPTS = [[5, 6], [7, 8, 9], [10]]
+
+DRIVER = """
+import os, sys, time
+import phalanx as px
+from phalanx.engines.vllm import VllmRollout
+px.init(num_cpus=4)
+pool = px.ResourcePool([1], use_gpu=False)
+group = px.WorkerGroup(pool, VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24))
+group.generate([[5]])
+print(*group.run(lambda worker: os.getpid()), flush=True)
+time.sleep(600)
+"""
+
+
+def cycle(folder: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, VllmRollout.bind(folder, **SMALL), name="rollout")
+        assert len(group.generate(PROMPTS, GREEDY)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("cycles", [3, pytest.param(10, marks=pytest.mark.soak)])
+def test_engines_that_were_closed_leave_nothing(cluster: None, models: dict[str, str], cycles: int) -> None:
+    before = shared_memory()
+    for _ in range(cycles):
+        cycle(models["untied"])
+
+    assert shared_memory() <= before
+
+
+def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
+    before = shared_memory()
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), models["untied"]], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert pids
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (
+        shared_memory() - before or any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    ):
+        os.sched_yield()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert shared_memory() <= before
+
+
+def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, str]) -> None:
+    before = shared_memory()
+    folder = models["tied"]
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source")
+        bound = VllmRollout.bind(folder, tensor_parallel_size=2, **SMALL)
+        rollout = px.WorkerGroup(pool[1:3], bound, name="rollout")
+        sync = px.WeightSync(source, rollout, "policy")
+        for seed in range(3):
+            made = [one.tokens for one in rollout.generate(PROMPTS, GREEDY)]
+            assert made == source.greedy(PROMPTS, GREEDY.max_tokens)
+            source.change(seed)
+            sync()
+        assert [one.tokens for one in rollout.generate(PROMPTS, GREEDY)] == source.greedy(PROMPTS, 8)
+
+    assert shared_memory() <= before
