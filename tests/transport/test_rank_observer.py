@@ -26,14 +26,13 @@ def ranks(ray_cluster: None) -> Iterator[tuple[RankEntry, ...]]:
         yield group_entry(group.core.life).ranks
 
 
-@pytest.fixture(params=["here", "elsewhere"])
-def observer(
-    ranks: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RankObserver]:
+@pytest.fixture(params=["here", "elsewhere"], scope="module")
+def observer(ranks: Any, request: pytest.FixtureRequest) -> Iterator[RankObserver]:
     made = RankObserver(ray.get_runtime_context().gcs_address)
-    if request.param == "elsewhere":
-        monkeypatch.setattr(made, "_host", "another-host")
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "elsewhere":
+            patch.setattr(made, "_host", "another-host")
+        yield made
     made.close()
 
 

@@ -122,7 +122,9 @@ print(register(Dispatch.ONE_TO_ALL)(lambda self: None)(None))
     assert output.strip() == "('bridged', 'ONE_TO_ALL')"
 
 
-@pytest.mark.parametrize("words", [["-m", "trainer", "x=1"], ["{folder}/trainer.py", "x=1"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "trainer", "x=1"], pytest.param(["{folder}/trainer.py", "x=1"], marks=pytest.mark.slow)]
+)
 def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "trainer.py").write_text(f"import sys; print(__name__, sys.argv[1:])\n{WHOSE}")
     words = [word.format(folder=tmp_path) for word in words]
@@ -160,7 +162,7 @@ def test_a_program_that_fails_ends_as_it_does_by_itself(verl: Path, tmp_path: Pa
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("policy", ["auto", "none"])
+@pytest.mark.parametrize("policy", [pytest.param("auto", marks=pytest.mark.slow), "none"])
 def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: str) -> None:
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WHOSE!r}], check=True)"
 
@@ -234,7 +236,10 @@ def test_the_command_tells_why_it_cannot_be_the_controller(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "before",
-    ["import phalanx.compat.verl.protocol", "import phalanx.compat.verl; phalanx.compat.verl.install()"],
+    [
+        pytest.param("import phalanx.compat.verl.protocol", marks=pytest.mark.slow),
+        "import phalanx.compat.verl; phalanx.compat.verl.install()",
+    ],
 )
 def test_the_drop_in_and_the_overlay_do_not_mix(verl: Path, before: str) -> None:
     assert "a DataProto of its own" in refusal(f"{before}\n{INSTALL}", verl)

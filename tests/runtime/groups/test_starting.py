@@ -58,6 +58,7 @@ def test_before_the_processes_are_there_that_is_what_is_waited_for() -> None:
     assert Starting(backend, "trainer", 4).look() == (0, "waiting for processes")
 
 
+@pytest.mark.slow
 def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120, color_system=None)

@@ -287,6 +287,7 @@ def test_small_items_outlive_the_rank_that_put_them(mortal: px.WorkerGroup, chan
     assert channel.take_rows(4, 0).value()["x"].sum() == 200
 
 
+@pytest.mark.slow_on_ray
 def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
     pool: px.ResourcePool, channel: px.Channel
 ) -> None:

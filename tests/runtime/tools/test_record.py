@@ -284,6 +284,7 @@ class Waiting(px.Worker):
         return x
 
 
+@pytest.mark.slow
 def test_the_call_that_broke_the_group_is_recorded(ray_cluster: None, tmp_path: Path) -> None:
     with (
         px.ResourcePool([2], use_gpu=False, backend="ray") as slots,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from phalanx.flow.channel_messages import (
 from phalanx.flow.items import Item, Part
 from phalanx.flow.ledger import Tally
 from phalanx.flow.snapshots import ChannelState, Depth
+from phalanx.runtime.links.homes import Home, is_of
 from phalanx.runtime.links.payloads import PROCESS, InStore, kept, unpack
 from phalanx.runtime.links.payloads import pack as pack_value
 from phalanx.runtime.links.services import Answer, Peer, services
@@ -90,7 +90,7 @@ class Look:
     """Who has taken something and not acknowledged it, with the number of their leases."""
 
 
-class ChannelService:
+class ChannelService(Home[ChannelHome]):
     """The home of one channel, as a service of this process."""
 
     def __init__(
@@ -103,15 +103,9 @@ class ChannelService:
         due_sooner: Callable[[], None] = lambda: None,
         name: str = "",
     ) -> None:
-        self._key = key
+        super().__init__(key, machine, clock, due_sooner)
         self._name = name or key
-        self._machine = machine
         self._transport = transport
-        self._clock = clock
-        self._due_sooner = due_sooner
-        self._lock = threading.RLock()
-        self._answers: dict[Hashable, Answer] = {}
-        self._peers: dict[str, Peer] = {}
         self._leaving: dict[str, list[Answer]] = {}
         #: Told of items that will not be delivered: key of the channel, their numbers, "dropped" or "lost".
         self.undelivered: list[Callable[[str, list[int], str], None]] = []
@@ -120,10 +114,6 @@ class ChannelService:
         """What was handed over to this process, by item."""
         self._moved_from: dict[str, list[int]] = {}
         """What producers that leave have of these: somebody may be reading it until they are released."""
-
-    @property
-    def key(self) -> str:
-        return self._key
 
     def ask(
         self, peer: Peer, ticket: Hashable, answer: Answer | None, verb: str, args: Sequence[Any]
@@ -195,25 +185,14 @@ class ChannelService:
             case _:
                 raise ValueError(f"a channel was asked to {verb} with {len(args)} arguments")
 
-    def _until(self, timeout: float | None) -> float | None:
-        if timeout is None:
-            return None
-        self._due_sooner()
-        return self._clock() + timeout
-
     def left(self, peer: Peer, why: str) -> None:
         with self._lock:
             if self._peers.pop(peer.name, None) is not None:
                 self._do(Gone(peer.name, why))
-                self._answers = {t: a for t, a in self._answers.items() if not _is_of(t, peer.name)}
+                self._answers = {t: a for t, a in self._answers.items() if not is_of(t, peer.name)}
 
-    def tick(self) -> float | None:
-        with self._lock:
-            due = self._machine.wake_at
-            if due is not None and due <= self._clock():
-                self._do(Tick())
-                due = self._machine.wake_at
-            return None if due is None else max(0.0, due - self._clock())
+    def _expire(self) -> None:
+        self._do(Tick())
 
     def moved(self, payloads: dict[int, Any]) -> None:
         """Note that the home has the bytes of these items now."""
@@ -293,11 +272,6 @@ class ChannelService:
                 self._answer(ticket, ("withdrawn",))
             case _:  # a lease that was over: it was given back when its process was taken for gone
                 pass
-
-    def _answer(self, ticket: Hashable, what: Any) -> None:
-        answer = self._answers.pop(ticket, None)
-        if answer is not None:
-            answer(what)
 
     def _free(self, items: Sequence[Item]) -> None:
         by_holder: dict[str, list[int]] = {}
@@ -379,7 +353,3 @@ def _given(part: Part) -> GivenPart:
 def bare(payload: Any) -> Any:
     """Where the bytes are."""
     return payload.payload if isinstance(payload, Measured) else payload
-
-
-def _is_of(ticket: Hashable, name: str) -> bool:
-    return isinstance(ticket, tuple) and ticket[0] == name

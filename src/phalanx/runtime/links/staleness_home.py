@@ -6,7 +6,6 @@ gives its credit back, and what becomes too old to be trained on is dropped from
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from phalanx.flow.staleness_messages import (
     Withdrawn,
 )
 from phalanx.runtime.links.channel_home import ChannelService
+from phalanx.runtime.links.homes import Home, is_of
 from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.services import Answer, Peer, services, shown
 
@@ -72,7 +72,7 @@ class SavedStaleness:
     follows: bool
 
 
-class StalenessService:
+class StalenessService(Home[Staleness]):
     """The home of one staleness, as a service of this process."""
 
     def __init__(
@@ -84,14 +84,8 @@ class StalenessService:
         due_sooner: Callable[[], None] = lambda: None,
         alone: bool = False,
     ) -> None:
-        self._key = key
-        self._machine = machine
-        self._clock = clock
-        self._due_sooner = due_sooner
+        super().__init__(key, machine, clock, due_sooner)
         self.alone = alone
-        self._lock = threading.RLock()
-        self._answers: dict[Hashable, Answer] = {}
-        self._peers: dict[str, Peer] = {}
         self._holders: dict[int, str] = {}
         self._accepted: dict[int, tuple[int, ...]] = {}
         self._lies: dict[tuple[str, int], Lies] = {}
@@ -99,10 +93,6 @@ class StalenessService:
         self._follows = False
         self.restored = False
         self._closed: str | None = None
-
-    @property
-    def key(self) -> str:
-        return self._key
 
     def ask(
         self, peer: Peer, ticket: Hashable, answer: Answer | None, verb: str, args: Sequence[Any]
@@ -140,9 +130,7 @@ class StalenessService:
     def _event(self, who: str, ticket: Hashable, verb: str, args: Sequence[Any]) -> Event:
         match verb, args:
             case "begin", (rows, timeout):
-                if timeout is not None:
-                    self._due_sooner()
-                return Begin(ticket, rows, None if timeout is None else self._clock() + timeout)
+                return Begin(ticket, rows, self._until(timeout))
             case "cancel", (number,):
                 return Cancel((who, number))
             case "accept", (lease, rows, versions):
@@ -164,21 +152,14 @@ class StalenessService:
         with self._lock:
             if self._peers.pop(peer.name, None) is None:
                 return
-            for ticket in [
-                each for each in self._answers if isinstance(each, tuple) and each[0] == peer.name
-            ]:
+            for ticket in [each for each in self._answers if is_of(each, peer.name)]:
                 self._answers.pop(ticket)
                 self._do(Cancel(ticket))
             for lease in [lease for lease, who in self._holders.items() if who == peer.name]:
                 self._do(End(lease, f"{shown(peer.name)}: {why}"))
 
-    def tick(self) -> float | None:
-        with self._lock:
-            due = self._machine.wake_at
-            if due is not None and due <= self._clock():
-                self._do(Tick())
-                due = self._machine.wake_at
-            return None if due is None else max(0.0, due - self._clock())
+    def _expire(self) -> None:
+        self._do(Tick())
 
     def close(self, reason: str) -> None:
         """Let no rows begin any more, and tell those who wait."""
@@ -270,11 +251,6 @@ class StalenessService:
                     peer.tell(self._key, ("overdue", lease))
             case _:  # what was refused or dropped is counted
                 pass
-
-    def _answer(self, ticket: Hashable, what: Any) -> None:
-        answer = self._answers.pop(ticket, None)
-        if answer is not None:
-            answer(what)
 
     def _drop_evicted(self) -> None:
         """Take items whose rows are all too old out of their channel; their credit is back already.
