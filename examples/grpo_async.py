@@ -113,18 +113,21 @@ def producer(
     groups: Groups, settings: Settings, staleness: px.Staleness, answers: px.Channel
 ) -> Callable[[], None]:
     """What threads beside the trainer do: they put answers into the channel until all questions are answered."""
-    questions, turn = asked(settings), threading.Lock()
+    questions, again, turn = asked(settings), list[Rows](), threading.Lock()
 
     def produce() -> None:
         while True:
             with turn:  # whoever got the next lease gets the next questions
-                some = next(questions, None)
+                some = again.pop() if again else next(questions, None)
                 if some is None:
                     return
                 lease = staleness.begin(len(some["row"]))
             with lease:
                 rows = to_train_on(groups, settings, some)
-                lease.put(answers, rows, rows["version"].tolist())
+                if lease.put(answers, rows, rows["version"].tolist()) < len(some["row"]):
+                    again.append(
+                        some
+                    )  # training was faster, so that they are too old: they are asked once more
 
     return produce
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,29 @@ def test_no_answer_is_older_than_allowed_and_none_is_lost(example: ModuleType, a
     rows = staleness.paced.rows
     assert (rows.submitted, rows.trained, rows.dropped, rows.running) == (6 * 16, 6 * 16, 0, 0)
     assert set(staleness.paced.lags) <= {0, 1}
+
+
+def test_questions_whose_answers_came_too_late_are_asked_again(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(example, max_lag=1, together=2, steps=6)
+    staleness = staleness_of(settings)
+    answered, late = example.answered, []
+
+    def slow_at_first(groups: object, settings: object, asked: dict[str, torch.Tensor]) -> object:
+        rows = answered(groups, settings, asked)
+        if not late:
+            late.append(rows)
+            while staleness.version < 3:
+                time.sleep(0.001)
+        return rows
+
+    monkeypatch.setattr(example, "answered", slow_at_first)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        assert len(list(example.grpo(groups, settings, staleness))) == 6
+
+    assert staleness.paced.dropped == {"stale": 8}
+    assert staleness.paced.rows.trained == 6 * 16
 
 
 def test_an_engine_that_fails_ends_the_training_with_its_error(example: ModuleType) -> None:
