@@ -63,6 +63,8 @@ class StreamArrivals:
         self._left = False
         self.is_faulty = False
         self.streaming = streaming
+        self.reader = threading.get_ident()
+        """The thread that reads, as far as is known."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -241,6 +243,7 @@ class Reader:
         Raises:
             NotReady: time is up.
         """
+        self._arrivals.reader = threading.get_ident()
         while (self._places or self._silent) and not self._ready:
             if self._is_behind or timeout == 0.0:
                 try:

@@ -28,6 +28,7 @@ class CallsUnderWay(CallListener):
         self.recent: deque[weakref.ref[Call]] = deque()
         self._chosen: dict[int, tuple[Epoch, Sequence[int], Arrivals]] = {}
         self._lock = threading.Lock()
+        self._streams: list[weakref.ref[Call]] = []
 
     def add_chosen(self, call: Call) -> None:
         """Note a call whose rank was chosen for having the fewest."""
@@ -41,6 +42,24 @@ class CallsUnderWay(CallListener):
         if self._chosen:
             with self._lock:
                 self._chosen.pop(call.number, None)
+
+    def add_stream(self, call: Call) -> None:
+        """Note a call whose ranks wait for its reader."""
+        self._streams = [one for one in self._streams if (known := one()) is not None and not known.over]
+        self._streams.append(weakref.ref(call))
+
+    def read_here(self, call: HeardCall) -> Call | None:
+        """A stream that this thread reads, at whose call ranks of ``call`` are: one may wait for the other."""
+        if not self._streams or call.life.card.asynchronous:
+            return None
+        for reference in self._streams:
+            other = reference()
+            if other is None or other is call or other.over or other.streams is None or other.streams.left:
+                continue
+            mine = other.streams.reader == threading.get_ident()
+            if mine and not set(call.plan.ranks).isdisjoint(other.plan.ranks) and not other.all_ended():
+                return other
+        return None
 
     def calls(self) -> list[Call]:
         """Those that somebody holds."""

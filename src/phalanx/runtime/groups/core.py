@@ -70,7 +70,9 @@ class GroupCore:
         room = Room(transport, open_groups.wait_for_a_call)
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
         self.debug = settings().debug
-        self.rules = CallRules(settings().grace_s, self.book.arrived_bytes)
+        self.rules = CallRules(
+            settings().grace_s, self.book.arrived_bytes, held_up_by=self.under_way.read_here
+        )
         #: Held while a call goes to its ranks; whoever holds it sends several that nobody comes between.
         self.order = threading.RLock()
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
@@ -151,6 +153,8 @@ class GroupCore:
         call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
         if request.chosen:
             self.under_way.add_chosen(call)
+        if streaming is not None and streaming.buffer is not None:
+            self.under_way.add_stream(call)
         self._recent.append(weakref.ref(call))
         return call
 
