@@ -125,9 +125,7 @@ def producer(
             with lease:
                 rows = to_train_on(groups, settings, some)
                 if lease.put(answers, rows, rows["version"].tolist()) < len(some["row"]):
-                    again.append(
-                        some
-                    )  # training was faster, so that they are too old: they are asked once more
+                    again.append(some)  # training was faster, and they are too old
 
     return produce
 
