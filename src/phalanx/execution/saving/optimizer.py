@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from phalanx.declare.saving import StateOf
 from phalanx.errors import SaveMismatch
-from phalanx.execution.saving.parts import Leaf, ModelPart, Want, blank, held_of
+from phalanx.execution.saving.parts import Leaf, ModelPart, Want, blank, held_of, identity
 from phalanx.execution.saving.tree import key_of, keyed, leaves, nested
 from phalanx.saving.catalogue import Catalogue, Path
 from phalanx.transfer.manifest import Held
@@ -37,12 +37,12 @@ class OptimizerPart:
         """Parameters by name, with how they are held and the group that each is in."""
         known: dict[tuple[Any, ...], tuple[str, Held | None]] = {}
         for name, (tensor, held) in ({} if self._model is None else self._model.tensors()).items():
-            known.setdefault(_identity(tensor), (name, held))
+            known.setdefault(identity(tensor), (name, held))
         found: dict[str, tuple[torch.Tensor, Held | None, Mapping[str, Any]]] = {}
         for number, group in enumerate(self._optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 name, held = known.get(
-                    _identity(parameter), (f"group {number}.{index}", held_of("", parameter))
+                    identity(parameter), (f"group {number}.{index}", held_of("", parameter))
                 )
                 found[name] = (parameter, held, group)
         return found
@@ -60,7 +60,7 @@ class OptimizerPart:
             ]
         return found
 
-    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
+    def wanted(self, catalogue: Catalogue, keys: set[str], chosen: Sequence[str] | None = None) -> Want:
         want = Want()
         self._taken = {}
         saved: dict[str, list[tuple[str, Path]]] = {}
@@ -129,14 +129,6 @@ class OptimizerPart:
                 if path[:3] == (*_GROUPS, ("list", number)):
                     group[str(path[3])] = value
         self._taken = {}
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The same for a parameter and what a reader gives of it: its memory."""
-    local = local_of(tensor.detach())
-    if local.numel() == 0:
-        return ("empty", id(tensor))
-    return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
 
 
 def _held(path: Path, value: Any, parameter: torch.Tensor, held: Held | None) -> Held | None:

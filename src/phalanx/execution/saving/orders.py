@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from phalanx.saving.hugging_face import Place
 from phalanx.saving.manifest import FileFacts
 from phalanx.saving.spread import WriteOrder, Written
 
-__all__ = ["LoadOrder", "Loaded", "RankFiles", "WriteFiles", "file_of", "note_of", "title_of"]
+__all__ = ["LoadOrder", "Loaded", "RankFiles", "WriteFiles", "WriteModel", "file_of", "note_of", "title_of"]
 
 
 def title_of(role: str) -> str:
@@ -46,6 +47,24 @@ class WriteFiles:
     nbytes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
+@dataclass(frozen=True)
+class WriteModel:
+    """Write boxes of tensors of a role into safetensors files that are there already.
+
+    Attributes:
+        orders: what is to be written.
+        places: where each tensor goes, by its key.
+        folder: an absolute path.
+        config: write the model's configuration beside them.
+    """
+
+    role: str
+    orders: tuple[WriteOrder, ...]
+    places: Mapping[str, Place]
+    folder: str
+    config: bool
+
+
 class RankFiles(NamedTuple):
     """What a rank wrote: by role the items in the order of its orders, and size and digest of the file."""
 
@@ -63,6 +82,7 @@ class LoadOrder:
         catalogues: size and digest of each role's catalogue, as the step's manifest has them.
         parts: the outermost keys of the states that are loaded; None: all.
         index, world_size: place of this rank among those that load.
+        models: headers of safetensors files by name, by role: a model alone is loaded from those.
     """
 
     folders: Mapping[str, str]
@@ -70,6 +90,7 @@ class LoadOrder:
     parts: tuple[str, ...] | None
     index: int
     world_size: int
+    models: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict[str, Mapping[str, bytes]])
 
 
 class Loaded(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from phalanx.transfer.readers.megatron import read_megatron
 from phalanx.transfer.readers.plain import held_as, local_of, named_tensors
 from phalanx.transfer.tensors import dtype_named, name_of
 
-__all__ = ["Leaf", "ModelPart", "Part", "StatePart", "Want", "held_of", "whole_of"]
+__all__ = ["Leaf", "ModelPart", "Part", "StatePart", "Want", "held_of", "identity", "whole_of"]
 
 
 class Leaf(NamedTuple):
@@ -60,8 +60,12 @@ class Part(Protocol):
         """What there is to save."""
         ...
 
-    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
-        """What to take of a catalogue. ``keys`` are those that concern this rank as far as that can say.
+    def wanted(self, catalogue: Catalogue, keys: set[str], chosen: Sequence[str] | None = None) -> Want:
+        """What to take of a catalogue.
+
+        Args:
+            keys: those that concern this rank as far as the catalogue can say.
+            chosen: the outermost keys of the state that are loaded; None: all.
 
         Raises:
             SaveMismatch: it does not fit.
@@ -71,6 +75,14 @@ class Part(Protocol):
     def apply(self, values: Mapping[str, Any]) -> None:
         """Take over what was loaded: tensors are filled, ``values`` are here by key."""
         ...
+
+
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for a parameter and what a reader gives of it: its memory."""
+    local = local_of(tensor.detach())
+    if local.numel() == 0:
+        return ("empty", id(tensor))
+    return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
 
 
 def held_of(name: str, tensor: Any) -> Held | None:
@@ -117,10 +129,12 @@ class StatePart:
     def offered(self) -> list[Leaf]:
         return [Leaf(path, value, held_of(key, value)) for key, (path, value) in self._now().items()]
 
-    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
+    def wanted(self, catalogue: Catalogue, keys: set[str], chosen: Sequence[str] | None = None) -> Want:
         want, now = Want(), self._now()
         self._taken = {}
         for key, (path, value) in now.items():
+            if chosen is not None and path and str(path[0]) not in chosen:
+                continue
             if isinstance(value, torch.Tensor) and key not in catalogue.values:
                 self._into(want, key, path, value, catalogue)
             elif key in catalogue.values:
@@ -202,11 +216,19 @@ class ModelPart:
     def offered(self) -> list[Leaf]:
         return [Leaf(("model", name), one, held) for name, (one, held) in self.tensors().items()]
 
-    def wanted(self, catalogue: Catalogue, keys: set[str]) -> Want:
+    def wanted(self, catalogue: Catalogue, keys: set[str], chosen: Sequence[str] | None = None) -> Want:
         want = Want()
         self._tensors = {}
-        for name, (tensor, held) in self.tensors().items():
+        found = self.tensors()
+        saved = {
+            identity(tensor)
+            for name, (tensor, _) in found.items()
+            if key_of(("model", name)) in (catalogue.tensors.keys() | catalogue.values.keys())
+        }
+        for name, (tensor, held) in found.items():
             key = key_of(("model", name))
+            if key not in catalogue.tensors and key not in catalogue.values and identity(tensor) in saved:
+                continue  # tied to one that was saved
             if key in catalogue.values and held is None:
                 want.values.add(key)
                 self._tensors[key] = tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.execution.saving.orders import Loaded, LoadOrder, RankFiles, WriteFiles
+from phalanx.execution.saving.orders import Loaded, LoadOrder, RankFiles, WriteFiles, WriteModel
 from phalanx.saving.spread import Offer
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
@@ -38,6 +38,11 @@ def write(host: Host, order: WriteFiles) -> RankFiles:
 def stage(host: Host, order: WriteFiles) -> int:
     """Copy what this rank is to write; a thread writes it."""
     return _of(host).stage(order)
+
+
+def write_model(host: Host, order: WriteModel) -> int:
+    """Write boxes of a model into safetensors files that are there already."""
+    return _of(host).write_model(order)
 
 
 def plan_load(host: Host, order: LoadOrder) -> dict[str, list[str]]:

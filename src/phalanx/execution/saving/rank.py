@@ -14,11 +14,13 @@ import torch
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.saving import StateDeclared
 from phalanx.errors import PhalanxError, SaveDamaged, SaveError, SaveMismatch
+from phalanx.execution.saving.hugging_face import save_config, write_boxes
 from phalanx.execution.saving.orders import (
     Loaded,
     LoadOrder,
     RankFiles,
     WriteFiles,
+    WriteModel,
     file_of,
     note_of,
     title_of,
@@ -28,8 +30,9 @@ from phalanx.execution.saving.read import Files
 from phalanx.execution.saving.roles import parts_of
 from phalanx.execution.saving.tree import key_of, value_digest
 from phalanx.execution.saving.write import pickled, write_file
-from phalanx.saving.catalogue import CATALOGUE, Catalogue
+from phalanx.saving.catalogue import CATALOGUE, Catalogue, Path
 from phalanx.saving.fetch import check_forms, check_values, fetches, keys_for, nbytes_of, selected
+from phalanx.saving.hugging_face import stored_in
 from phalanx.saving.manifest import FileFacts, digest
 from phalanx.saving.places import place_at
 from phalanx.saving.spread import Offer, PlainTensor, WriteOrder
@@ -198,14 +201,11 @@ class RankSaving:
         for role, folder in order.folders.items():
             if role not in self._instances:
                 raise SaveMismatch(f"{folder} is of a role {role!r}, which this group does not have")
-            catalogue = _catalogue(folder, order.catalogues[role])
-            chosen = selected(catalogue, order.parts, folder)
+            chosen, names = self._catalogue(role, folder, order)
             check_values(chosen, order.world_size)
             keys = keys_for(chosen, order.index, order.world_size)
-            parts = [
-                part for part in self._parts(role) if not part.name or _is_chosen(part.name, order.parts)
-            ]
-            wants = [part.wanted(chosen, keys) for part in parts]
+            parts = [part for part in self._parts(role) if not part.name or _is_chosen(part.name, names)]
+            wants = [part.wanted(chosen, keys, names) for part in parts]
             taken = {key for want in wants for key in (*want.tensors, *want.values)}
             missing = [part.name for part in parts if part.name and part.name not in chosen.parts()]
             if missing:
@@ -218,6 +218,34 @@ class RankSaving:
             left[role] = sorted((chosen.tensors.keys() | chosen.values.keys()) - taken)
             self._loads[role] = (chosen, parts, wants)
         return left
+
+    def _catalogue(
+        self, role: str, folder: str, order: LoadOrder
+    ) -> tuple[Catalogue, tuple[str, ...] | None]:
+        """What is to be loaded, and the outermost keys of the state that it is for."""
+        if role not in order.models:
+            return selected(_catalogue(folder, order.catalogues[role]), order.parts, folder), order.parts
+        apart = any(leaf.path[:1] == ("model",) for leaf in self._leaves(role).values())
+        prefix: Path = ("model",) if apart else ()
+        return stored_in(order.models[role], prefix), ("model",) if apart else None
+
+    def write_model(self, order: WriteModel) -> int:
+        """Write boxes of a model into files that are there already; their bytes."""
+        self.wait()
+        items = self._items(order.role, order.orders)
+        boxes = (
+            (one.key, one.box, item)
+            for one, item in zip(order.orders, items, strict=True)
+            if one.box is not None and isinstance(item, torch.Tensor)
+        )
+        if order.config:
+            declared = StateDeclared.of(self._context).roles.get(order.role)
+            model = (
+                getattr(self._instances[order.role], "model", None) if declared is None else declared.model
+            )
+            save_config(model, order.folder)
+        with span("write", **span_attributes(title_of(order.role), 0)):
+            return write_boxes(order.folder, order.places, boxes)
 
     def load(self, order: LoadOrder) -> Loaded:
         """Read what was planned, and take it over."""

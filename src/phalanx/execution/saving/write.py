@@ -20,7 +20,7 @@ from phalanx.saving.manifest import FileFacts
 from phalanx.saving.places import advice
 from phalanx.saving.spread import Written
 
-__all__ = ["pickled", "write_file"]
+__all__ = ["elements_of", "pickled", "write_file"]
 
 _crc = threading.Lock()
 """Around torch's process-wide choice of checksums: ours are better, and ten times faster."""
@@ -182,6 +182,11 @@ def _elements(tensor: torch.Tensor) -> Any:
         flat = flat.clone(memory_format=torch.contiguous_format)
     array: Any = flat.view(torch.uint8).numpy()
     return memoryview(array)
+
+
+def elements_of(tensor: torch.Tensor) -> Any:
+    """The bytes of a tensor, row-major, in host memory; without a copy where they lie so."""
+    return _elements(tensor.detach().cpu().contiguous()) if tensor.numel() else memoryview(b"")
 
 
 def _digest(data: Any) -> str:

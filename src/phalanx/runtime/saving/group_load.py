@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from phalanx.errors import SaveMismatch
 from phalanx.execution.saving import questions
@@ -13,7 +12,7 @@ from phalanx.runtime.saving.group_save import outputs_of, send_each
 from phalanx.saving.catalogue import CATALOGUE
 from phalanx.saving.steps import SavedStep
 
-__all__ = ["load_group"]
+__all__ = ["check_taken", "load_group"]
 
 
 def load_group(
@@ -48,7 +47,7 @@ def load_group(
     left: list[dict[str, list[str]]] = send_each(group, f"{title}: plan", questions.plan_load, orders).result(
         None
     )
-    _check_taken(left, step, roles)
+    check_taken(left, {role: step.path(part) for role, part in roles.items()})
     call = send_each(group, f"{title}: read", questions.load, orders)
     return outputs_of(call, title)
 
@@ -84,16 +83,22 @@ def _roles(group: Ranks, step: SavedStep, prefix: str) -> dict[str, str]:
     return saved
 
 
-def _check_taken(
-    left: Sequence[Mapping[str, Sequence[str]]], step: SavedStep, roles: Mapping[str, Any]
-) -> None:
-    """Nothing of what was saved is left out without a word."""
-    for role in roles:
+def check_taken(left: Sequence[Mapping[str, Sequence[str]]], folders: Mapping[str, str]) -> None:
+    """See to it that nothing of what was saved is left out without a word.
+
+    Args:
+        left: what each rank does not take, by role.
+        folders: where it was saved, by role.
+
+    Raises:
+        SaveMismatch: some of it is taken by no rank.
+    """
+    for role, folder in folders.items():
         nobody = set(left[0].get(role, ())).intersection(*(one.get(role, ()) for one in left[1:]))
         if nobody:
             names = sorted(nobody)
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise SaveMismatch(
-                f"{len(names)} values of {step.path(roles[role])} are taken by no rank: {shown}; the workers here have "
+                f"{len(names)} values of {folder} are taken by no rank: {shown}; the workers here have "
                 "no such names. Load what is wanted with parts=[...]"
             )

@@ -6,16 +6,20 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from phalanx.errors import DeclarationError
 from phalanx.runtime.links.sides import Ranks
 from phalanx.runtime.saving.future import SaveFuture
 from phalanx.runtime.saving.group_load import load_group
 from phalanx.runtime.saving.group_save import GroupSave, checked_group
+from phalanx.runtime.saving.hugging_face import load_model, save_model
 from phalanx.saving.steps import StepWriter, open_step, read_step
 from phalanx.show.sizes import size
 
 __all__ = ["Saved", "load", "save"]
+
+Format = Literal["steps", "hugging face"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,14 @@ class _Save:
     """``px.save``: see :meth:`__call__`."""
 
     def __call__(
-        self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
+        self,
+        group: Ranks,
+        path: str | os.PathLike[str],
+        *,
+        step: int = 0,
+        keep: int | None = None,
+        format: Format = "steps",
+        shard_bytes: int = 5 << 30,
     ) -> Saved:
         """Save the state of a group's workers as one step of ``path``: whole, or not at all.
 
@@ -57,6 +68,9 @@ class _Save:
             path: a path that the driver and all ranks see, or a URL that fsspec knows. Each step is a folder of it.
             step: number of the step. One that is there already stays until this one is whole.
             keep: how many whole steps stay in ``path``, this one included; None: all.
+            format: "hugging face" makes ``path`` one folder of safetensors files instead, with the model alone; it
+                must not be there yet, and all ranks write into its files at once.
+            shard_bytes: of such a file at most, as long as it has more than one tensor.
 
         Raises:
             SaveError: the path cannot be written, the disk is full, the workers have no state, or ranks contradict
@@ -66,6 +80,9 @@ class _Save:
         """
         ranks = checked_group(group, "px.save")
         began = time.monotonic()
+        if _checked_format(format) == "hugging face":
+            nbytes = save_model(ranks, os.fspath(path), shard_bytes)
+            return Saved(step, os.fspath(path), nbytes, time.monotonic() - began)
         with open_step(os.fspath(path), step, keep=keep) as writer:
             saving = GroupSave(ranks, writer)
             saving.begin()
@@ -109,8 +126,19 @@ def _committed(saving: GroupSave, writer: StepWriter, began: float) -> Saved:
 save = _Save()
 
 
+def _checked_format(format: str) -> str:
+    if format not in ("steps", "hugging face"):
+        raise DeclarationError(f'format={format!r}: give "steps" or "hugging face"')
+    return format
+
+
 def load(
-    group: Ranks, path: str | os.PathLike[str], *, step: int | None = None, parts: Sequence[str] | None = None
+    group: Ranks,
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    parts: Sequence[str] | None = None,
+    format: Format = "steps",
 ) -> Saved:
     """Load what ``px.save`` wrote, bit for bit, into the workers of a group that may be sharded otherwise.
 
@@ -122,6 +150,8 @@ def load(
         path: as for ``px.save``.
         step: number of the step; None: the one that was committed last.
         parts: the outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
+        format: "hugging face": ``path`` is a folder of safetensors files, which the model alone is loaded from. Such
+            files have no digests.
 
     Raises:
         SaveMismatch: what was saved does not fit: names, shapes, types, or values that differed by rank and the group
@@ -135,6 +165,10 @@ def load(
     if isinstance(parts, str):
         raise DeclarationError(f"px.load(parts={parts!r}): give a list of names, such as [{parts!r}]")
     began = time.monotonic()
+    if _checked_format(format) == "hugging face":
+        found = load_model(ranks, os.fspath(path))
+        nbytes = sum(one.nbytes for one in found)
+        return Saved(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     read = load_group(ranks, saved, parts=parts)
     return Saved(saved.number, saved.folder, sum(one.nbytes for one in read), time.monotonic() - began)
