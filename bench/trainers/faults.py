@@ -127,13 +127,15 @@ def a_rank(mark: dict[str, str], worker: str) -> int:
     return max(ranks)
 
 
-def main(names: list[str]) -> None:
-    """Print what the user of each controller has of each fault."""
+def main(words: list[str]) -> None:
+    """Print what the user of each controller has of each fault; names of faults and controllers choose some."""
+    names = [word for word in words if word not in CONTROLLERS]
+    controllers = [word for word in words if word in CONTROLLERS] or CONTROLLERS
     python = verl_python()
     with tempfile.TemporaryDirectory(prefix="pxf") as folder:
         data = small_models(python, Path(folder) / "data")
         for name in names or FAULTS:
-            for controller in CONTROLLERS:
+            for controller in controllers:
                 told = inflict(FAULTS[name], controller, python, data, Path(folder) / f"{name}-{controller}")
                 end = (
                     "had not ended after 60 s"

@@ -400,7 +400,7 @@ class DataProto:
 
     def print_size(self, prefix: str = "") -> None:
         """Print the size of the tensors and of the arrays (of objects: of the references) in GB."""
-        print(info.sizes(self.batch, self.non_tensor_batch, prefix))  # noqa: T201
+        print(info.sizes(self.batch, self.non_tensor_batch, prefix))  # noqa: T201  as verl's does
 
     def get_data_info(self) -> str:
         """Shapes and types of everything, one line each."""
