@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.environment import verl_python
@@ -48,7 +48,9 @@ def first_step_of(name: str) -> Case:
     return Case(SCENARIO, 2, variant=f"{name}, start to first step")
 
 
-def measure(say: Callable[[str], None], turns: int = TURNS) -> list[Sample]:
+def measure(
+    say: Callable[[str], None], turns: int = TURNS, names: Sequence[str] = tuple(STEPS)
+) -> list[Sample]:
     """Run each program ``turns`` times under each controller; a run gives the median of its steps as one repetition."""
     python = verl_python()
     samples: list[Sample] = []
@@ -58,7 +60,8 @@ def measure(say: Callable[[str], None], turns: int = TURNS) -> list[Sample]:
             "sft": sft(data, STEPS["sft"]).having("trainer.total_epochs=100"),
             "main_ppo": main_ppo(data, STEPS["main_ppo"]).having("trainer.test_freq=-1"),
         }
-        for name, program in programs.items():
+        for name in names:
+            program = programs[name]
             for turn in range(turns):
                 for controller in CONTROLLERS if turn % 2 == 0 else CONTROLLERS[::-1]:
                     load = os.getloadavg()[0]
@@ -70,7 +73,7 @@ def measure(say: Callable[[str], None], turns: int = TURNS) -> list[Sample]:
                     )
                     samples.append(Sample(step_of(name), controller, step))
                     samples.append(Sample(first_step_of(name), controller, times[0]))
-                    used_by = {kind: (used[-1][kind] - used[0][kind]) / (len(times) - 1) for kind in used[0]}
+                    used_by = {kind: (used[-1][kind] - used[0][kind]) / (len(times) - 2) for kind in used[0]}
                     samples.append(Sample(cpu_of(name), controller, sum(used_by.values())))
                     samples.append(Sample(cpu_to_first_step_of(name), controller, sum(used[0].values())))
                     said = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in used_by.items())
@@ -85,12 +88,15 @@ def measure(say: Callable[[str], None], turns: int = TURNS) -> list[Sample]:
 def _run(
     program: Program, controller: str, python: Path, data: Path, folder: Path
 ) -> tuple[list[float], list[dict[str, float]]]:
-    """When each step was logged, and the CPU time that was used until the first and until the last."""
+    """When each step was logged, and the CPU time that was used until the first and until the last but one.
+
+    At the last one processes end before its line is here.
+    """
     mark = new_mark()
     used: list[dict[str, float]] = []
 
     def read(line: str) -> None:
-        if "step:1 - " in line or f"step:{STEPS[program.name]} - " in line:
+        if "step:1 - " in line or f"step:{STEPS[program.name] - 1} - " in line:
             used.append(cpu_seconds(mark))
 
     running = start(program, controller, python, data, folder, env=mark, also=read)
