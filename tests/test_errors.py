@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from phalanx import errors
 from phalanx.errors import (
@@ -97,6 +98,13 @@ def test_a_broken_group_carries_its_cause_across_pickling() -> None:
 
     assert isinstance(copied.cause, WorkerDiedError)
     assert copied.cause.failures == (CAUSE, VICTIM, FINISHED)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_an_error_of_a_driver_that_is_an_actor_is_of_its_own_class_elsewhere(cls: type[PhalanxError]) -> None:
+    task = RayTaskError("run", "the traceback", make(cls), pid=1, ip="192.0.2.1")
+
+    assert isinstance(task.as_instanceof_cause(), cls)
 
 
 def test_a_timeout_is_a_timeout_error_with_its_seconds() -> None:

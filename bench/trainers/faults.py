@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.environment import verl_python
@@ -43,7 +43,7 @@ class Told:
     """What the user had of a fault.
 
     ``seconds`` from the fault to the end (None: it had not ended), and ``said``, to the first line that names an error;
-    ``left`` are the processes that were there 5 s after the end.
+    ``left`` are the processes that were there 5 s after the end; ``harmed`` is the rank's to which it was done.
     """
 
     seconds: float | None
@@ -51,6 +51,7 @@ class Told:
     code: int | None
     lines: list[Line]
     left: list[str]
+    harmed: int | None = None
 
     @property
     def text(self) -> str:
@@ -89,15 +90,17 @@ def inflict(
     mark = new_mark()
     env = dict(fault.env) | mark
     running = start(fault.program(data), controller, python, data, folder, env=env)
+    harmed: int | None = None
     try:
         begun = running.wait_for("step:1 - ", 300).seconds + running.begun
         if fault.signal_of is not None:
-            os.kill(a_rank(mark, fault.worker), fault.signal_of)
+            harmed = a_rank(mark, fault.worker)
+            os.kill(harmed, fault.signal_of)
             begun = time.monotonic()
         elif fault.interrupt:
             os.killpg(running.process.pid, signal.SIGINT)
             begun = time.monotonic()
-        return _end(running, begun, mark, patience)
+        return replace(_end(running, begun, mark, patience), harmed=harmed)
     finally:
         for pid, _ in processes(mark):
             os.kill(pid, signal.SIGKILL)

@@ -182,6 +182,7 @@ def one_step_off_policy(data: Path, steps: int = 3) -> Program:
     made = (
         separate_async(data, steps)
         .without("trainer.v1.")
+        .without("data.gen_batch_size")  # of a batch; where rows stream it is 1
         .having(
             "hydra.searchpath=[pkg://verl.trainer.config]",  # its own is relative to a checkout of verl
             "trainer.use_v1=False",

@@ -230,7 +230,13 @@ class GroupBroken(GroupError):
     @property
     def cause(self) -> PhalanxError | None:
         """The first failure, as it was raised to whoever made that call."""
-        return self.__cause__ if isinstance(self.__cause__, PhalanxError) else None
+        given: Any = self.__dict__.get("_phalanx_cause", self.__cause__)
+        return given if isinstance(given, PhalanxError) else None
+
+    @cause.setter
+    def cause(self, value: PhalanxError | None) -> None:
+        # Raised in a Ray task, it comes as an error of this class and of Ray's, whose ``cause`` Ray sets.
+        self.__dict__["_phalanx_cause"] = value
 
 
 class StaleEpoch(GroupError):
