@@ -14,6 +14,7 @@ from bench.scenarios import (
     BARE,
     FLOOR,
     PHALANX,
+    UNSAVED,
     UNTRACED,
     UNVERIFIED,
     VERL,
@@ -26,6 +27,7 @@ from bench.stats import Case, Sample
 SERVED_BY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     PHALANX: (PHALANX, {}),
     UNTRACED: (PHALANX, {"traced": False}),
+    UNSAVED: (PHALANX, {"saving": False}),
     ALL_BYTES: (PHALANX, {"verify": "full"}),
     UNVERIFIED: (PHALANX, {"verify": "off"}),
     VERL: (VERL, {}),

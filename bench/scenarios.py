@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.contenders.saves import RANKS as SAVING_RANKS
 from bench.contenders.weights import REPLICATED, SHARDED
 from bench.stats import Case, Goal
 
 PHALANX, VERL, VERL_NUMPY, BARE, FLOOR = "phalanx", "verl", "verl numpy", "bare Ray", "floor"
 UNTRACED = "no trace"
+UNSAVED = "no save"
 ALL_BYTES, UNVERIFIED = "phalanx, all bytes", "phalanx, unverified"
 ON_RAY = (PHALANX, VERL, BARE)
 ON_WEIGHTS = (PHALANX, ALL_BYTES, UNVERIFIED, BARE, FLOOR)
@@ -61,6 +63,7 @@ class Plan:
     planning_ranks: tuple[int, ...] = (64, 256, 1024, 4096)
     threshold_kilobytes: tuple[int, ...] = (4, 16, 32, 64, 96, 128, 256, 1024)
     chain_megabytes: int = 256
+    save_megabytes: int = 1024
     chain_ranks: int = 4
     repeats: int = 5
     start_repeats: int = 3
@@ -87,6 +90,7 @@ QUICK = Plan(
     traced_calls=50,
     pipelined_calls=200,
     imports=False,
+    save_megabytes=256,
 )
 
 
@@ -101,6 +105,9 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
         Case("stream", 4, kilobytes=4, variant=BRAKED): (Goal(BARE, 1.25),),
         Case("stream", 4, kilobytes=4, variant=UNBRAKED): (Goal(BARE, 1.25),),
     }
+    for op in ("save", "load"):
+        found[Case(op, SAVING_RANKS, FULL.save_megabytes)] = (Goal(FLOOR, 1 / 0.8), Goal(BARE, 1.0))
+    found[Case("step", SAVING_RANKS, FULL.save_megabytes, variant="beside a save")] = (Goal(UNSAVED, 1.2),)
     for ranks in (1, 2, 4, 8, 16):
         found[Case("empty_call", ranks)] = (Goal(BARE, 1.08), Goal(VERL, 1.0))
     for layout, megabytes in FULL.weights:
@@ -124,6 +131,7 @@ def blocks(plan: Plan) -> Iterator[Block]:
     """The whole run: what needs no group; the chain, while there is memory; one block per number of ranks."""
     yield Block(0, steps=tuple(_without_groups(plan)))
     yield Block(0, steps=tuple(_weights(plan)))
+    yield Block(0, steps=tuple(_saves(plan)))
     yield Block(plan.chain_ranks, apart=(_chain(plan),), apart_groups=("a", "b", "c"))
     for ranks in plan.flow_ranks:
         yield Block(ranks, apart=tuple(_flow(plan, ranks)), apart_groups=("a", "b"))
@@ -157,6 +165,16 @@ def _weights(plan: Plan) -> Iterator[Step]:
         yield Step(
             Case("weights", megabytes=size, variant=layout), "weights", args, ours, plan.repeats + 2, 2
         )
+
+
+def _saves(plan: Plan) -> Iterator[Step]:
+    """The contenders make the ranks themselves."""
+    size = plan.save_megabytes
+    args = {"megabytes": size}
+    for op in ("save", "load"):
+        yield Step(Case(op, SAVING_RANKS, size), op, args, (PHALANX, BARE, FLOOR), plan.repeats)
+    case = Case("step", SAVING_RANKS, size, variant="beside a save")
+    yield Step(case, "step", args, (PHALANX, UNSAVED), plan.repeats)
 
 
 def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:

@@ -20,6 +20,7 @@ from ray.util.queue import Queue
 from bench.contenders.base import Shard, item_of, make_items, timed_loop, touch, trim
 from bench.contenders.gathered_weights import GatheredRoles
 from bench.contenders.ray_based import RayContender
+from bench.contenders.torch_saves import TorchRoles
 
 
 class Worker:
@@ -152,6 +153,9 @@ class BareRay(RayContender):
         got = ray.get([actor.get_items.remote(queue, items) for actor in consumers])
         ray.get(put)
         return got
+
+    def saves(self, megabytes: int) -> TorchRoles:
+        return TorchRoles(megabytes)
 
     def weights(self, layout: str, megabytes: int) -> GatheredRoles:
         return GatheredRoles(layout, megabytes)

@@ -14,14 +14,17 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bench.contenders.saves import SaveRoles
 from bench.contenders.weights import WeightsRoles
 
 COLUMNS = 1024
@@ -85,6 +88,7 @@ class Contender(ABC):
         self._groups: dict[str, Any] = {}
         self._batches: dict[int, Any] = {}
         self._weights: WeightsRoles | None = None
+        self._saves: SaveRoles | None = None
         self._steps = 0
 
     def handle(self, op: str, args: dict[str, Any]) -> Any:
@@ -256,7 +260,54 @@ class Contender(ABC):
         check(made.is_at(self._steps), f"the targets do not have the weights of step {self._steps}")
         return seconds
 
+    def saves(self, megabytes: int) -> SaveRoles:
+        """The ranks whose state is saved."""
+        raise NotImplementedError(f"{type(self).__name__} saves nothing")
+
+    def do_save(self, megabytes: int) -> float:
+        """Seconds until the state of all ranks is on the disk."""
+        made = self._saves_of(megabytes)
+        with tempfile.TemporaryDirectory() as folder:
+            made.change(self._steps)
+            seconds, _ = timed(lambda: made.save(Path(folder)))
+            made.change(self._steps + 1)
+            made.load(Path(folder))
+        check(made.is_at(self._steps), "what was loaded is not what was saved")
+        return seconds
+
+    def do_load(self, megabytes: int) -> float:
+        """Seconds until all ranks have what was saved."""
+        made = self._saves_of(megabytes)
+        with tempfile.TemporaryDirectory() as folder:
+            made.change(self._steps)
+            made.save(Path(folder))
+            made.change(self._steps + 1)
+            seconds, _ = timed(lambda: made.load(Path(folder)))
+        check(made.is_at(self._steps), "what was loaded is not what was saved")
+        return seconds
+
+    def do_step(self, megabytes: int, saving: bool = True) -> float:
+        """Seconds of a step of every rank, beside a save or without one."""
+        made = self._saves_of(megabytes)
+        with tempfile.TemporaryDirectory() as folder:
+            if saving:
+                made.begin(Path(folder))
+            seconds, _ = timed(made.work)
+            if saving:
+                made.end()
+        return seconds
+
+    def _saves_of(self, megabytes: int) -> SaveRoles:
+        if self._saves is None or self._saves.megabytes != megabytes:
+            self._close_weights()
+            self._saves = self.saves(megabytes)
+        self._steps += 1
+        return self._saves
+
     def _close_weights(self) -> None:
+        if self._saves is not None:
+            self._saves.close()
+            self._saves = None
         if self._weights is not None:
             self._weights.close()
             self._weights = None

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bench.contenders.base import Contender, Shard, cpu_count, touch
+from bench.contenders.saves import DiskRoles
 from bench.contenders.weights import (
     COLUMNS,
     LAYOUTS,
@@ -138,6 +139,9 @@ class Floor(Contender):
 
     def weights(self, layout: str, megabytes: int) -> FloorRoles:
         return FloorRoles(layout, megabytes)
+
+    def saves(self, megabytes: int) -> DiskRoles:
+        return DiskRoles(megabytes)
 
     def wrap(self, batch: torch.Tensor) -> torch.Tensor:
         return batch

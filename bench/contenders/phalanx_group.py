@@ -15,6 +15,7 @@ import torch
 
 import phalanx as px
 from bench.contenders.base import ROW_BYTES, Shard, check, item_of, make_items, timed, timed_loop, touch, trim
+from bench.contenders.phalanx_saves import PhalanxSaves
 from bench.contenders.phalanx_weights import PhalanxRoles
 from bench.contenders.ray_based import RayContender
 
@@ -159,6 +160,9 @@ class Phalanx(RayContender):
         got = consumers.get_items(queue, items)
         put.result()
         return got
+
+    def saves(self, megabytes: int) -> PhalanxSaves:
+        return PhalanxSaves(megabytes)
 
     def weights(self, layout: str, megabytes: int) -> PhalanxRoles:
         return PhalanxRoles(layout, megabytes)

@@ -60,6 +60,6 @@ def _whole(number: int, data: Any, at: int) -> None:
 
 def save_config(model: Any, folder: str) -> None:
     """What else belongs into such a folder, where the model is one of transformers."""
-    config = getattr(model, "config", None)
-    if callable(getattr(config, "save_pretrained", None)):
-        config.save_pretrained(folder)
+    save: Any = getattr(getattr(model, "config", None), "save_pretrained", None)
+    if callable(save):
+        save(folder)

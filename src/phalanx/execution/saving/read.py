@@ -88,7 +88,7 @@ class Files:
 
         if len(self._scratch) < length:
             self._scratch = np.empty(length, np.uint8)
-        data = self._scratch[:length]
+        data: Any = self._scratch[:length]
         self._read(piece.file, start, data)
         if piece.digest and xxh3_64_hexdigest(memoryview(data)) != piece.digest:
             raise self._damaged(piece.file, "what lies in it is not what was written")

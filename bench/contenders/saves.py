@@ -1,0 +1,111 @@
+"""What the contenders save and load: tensors of 8 MB, of which each of four ranks has a quarter of the rows."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from bench.contenders.weights import SHARDED, is_at, source_tensors, train
+
+RANKS = 4
+_STEP_SIZE, _STEP_TURNS = 512, 60
+
+
+class SavedState:
+    """A rank's part."""
+
+    def __init__(self, megabytes: int, rank: int) -> None:
+        self.tensors = source_tensors(SHARDED, megabytes, rank)
+        self._factor = torch.full((_STEP_SIZE, _STEP_SIZE), 1e-3)
+
+    def change(self, step: int) -> None:
+        train(self.tensors, step)
+
+    def is_at(self, step: int) -> bool:
+        return is_at(self.tensors, step)
+
+    def work(self) -> float:
+        """A step of a trainer: products of matrices."""
+        found = self._factor
+        for _ in range(_STEP_TURNS):
+            found = found @ self._factor
+        return float(found[0, 0])
+
+
+class SaveRoles(ABC):
+    """The ranks of one contender, made once for a size."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.megabytes = megabytes
+
+    @abstractmethod
+    def change(self, step: int) -> None:
+        """Make the state of all ranks another one."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Save; returns when all is on the disk."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Load what was saved there."""
+
+    @abstractmethod
+    def is_at(self, step: int) -> bool:
+        """Whether all ranks have the state of that step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the ranks."""
+
+    def begin(self, folder: Path) -> None:
+        """Begin to save beside what follows; returns when that may change the state."""
+        raise NotImplementedError(f"{type(self).__name__} saves nothing beside its steps")
+
+    def end(self) -> None:
+        """Wait until what was begun is on the disk."""
+        raise NotImplementedError(f"{type(self).__name__} saves nothing beside its steps")
+
+    def work(self) -> None:
+        """A step on every rank."""
+        raise NotImplementedError(f"{type(self).__name__} has no steps")
+
+
+class DiskRoles(SaveRoles):
+    """The disk's own speed: a thread for each rank writes the rank's bytes into a file, and syncs that."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__(megabytes)
+        self._states = [SavedState(megabytes, rank) for rank in range(RANKS)]
+        self._threads = ThreadPoolExecutor(RANKS)
+
+    def change(self, step: int) -> None:
+        for state in self._states:
+            state.change(step)
+
+    def save(self, folder: Path) -> None:
+        list(self._threads.map(lambda rank: self._write(folder, rank), range(RANKS)))
+
+    def _write(self, folder: Path, rank: int) -> None:
+        with open(folder / str(rank), "wb", buffering=0) as file:
+            for tensor in self._states[rank].tensors.values():
+                file.write(memoryview(tensor.view(torch.uint8).numpy()).cast("B"))
+            os.fsync(file.fileno())
+
+    def load(self, folder: Path) -> None:
+        list(self._threads.map(lambda rank: self._read(folder, rank), range(RANKS)))
+
+    def _read(self, folder: Path, rank: int) -> None:
+        with open(folder / str(rank), "rb", buffering=0) as file:
+            for tensor in self._states[rank].tensors.values():
+                file.readinto(memoryview(tensor.view(torch.uint8).numpy()).cast("B"))
+
+    def is_at(self, step: int) -> bool:
+        return all(state.is_at(step) for state in self._states)
+
+    def close(self) -> None:
+        self._threads.shutdown()
