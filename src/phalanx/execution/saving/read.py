@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from phalanx.errors import SaveDamaged, SaveError
+from phalanx.execution.saving.write import elements_of
 from phalanx.saving.catalogue import Catalogue, Piece
 from phalanx.saving.fetch import Fetch
 from phalanx.saving.places import advice
@@ -50,9 +51,13 @@ class Files:
                     rows, source = self._rows(one, catalogue.tensors[one.key].dtype)
                     cut(into[one.key], one.target, one.sizes).copy_(cut(rows, source, one.sizes))
                     continue
+                target = cut(into[one.key], one.target, one.sizes)
+                if _fills(one, target):
+                    self._checked(one.piece, one.piece.data, elements_of(target))
+                    continue
                 if held is None or held[0] != one.piece:
                     held = (one.piece, self._tensor(one.piece, catalogue.tensors[one.key].dtype))
-                cut(into[one.key], one.target, one.sizes).copy_(cut(held[1], one.source, one.sizes))
+                target.copy_(cut(held[1], one.source, one.sizes))
 
     def value(self, piece: Piece) -> Any:
         """A value.
@@ -84,16 +89,19 @@ class Files:
 
     def _bytes(self, piece: Piece, start: int, length: int) -> Any:
         """In memory that is used again by the next read."""
-        from xxhash import xxh3_64_hexdigest  # loaded where something is loaded: nothing else here needs it
-
         if len(self._scratch) < length:
             self._scratch = np.empty(length, np.uint8)
         data: Any = self._scratch[:length]
-        self._read(piece.file, start, data)
-        if piece.digest and xxh3_64_hexdigest(memoryview(data)) != piece.digest:
-            raise self._damaged(piece.file, "what lies in it is not what was written")
-        self.nbytes += length
+        self._checked(piece, start, memoryview(data))
         return data
+
+    def _checked(self, piece: Piece, start: int, into: Any) -> None:
+        from xxhash import xxh3_64_hexdigest  # loaded where something is loaded: nothing else here needs it
+
+        self._read(piece.file, start, into)
+        if piece.digest and xxh3_64_hexdigest(into) != piece.digest:
+            raise self._damaged(piece.file, "what lies in it is not what was written")
+        self.nbytes += len(into)
 
     def _read(self, name: str, start: int, into: Any) -> None:
         path = f"{self._folder}/{name}"
@@ -102,7 +110,7 @@ class Files:
                 self._open[name] = self._stack.enter_context(_opened(path))
             file = self._open[name]
             file.seek(start)
-            left = memoryview(into)
+            left = into
             while left:
                 count = file.readinto(left)
                 if not count:
@@ -116,6 +124,13 @@ class Files:
     def _damaged(self, name: str, why: str) -> SaveDamaged:
         path = f"{self._folder}/{name}"
         return SaveDamaged(f"{path} is damaged: {why}; load another step (step=)", files=(path,))
+
+
+def _fills(one: Fetch, target: torch.Tensor) -> bool:
+    """Whether the whole piece goes, as it lies in its file, to memory that it can be read into."""
+    box = one.piece.box
+    whole = box is not None and one.piece.data >= 0 and one.sizes == box.sizes
+    return whole and target.device.type == "cpu" and target.is_contiguous() and target.numel() > 1
 
 
 def _opened(path: str) -> Any:
