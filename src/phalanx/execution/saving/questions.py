@@ -40,6 +40,11 @@ def stage(host: Host, order: WriteFiles) -> int:
     return _of(host).stage(order)
 
 
+def told(host: Host, notes: str) -> RankFiles | str | None:
+    """What came of the save whose thread tells it in ``notes``; None where it has not ended."""
+    return _of(host).told(notes)
+
+
 def write_model(host: Host, order: WriteModel) -> int:
     """Write boxes of a model into safetensors files that are there already."""
     return _of(host).write_model(order)

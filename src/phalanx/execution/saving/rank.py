@@ -56,6 +56,7 @@ class RankSaving:
         self._buffers: dict[tuple[str, str, Any], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._told: tuple[str, RankFiles | str] = ("", "")
         self._loads: dict[str, tuple[Catalogue, list[Part], list[Want]]] = {}
 
     def roles(self, role: str) -> list[str]:
@@ -135,6 +136,10 @@ class RankSaving:
             self._thread.join()
             self._thread = None
 
+    def told(self, notes: str) -> RankFiles | str | None:
+        """What came of the save whose thread tells it in ``notes``; None where it has not ended."""
+        return self._told[1] if self._told[0] == notes else None
+
     def end(self) -> None:
         """The rank ends: what its thread writes is of no use any more."""
         self._ended = True
@@ -191,7 +196,8 @@ class RankSaving:
             told: RankFiles | str = self._written(order, staged)
         except BaseException as error:
             told = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-        with suppress(PhalanxError):  # what cannot be told is missed by the driver, which says so
+        self._told = (order.notes, told)
+        with suppress(PhalanxError):  # the driver asks for what cannot be told so: the disk may be full
             place_at(order.notes).write(note_of(order.index), pickle.dumps(told))
 
     def plan_load(self, order: LoadOrder) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import io
 import os
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -64,6 +64,9 @@ def write_file(path: str, items: Iterable[torch.Tensor | bytes]) -> tuple[list[W
             "a path that the driver and all ranks share"
         ) from error
     except OSError as error:
+        with suppress(OSError):  # what is left of it takes the room of what is to be told
+            if "://" not in path:
+                os.unlink(path)
         raise SaveError(f"{path} cannot be written: {advice(error)}") from error
 
 

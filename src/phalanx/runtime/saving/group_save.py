@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import time
@@ -12,12 +13,13 @@ from typing import Any
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import DeclarationError, GroupClosed, SaveError
+from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, SaveError
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import RankFiles, WriteFiles, file_of, note_of, title_of
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.request import CallRequest
+from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.links.sides import Ranks
 from phalanx.runtime.saving.torch_metadata import METADATA, torch_metadata
@@ -27,12 +29,15 @@ from phalanx.saving.spread import Offer, Spread, catalogue_of, spread
 from phalanx.saving.steps import StepWriter
 from phalanx.show.progress import progress
 from phalanx.show.sizes import size
+from phalanx.transport.base import NotReady
 from phalanx.wire.messages import HOST
 
 __all__ = ["GroupSave", "checked_group", "send_each"]
 
 _LOOK_S = (0.005, 0.1)
 """How often the driver looks for the notes of ranks' threads: at first, and at last."""
+_ASK_S = 2.0
+"""How often it asks the ranks themselves."""
 
 
 def checked_group(given: Any, verb: str) -> Ranks:
@@ -85,6 +90,40 @@ class _Begun:
 
 _turns: weakref.WeakKeyDictionary[GroupCore, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
 """One save of a role at a time: the second waits until the first one's threads have ended."""
+
+
+class _Questions:
+    """Asks ranks whose notes do not come: on a full disk there may be no room for one.
+
+    They answer between their calls, and so later than by a note.
+    """
+
+    def __init__(self, group: Ranks, notes: str) -> None:
+        self._group = group
+        self._notes = notes
+        self._due = time.monotonic() + _ASK_S
+        self._asked: Asked | None = None
+
+    def answers(self, left: Sequence[int]) -> dict[int, RankFiles | str]:
+        """What the ranks of these places have answered by now; does not wait."""
+        if time.monotonic() < self._due:
+            return {}
+        ranks = [self._group.ranks[index] for index in left]
+        found: dict[int, Any] = {}
+        with contextlib.suppress(
+            PhalanxError
+        ):  # of a group that is closed, or has lost a rank: that is seen apart
+            if self._asked is None:
+                self._asked = ask(self._group.core, "px.save", ranks, questions.told, self._notes)
+            found = self._asked.answers(0.0)
+        if not any(isinstance(one, NotReady) for one in found.values()):
+            self._asked, self._due = None, time.monotonic() + _ASK_S
+        places = {self._group.ranks[index]: index for index in left}
+        return {
+            places[rank]: one
+            for rank, one in found.items()
+            if rank in places and isinstance(one, RankFiles | str)
+        }
 
 
 class GroupSave:
@@ -218,14 +257,17 @@ class GroupSave:
         """What the ranks' threads tell when they have written."""
         place = place_at(self._notes)
         found: dict[int, RankFiles] = {}
+        questions_asked = _Questions(self._group, self._notes)
         pause, last = _LOOK_S
         while True:
             left = [index for index in range(len(self._group.ranks)) if index not in found]
             gone = {index: self._loss(index) for index in left}
+            answers = questions_asked.answers(left)
             for index in left:
-                told = place.read(note_of(index))
+                data = place.read(note_of(index))
+                told = answers.get(index) if data is None else pickle.loads(data)
                 if told is not None:
-                    found[index] = self._told(index, pickle.loads(told))
+                    found[index] = self._told(index, told)
                 elif gone[index]:
                     raise SaveError(gone[index])
             if len(found) == len(self._group.ranks):
