@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         module_says_so = getattr(getattr(item, "module", None), "SLOW_ON_RAY", False)
         if parameters.get("backend") == "ray" and (
-            module_says_so or item.get_closest_marker("slow_on_ray") is not None
+            module_says_so or item.get_closest_marker("slow_on_cluster") is not None
         ):
             item.add_marker(pytest.mark.slow)
 

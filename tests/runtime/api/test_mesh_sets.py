@@ -107,7 +107,7 @@ def test_other_modes_reach_one_process(group: Any) -> None:
     assert group.rank(-1).run(lambda worker: worker.rank) == 7
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_mesh_without_peers_is_reached_by_process(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=2))

@@ -32,7 +32,7 @@ def test_calls_of_a_key_can_be_submitted(group: px.WorkerGroup) -> None:
     assert px.sticky(group, "a").generate.submit().result(30) == px.sticky(group, "a").generate()
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_key_whose_rank_is_lost_goes_to_another(group: px.WorkerGroup) -> None:
     before = px.sticky(group, "a").generate()
     faults.kill(group, before)

@@ -91,7 +91,7 @@ def test_calls_that_have_ended_count_for_no_rank(group: px.WorkerGroup) -> None:
     assert [group.any.which(), group.any.which()] == [0, 0]
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> None:
     stale = group.rows.submit(np.ones(4))
     group.restart()
@@ -100,13 +100,13 @@ def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> N
             method(stale)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_worker_knows_its_rank_on_threads_of_its_constructor(pair: px.ResourcePool) -> None:
     with px.WorkerGroup(pair, AsksOnThreads) as group:
         assert group.places() == [(0, 0), (1, 1)]
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_cancelled_task_of_a_method_is_an_error_of_its_rank(pair: px.ResourcePool) -> None:
     with px.WorkerGroup(pair, AsksOnThreads) as group:
         with pytest.raises(px.RemoteCallError, match="given up") as caught:
@@ -128,7 +128,7 @@ def test_a_stored_value_that_cannot_be_read_says_so(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt, pytest.param(MemoryError, marks=pytest.mark.slow_on_ray)]
+    "error", [KeyboardInterrupt, pytest.param(MemoryError, marks=pytest.mark.slow_on_cluster)]
 )
 def test_a_call_that_only_some_ranks_got_breaks_the_group(
     backend: str, pair: px.ResourcePool, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]

@@ -280,14 +280,14 @@ def test_items_of_a_rank_that_was_killed_are_lost_told_once_and_named(
     assert all_are_accounted_for(channel)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_small_items_outlive_the_rank_that_put_them(mortal: px.WorkerGroup, channel: px.Channel) -> None:
     mortal.produce(channel, 1)
     mortal.close()
     assert channel.take_rows(4, 0).value()["x"].sum() == 200
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
     pool: px.ResourcePool, channel: px.Channel
 ) -> None:
@@ -300,7 +300,7 @@ def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
         assert channel.take(4, WITHIN).value() == [0, 1, 2, 3]
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_closed_rank_hands_its_items_over(pool: px.ResourcePool, backend: str) -> None:
     with px.Channel(handoff=True) as channel:
         with px.WorkerGroup(pool[0:1], Producer) as group:
@@ -309,7 +309,7 @@ def test_a_closed_rank_hands_its_items_over(pool: px.ResourcePool, backend: str)
         assert all_are_accounted_for(channel)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_rank_that_hands_its_items_over_may_end(mortal: px.WorkerGroup, channel: px.Channel) -> None:
     mortal.produce(channel, 1, LARGE)
     mortal.leave(channel, True)

@@ -38,7 +38,7 @@ def test_ranks_follow_the_accelerators_whichever_view_is_used_first(backend: str
         assert [int(i) for i in seen_by_all] == sorted(int(i) for i in seen_by_all)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_groups_on_a_merged_pool_share_the_accelerators_of_its_parts(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=True) as a, px.ResourcePool([1, 1], use_gpu=True) as b:
         merged = a + b

@@ -146,7 +146,7 @@ def test_options_reach_the_profiler(group: Any) -> None:
     assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:2], Profiled) as short:
         profile = short.profile(ranks=[1], calls=3)

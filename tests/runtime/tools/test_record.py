@@ -191,7 +191,7 @@ def test_a_constructor_that_raises_on_replay_raises_as_it_is(
         px.replay(record.path)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_closing_the_group_first_writes_the_file(pool: px.ResourcePool, tmp_path: Path) -> None:
     with px.WorkerGroup(pool[0:2], Recorded) as short:
         record = short.record(tmp_path / "call.pkl", rank=1)

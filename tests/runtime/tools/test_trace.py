@@ -237,7 +237,7 @@ def test_an_error_of_the_block_is_not_hidden_by_a_trace_that_cannot_be_written(
         group.fail_on(0)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_the_start_of_a_group_is_recorded_and_its_tracks_end_with_it(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         px.WorkerGroup(pool[0:2], Traced).close()
@@ -248,7 +248,7 @@ def test_the_start_of_a_group_is_recorded_and_its_tracks_end_with_it(pool: px.Re
     assert all(track.opened and track.closed and track.pid for track in events.tracks)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_a_constructor_that_raises_is_recorded(pool: px.ResourcePool) -> None:
     with px.trace() as trace, pytest.raises(px.WorkerInitError):
         px.WorkerGroup(pool[0:2], Broken)
@@ -264,7 +264,7 @@ class Broken(px.Worker):
         raise RuntimeError("never")
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
     with px.trace() as trace, contextlib.closing(px.WorkerGroup(pool[0:2], roles, name="both")) as group:
@@ -276,7 +276,7 @@ def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None
     assert len(events.tracks) == 2
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_on_cluster
 def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         for _ in range(2):
