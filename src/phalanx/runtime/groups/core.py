@@ -71,7 +71,10 @@ class GroupCore:
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
         self.debug = settings().debug
         self.rules = CallRules(
-            settings().grace_s, self.book.arrived_bytes, held_up_by=self.under_way.read_here
+            settings().grace_s,
+            self.book.arrived_bytes,
+            # Inline the reader itself advances what it reads: nobody waits.
+            held_up_by=None if transport.immediate else self.under_way.read_here,
         )
         #: Held while a call goes to its ranks; whoever holds it sends several that nobody comes between.
         self.order = threading.RLock()
