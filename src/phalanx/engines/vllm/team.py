@@ -21,7 +21,8 @@ from phalanx.engines.leaves import Capabilities
 from phalanx.engines.machine import Machine
 from phalanx.engines.requests import Answer, Drawn, Vocabulary
 from phalanx.engines.vllm.weights import reload
-from phalanx.errors import InternalError, PhalanxError, WeightsError
+from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
+from phalanx.wire.messages import STORE_VARIABLE
 
 __all__ = ["Follower", "Leader", "Team", "alone"]
 
@@ -47,16 +48,22 @@ class Team:
                 f"tensor_parallel_size={size}: this process has a process group already, and vLLM needs one of its "
                 "own; give the engine processes that it does not share"
             )
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        told = dist.TCPStore(host, port, is_master=False, timeout=_START)
-        store = dist.PrefixStore(f"engine/{os.environ.get('PHALANX_EPOCH', '')}/{self.engine}", told)
+        named = os.environ.get(STORE_VARIABLE, "inline")
+        if named == "inline":
+            raise DeclarationError(
+                f'tensor_parallel_size={size} needs a process for each rank: a group with backend="ray"'
+            )
+        address, _, epoch = named.rpartition("/")
+        host, _, port = address.rpartition(":")
+        told = dist.TCPStore(host, int(port), None, False, timeout=_START, wait_for_workers=False)
+        store = dist.PrefixStore(f"vllm/{epoch}/{self.engine}", told)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=size, timeout=_START)
         self._commands: Any = dist.new_group(backend="gloo", timeout=_IDLE)
         # What vLLM reads: the world is this engine.
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(size))
-        named: list[Any] = [f"phalanx-{os.getpid()}-{os.urandom(4).hex()}" if self.rank == 0 else None]
-        dist.broadcast_object_list(named, src=0, group=self._commands)
-        self.token: str = named[0]
+        token: list[Any] = [f"phalanx-{os.getpid()}-{os.urandom(4).hex()}" if self.rank == 0 else None]
+        dist.broadcast_object_list(token, src=0, group=self._commands)
+        self.token: str = token[0]
 
     def meet(self) -> None:
         """Wait for the others."""
