@@ -15,6 +15,8 @@ import phalanx as px
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}
 """Options of an engine for tests."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For all ranks: threads that wait for each other are slow on a machine with more ranks than cores."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import phalanx as px
 from phalanx.engines.vllm import VllmRollout
 from phalanx.testing.engines import EngineConformance
-from tests.engines.vllm.conftest import SMALL
+from tests.engines.vllm.conftest import ONE_THREAD, SMALL
 
 
 class TestVllm(EngineConformance):
@@ -26,7 +26,9 @@ class TestVllm(EngineConformance):
     @pytest.fixture(scope="class")
     def rollout(self, cluster: None, models: dict[str, str]) -> Iterator[px.WorkerGroup]:
         with px.ResourcePool([1], use_gpu=False) as pool:
-            yield px.WorkerGroup(pool, VllmRollout.bind(models["endless"], **SMALL), name="rollout")
+            yield px.WorkerGroup(
+                pool, VllmRollout.bind(models["endless"], **SMALL), name="rollout", env=ONE_THREAD
+            )
 
     @pytest.fixture(scope="class")
     def source_pool(self, cluster: None) -> Iterator[px.ResourcePool]:

@@ -14,7 +14,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import Sampling
 from phalanx.engines.vllm import VllmRollout
-from tests.engines.vllm.conftest import SMALL, shared_memory
+from tests.engines.vllm.conftest import ONE_THREAD, SMALL, shared_memory
 from tests.engines.vllm.models import Source
 
 GREEDY = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
@@ -26,7 +26,7 @@ import phalanx as px
 from phalanx.engines.vllm import VllmRollout
 px.init(num_cpus=4)
 pool = px.ResourcePool([1], use_gpu=False)
-group = px.WorkerGroup(pool, VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24))
+group = px.WorkerGroup(pool, VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24), env={"OMP_NUM_THREADS": "1"})
 group.generate([[5]])
 print(*group.run(lambda worker: os.getpid()), flush=True)
 time.sleep(600)
@@ -35,7 +35,7 @@ time.sleep(600)
 
 def cycle(folder: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, VllmRollout.bind(folder, **SMALL), name="rollout")
+        group = px.WorkerGroup(pool, VllmRollout.bind(folder, **SMALL), name="rollout", env=ONE_THREAD)
         assert len(group.generate(PROMPTS, GREEDY)) == len(PROMPTS)
 
 
@@ -74,9 +74,9 @@ def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, s
     before = shared_memory()
     folder = models["tied"]
     with px.ResourcePool([3], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source")
+        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
         bound = VllmRollout.bind(folder, tensor_parallel_size=2, **SMALL)
-        rollout = px.WorkerGroup(pool[1:3], bound, name="rollout")
+        rollout = px.WorkerGroup(pool[1:3], bound, name="rollout", env=ONE_THREAD)
         sync = px.WeightSync(source, rollout, "policy")
         for seed in range(3):
             made = [one.tokens for one in rollout.generate(PROMPTS, GREEDY)]

@@ -10,11 +10,11 @@ import pytest
 import phalanx as px
 from phalanx.engines import Sampling
 from phalanx.engines.vllm import VllmRollout
-from tests.engines.vllm.conftest import SMALL
+from tests.engines.vllm.conftest import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
-GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
+GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 class Roles(NamedTuple):
@@ -29,8 +29,8 @@ class Roles(NamedTuple):
 def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str]) -> Iterator[Roles]:
     folder = models[request.param]
     with px.ResourcePool([2], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source")
-        rollout = px.WorkerGroup(pool[1:2], VllmRollout.bind(folder, **SMALL), name="rollout")
+        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
+        rollout = px.WorkerGroup(pool[1:2], VllmRollout.bind(folder, **SMALL), name="rollout", env=ONE_THREAD)
         yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
 
 
@@ -49,7 +49,7 @@ def test_greedy_tokens_are_those_of_transformers_before_and_after_each_update(ro
         roles.source.change(seed)
         version = roles.sync()
         check_equal(roles)
-        assert roles.rollout.generate([[5]], GREEDY)[0].versions == ((version.number, 12),)
+        assert roles.rollout.generate([[5]], GREEDY)[0].versions == ((version.number, 8),)
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: Roles) -> None:
