@@ -26,7 +26,8 @@ import phalanx as px
 from phalanx.engines.vllm import VllmRollout
 px.init(num_cpus=4)
 pool = px.ResourcePool([1], use_gpu=False)
-group = px.WorkerGroup(pool, VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24), env={"OMP_NUM_THREADS": "1"})
+bound = VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24)
+group = px.WorkerGroup(pool, bound, env={"OMP_NUM_THREADS": "1"})
 group.generate([[5]])
 print(*group.run(lambda worker: os.getpid()), flush=True)
 time.sleep(600)
