@@ -29,7 +29,9 @@ pool = px.ResourcePool([1], use_gpu=False)
 bound = VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24)
 group = px.WorkerGroup(pool, bound, env={"OMP_NUM_THREADS": "1"})
 group.generate([[5]])
-print(*group.run(lambda worker: os.getpid()), flush=True)
+with open(sys.argv[2] + ".new", "w") as file:
+    print(*group.run(lambda worker: os.getpid()), file=file)
+os.rename(sys.argv[2] + ".new", sys.argv[2])
 time.sleep(600)
 """
 
@@ -53,11 +55,14 @@ def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path
     before = shared_memory()
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    driver = subprocess.Popen(
-        [sys.executable, str(script), models["untied"]], stdout=subprocess.PIPE, text=True
-    )
-    assert driver.stdout is not None
-    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    told = tmp_path / "pids"
+    quiet = subprocess.DEVNULL
+    command = [sys.executable, str(script), models["untied"], str(told)]
+    driver = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+    while not told.exists():
+        assert driver.poll() is None
+        time.sleep(0.05)
+    pids = [int(pid) for pid in told.read_text().split()]
     assert pids
     driver.send_signal(signal.SIGKILL)
     driver.wait()
@@ -66,7 +71,7 @@ def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path
     while time.monotonic() < deadline and (
         shared_memory() - before or any(os.path.exists(f"/proc/{pid}") for pid in pids)
     ):
-        os.sched_yield()
+        time.sleep(0.05)
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert shared_memory() <= before
 
