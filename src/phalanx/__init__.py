@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.pools.pool import merge_resource_pool as merge_resource_pool
     from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.saving.future import SaveFuture as SaveFuture
+    from phalanx.runtime.saving.run import Run as Run
     from phalanx.runtime.saving.verbs import Saved as Saved
     from phalanx.runtime.saving.verbs import load as load
     from phalanx.runtime.saving.verbs import save as save
@@ -126,6 +127,7 @@ _HOME = {
     "RemoteCallError": "phalanx.errors",
     "ResourcePool": "phalanx.runtime.pools.pool",
     "Restart": "phalanx.runtime.life.policy",
+    "Run": "phalanx.runtime.saving.run",
     "SaveDamaged": "phalanx.errors",
     "SaveError": "phalanx.errors",
     "SaveFuture": "phalanx.runtime.saving.future",

@@ -74,6 +74,13 @@ def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
     assert "held by pid" in ended.stdout
 
 
+def test_in_a_narrow_terminal_what_is_in_them_stands_below(path: Path) -> None:
+    ended = runner.invoke(app, ["runs", str(path)], env={"COLUMNS": "60"})
+
+    assert [len(cells) for cells in rows(ended.stdout)] == [5, 5]
+    assert "step 2, policy/actor: 2 ranks, 2.0 KiB: model" in ended.stdout.splitlines()
+
+
 def test_nothing_saved_is_said(tmp_path: Path) -> None:
     ended = runner.invoke(app, ["runs", str(tmp_path / "nothing")])
 

@@ -270,3 +270,18 @@ def test_a_paused_engine_is_resumed_while_a_call_waits(pool: px.ResourcePool, ba
         group.resume()
         assert call.result()[0].tokens == (11,)
     group.close()
+
+
+def test_a_saved_engine_goes_on_with_the_seeds_that_it_gives_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seeds = CountingEngine(), []
+    add = engine.machine.add
+    monkeypatch.setattr(
+        engine.machine, "add", lambda answers: (seeds.extend(a.seed for a in answers), add(answers))
+    )
+    state = engine.state_dict()
+    generated(engine, [[10], [20]], Sampling(max_tokens=1))
+    engine.load_state_dict(state)
+    generated(engine, [[10], [20]], Sampling(max_tokens=1))
+
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] != seeds[1]

@@ -23,6 +23,8 @@ from phalanx.show.sizes import size
 
 _DAMAGED = 1
 _SHOWN_FAULTS = 3
+_NARROW = 80
+"""Columns of a terminal below which what is in the steps stands under the table."""
 
 
 def runs(
@@ -99,7 +101,10 @@ def show(console: Console, place: Place, steps: Sequence[dict[str, Any]], now: f
     table.add_column("step", justify="right")
     for name in ("state", "age", "size", "saved in"):
         table.add_column(name, no_wrap=True)
-    table.add_column("what is in it", overflow="fold", ratio=1)
+    narrow = console.width < _NARROW
+    if not narrow:
+        table.add_column("what is in it", overflow="fold", ratio=1)
+    below: list[str] = []
     colours = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
     for step in steps:
         lines = [f"{_shown(name)}: {text}" for name, text in step["parts"].items() if text]
@@ -108,15 +113,19 @@ def show(console: Console, place: Place, steps: Sequence[dict[str, Any]], now: f
             more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
             shown = ", ".join(faults[:_SHOWN_FAULTS])
             lines.insert(0, f"missing, or not what was written: {shown}{more}")
-        table.add_row(
+        cells = [
             str(step["step"]),
             Text(step["state"], style=colours[step["state"]]),
             "-" if step["at"] is None else _age(now - step["at"]),
             size(step["bytes"]),
             "-" if step["seconds"] is None else f"{step['seconds']:.2f} s",
             Text("\n".join(lines) or "-"),
-        )
+        ]
+        table.add_row(*cells[: len(table.columns)])
+        below += [f"step {step['step']}, {line}" for line in lines] if narrow else []
     console.print(table)
+    for line in below:
+        console.print(line, highlight=False, markup=False)
     who = holder(place)
     if who is not None:
         console.print(who, highlight=False)

@@ -69,6 +69,7 @@ class RolloutEngine(Worker):
         self._weights = weights
         self._encode = encode
         source = random.Random(None if seed is None else f"{seed}/{self.rank}")
+        self._source = source
         self._requests = Requests(machine.vocabulary, lambda: source.getrandbits(62), machine.refuses)
         self._gate = Gate()
         self._calls: dict[Row, EngineCall] = {}
@@ -86,6 +87,15 @@ class RolloutEngine(Worker):
         if self._weights is None:
             return 0
         return WeightsDeclared.of(self._context).versions.get((self.role, self._weights), 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved run needs of it: where it is in the seeds that it gives rows. Weights come by a sync."""
+        return {"seeds": self._source.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the seeds from there."""
+        version, words, gauss = state["seeds"]
+        self._source.setstate((version, tuple(words), gauss))
 
     @register(_ENGINE)
     async def generate(
