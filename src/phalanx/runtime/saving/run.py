@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.runtime.saving.future import SaveFuture
-from phalanx.runtime.saving.group_load import load_group
-from phalanx.runtime.saving.group_save import GroupSave, checked_group
-
 from phalanx.errors import DeclarationError, SaveError, SaveMismatch
 from phalanx.runtime.links.channel import Channel
 from phalanx.runtime.links.sides import Ranks
 from phalanx.runtime.links.staleness import Staleness
 from phalanx.runtime.saving.driver import Driver
+from phalanx.runtime.saving.future import SaveFuture
+from phalanx.runtime.saving.group_load import load_group
+from phalanx.runtime.saving.group_save import GroupSave, checked_group
 from phalanx.runtime.saving.linked import Links, SavedLinks
 from phalanx.saving.holding import hold, let_go
 from phalanx.saving.places import place_at
