@@ -13,6 +13,7 @@ import phalanx as px
 
 STEPS = 12
 SAMPLES = 8
+TOLD = "told: "
 
 
 class Actor(px.Worker):
@@ -46,24 +47,29 @@ class Actor(px.Worker):
         return rewards
 
 
+def tell(what: object) -> None:
+    """Print it so that it is told from what Ray prints."""
+    print(TOLD + json.dumps(what), flush=True)
+
+
 def main(address: str, path: str) -> None:
-    """Print the pids of the ranks, then ``[step, reward]`` after each step, from the last whole step on."""
+    """Tell the pids of the ranks, then ``[step, rewards]`` after each step, from the last whole step on."""
     px.init(backend="ray", address=address, log_to_driver=False)
     state = {"questions": torch.Generator().manual_seed(3), "rewards": []}
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
         actor = px.WorkerGroup(pool, Actor)
         with px.Run(path, {"actor": actor}, state=state, keep=2) as run:
             first = (run.resume() or 0) + 1
-            print(json.dumps(actor.run(lambda _: os.getpid())), flush=True)
+            tell(actor.run(lambda _: os.getpid()))
             for step in range(first, STEPS + 1):
                 rewards = actor.train(torch.randn(SAMPLES, 64, generator=state["questions"]))
                 state["rewards"].append(rewards.mean().item())
-                print(json.dumps([step, state["rewards"]]), flush=True)
+                tell([step, state["rewards"]])
                 if step % 2:
                     run.save(step)
                 else:
                     run.save.submit(step)
-    print(json.dumps("over"), flush=True)
+    tell("over")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from phalanx.saving.steps import listed, read_step
-from tests.runtime.saving.killed_script import STEPS
+from tests.runtime.saving.killed_script import STEPS, TOLD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
 SCRIPT = Path(__file__).with_name("killed_script.py")
@@ -41,7 +41,9 @@ class Life:
         """What it tells, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
+            if not line.startswith(TOLD):
+                continue
+            told = json.loads(line.removeprefix(TOLD))
             if told == "over":
                 self.over = True
             elif not self.ranks:
