@@ -2,6 +2,8 @@
 
     python examples/grpo.py                                # two ranks, about a minute on two cores
     python examples/grpo.py --ranks 4 --steps 400 --device cpu
+    python examples/grpo.py --save out/run                 # a step now and then is saved; Ctrl-C, and then:
+    python examples/grpo.py --save out/run --resume        # it goes on, number by number, as if nothing had been
 
 ``grpo`` is the algorithm as the paper gives it (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, algorithm 1
 with one reward per answer): sample a group of answers to each question, score them, take each reward relative to
@@ -21,6 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -51,10 +54,11 @@ class Settings:
     seed: int = 0
 
 
-def grpo(policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings) -> Iterator[float]:
-    """Train the policy; yields the mean reward of each step's answers."""
-    random = torch.Generator().manual_seed(settings.seed)
-    for _ in range(settings.steps):
+def grpo(
+    policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings, random: torch.Generator, done: int = 0
+) -> Iterator[float]:
+    """Train the policy by the steps that are not ``done``; yields the mean reward of each one's answers."""
+    for _ in range(done, settings.steps):
         questions = ask(settings.questions, settings.digits, random)
         answers = policy.actor.generate.submit(questions.repeat_interleave(settings.group_size, dim=0))
         reference = policy.reference.log_probs.submit(answers)
@@ -95,6 +99,7 @@ class Actor(px.Worker):
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
         torch.manual_seed(settings.seed + 1 + self.rank)  # the same weights, but other samples
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
 
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
@@ -194,8 +199,38 @@ def average_gradients(model: nn.Module, count: int) -> None:
         gradient.copy_(average.view_as(gradient))
 
 
+@dataclass(frozen=True)
+class Saving:
+    """Where the run is saved, if it is, and how often; whether it goes on from what is there."""
+
+    path: Path | None = None
+    resume: bool = False
+    every: int = 10
+
+
+def saved(
+    policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings, saving: Saving, console: Console
+) -> list[float]:
+    """Run, and save it all as one commit now and then; the mean reward of each step, those before a resume too."""
+    state: dict[str, Any] = {"questions": torch.Generator().manual_seed(settings.seed), "rewards": []}
+    if saving.path is None:
+        return list(shown(grpo(policy, judge, settings, state["questions"]), settings.steps, console))
+    # The reference is what it was by its seed.
+    roles = {"actor": policy.actor}
+    with px.Run(str(saving.path), roles, state=state) as run:
+        if run.steps() and not saving.resume:
+            raise SystemExit(f"{saving.path} has a run: --resume goes on with it, or give another path")
+        done = run.resume() or 0
+        rewards = grpo(policy, judge, settings, state["questions"], done)
+        for step, reward in enumerate(shown(rewards, settings.steps, console, done), start=done + 1):
+            state["rewards"].append(reward)
+            if step % saving.every == 0 or step == settings.steps:
+                run.save.submit(step)  # written beside the next steps
+    return state["rewards"]
+
+
 def train(
-    settings: Settings, ranks: int, device: str, console: Console, report: Path
+    settings: Settings, ranks: int, device: str, console: Console, report: Path, saving: Saving
 ) -> tuple[list[float], float]:
     """Start the groups and run, and write the report; the mean reward of each step, and the one measured afterwards."""
     with (
@@ -207,7 +242,7 @@ def train(
         policy = px.WorkerGroup(pool, roles, name="policy")
         judge = px.WorkerGroup(cpu, Reward, name="judge")
         console.print(policy.explain())
-        rewards = list(shown(grpo(policy, judge, settings), settings.steps, console))
+        rewards = saved(policy, judge, settings, saving, console)
         final = evaluate(policy, judge, settings)
     title = f"GRPO: a small Llama learns to copy digits, {settings.steps} steps on {ranks} ranks"
     trace.save(report, title=title, charts={"mean reward of each step": rewards})
@@ -219,7 +254,7 @@ def wants_gpu(device: str, ranks: int) -> bool:
     return device == "gpu" or (device == "auto" and torch.cuda.device_count() >= ranks)
 
 
-def shown(rewards: Iterator[float], steps: int, console: Console) -> Iterator[float]:
+def shown(rewards: Iterator[float], steps: int, console: Console, done: int = 0) -> Iterator[float]:
     """Pass the rewards on, with a progress bar; in a log, with a line now and then."""
     columns = (
         BarColumn(),
@@ -228,8 +263,8 @@ def shown(rewards: Iterator[float], steps: int, console: Console) -> Iterator[fl
         TimeElapsedColumn(),
     )
     with Progress("GRPO", *columns, console=console) as progress:
-        task = progress.add_task("", total=steps, reward=0.0)
-        for step, reward in enumerate(rewards, start=1):
+        task = progress.add_task("", total=steps, completed=done, reward=0.0)
+        for step, reward in enumerate(rewards, start=done + 1):
             progress.update(task, advance=1, reward=reward)
             if not console.is_terminal and step % 50 == 0:
                 console.print(f"step {step}: mean reward {reward:.3f}")
@@ -258,6 +293,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, help="processes that hold actor and reference")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
+    parser.add_argument("--save", type=Path, help="where the run is saved, by all ranks; see `phalanx runs`")
+    parser.add_argument("--save-every", type=int, default=Saving.every, metavar="STEPS")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last step that --save has whole"
+    )
     parser.add_argument(
         "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
     )
@@ -269,7 +309,8 @@ def main() -> int:
     console = Console()
     settings = Settings(steps=given.steps, seed=given.seed)
     picture, report = given.out / "grpo_reward.png", given.out / "grpo_report.html"
-    rewards, final = train(settings, given.ranks, given.device, console, report)
+    saving = Saving(given.save, given.resume, given.save_every)
+    rewards, final = train(settings, given.ranks, given.device, console, report, saving)
     save_curve(rewards, picture)
     console.print(f"reward curve: {picture}")
     console.print(f"what each rank did when: {report} (open it in a browser)")
