@@ -334,10 +334,10 @@ def train(
             rewards.append(reward)
             times.append(time.perf_counter())
         final = evaluate(groups, settings)
-    warm = min(5, len(times) - 1)  # what is made on first use is no part of the speed
+    warm = min(5, (len(times) - 1) // 2)  # what is made on first use is no part of the speed
     speed = settings.rows * (len(times) - 1 - warm) / max(times[-1] - times[warm], 1e-9)
-    how = "in turn" if turns else f"at the same time, at most {settings.max_lag} versions apart"
-    title = f"GRPO, {settings.steps} steps on {trainers} ranks, answers from {engines}, {how}"
+    how = "in turn" if turns else f"at the same time, lag at most {settings.max_lag}"
+    title = f"GRPO, {settings.steps} steps, generation and training {how}; engines: {engines}, trainers: {trainers}"
     trace.save(report, title=title, charts={"mean reward of each step": rewards})
     if not turns:
         console.print(staleness.explain())

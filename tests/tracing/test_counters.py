@@ -68,7 +68,7 @@ def test_the_page_has_a_curve_of_each_series() -> None:
     page = "".join(to_html(TRACE))
 
     assert "channel answers: items that wait, over 10 s" in page
-    assert "channel answers: age of the oldest, s, over 10 s" in page
+    assert "channel answers: age of the oldest, ms, over 10 s" in page
 
 
 def test_a_report_has_no_such_table_without_channels() -> None:

@@ -10,7 +10,7 @@ from phalanx.tracing.events import Counter, Trace
 
 __all__ = ["CHANNEL", "OLDEST", "WAITING", "Points", "channels_table", "resampled"]
 
-CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, s"
+CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, ms"
 MOST_POINTS = 10_000
 
 
@@ -57,7 +57,7 @@ def channels_table(trace: Trace) -> Table:
         for counter in trace.counters
         if counter.name.startswith(CHANNEL) and WAITING in counter.values and OLDEST in counter.values
     )
-    columns = ("channel", "items that wait, mean", "most", "empty %", "oldest s")
+    columns = ("channel", "items that wait, mean", "most", "empty %", "oldest ms")
     return Table("Channels, over the time of the trace", columns, rows)
 
 

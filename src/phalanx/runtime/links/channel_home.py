@@ -234,7 +234,7 @@ class ChannelService(Home[ChannelHome]):
             self._follow(instruction)
         if process.count is not None:
             depth = self._machine.depth(self._clock())
-            process.count(CHANNEL + self._name, {WAITING: depth.waiting, OLDEST: depth.oldest_item})
+            process.count(CHANNEL + self._name, {WAITING: depth.waiting, OLDEST: 1e3 * depth.oldest_item})
         if self._closed and not self._machine.leases:  # until then producers must hear what is freed
             services.remove(self)
 
