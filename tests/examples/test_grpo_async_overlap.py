@@ -1,4 +1,4 @@
-"""Generation and training of the asynchronous example go on at the same time, with stand-ins that wait for each other."""
+"""Generation and training of the asynchronous example go on at once, with stand-ins that wait for each other."""
 
 from __future__ import annotations
 
