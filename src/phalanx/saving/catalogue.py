@@ -76,8 +76,8 @@ class Catalogue:
     @property
     def nbytes(self) -> int:
         """Of all items."""
-        everything = (*self.tensors.values(), *self.values.values())
-        return sum(piece.length for one in everything for piece in one.pieces)
+        tensors = sum(piece.length for one in self.tensors.values() for piece in one.pieces)
+        return tensors + sum(piece.length for one in self.values.values() for piece in one.pieces)
 
     def parts(self) -> tuple[str, ...]:
         """The outermost keys of the state."""

@@ -46,8 +46,9 @@ def keys_for(catalogue: Catalogue, rank: int, world_size: int) -> set[str]:
     What all ranks had concerns all; what some had, the same ones where there are as many ranks.
     """
     same = catalogue.world_size == world_size
-    everything = {**catalogue.tensors, **catalogue.values}
-    return {key for key, one in everything.items() if one.ranks is None or (same and rank in one.ranks)}
+    ranks = {key: one.ranks for key, one in catalogue.tensors.items()}
+    ranks |= {key: one.ranks for key, one in catalogue.values.items()}
+    return {key for key, on in ranks.items() if on is None or (same and rank in on)}
 
 
 def check_values(catalogue: Catalogue, world_size: int) -> None:
