@@ -96,6 +96,7 @@ class _Spreading:
         self._load = [0] * len(offers)
         self._orders: list[list[WriteOrder]] = [[] for _ in offers]
         self._by_rank: set[str] = set()
+        self._cuts: dict[tuple[Box, ...], tuple[tuple[Box, ...], ...]] = {}
 
     def run(self) -> Spread:
         tensors, plain, values = self._holders()
@@ -143,21 +144,27 @@ class _Spreading:
                 holders[patch.box][rank] = patch.at
         nbytes = DTYPE_BYTES.get(first.dtype, 8)
         covered = 0
-        taken: list[Box] = []
-        for box in _large_first(holders):
+        boxes = _large_first(holders)
+        for box, parts in zip(boxes, self._disjoint(boxes), strict=True):
             rank = min(holders[box], key=lambda rank: self._load[rank])
-            for part in _apart(box, taken):
+            for part in parts:
                 shift = (p - b for p, b in zip(part.offsets, box.offsets, strict=True))
                 at = tuple(a + s for a, s in zip(holders[box][rank], shift, strict=True))
                 self._orders[rank].append(WriteOrder(key, part, at))
                 self._load[rank] += volume(part) * nbytes
                 covered += volume(part)
-            taken.append(box)
         if covered != volume(whole(first.shape)):
             raise SaveError(
                 f"the ranks hold {covered} of the {volume(whole(first.shape))} elements of {key} {list(first.shape)}: "
                 "what was stated of its boxes, or of Megatron's ranks, is wrong, or ranks are missing here"
             )
+
+    def _disjoint(self, boxes: Sequence[Box]) -> tuple[tuple[Box, ...], ...]:
+        """Each box without those before it; found once for all tensors that are cut alike."""
+        key = tuple(boxes)
+        if key not in self._cuts:
+            self._cuts[key] = tuple(tuple(_apart(box, boxes[:at])) for at, box in enumerate(boxes))
+        return self._cuts[key]
 
     def _same_or_not(self, key: str, plain: Mapping[int, PlainTensor], values: Mapping[int, str]) -> None:
         """Once where all that have it have the same, else by rank."""
