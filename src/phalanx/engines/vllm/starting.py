@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, NamedTuple
 
 import torch
@@ -37,13 +38,14 @@ def start(model: str, options: dict[str, Any], *, rank: int, seeds: bool) -> Sta
     if size == 1:
         if on_cpu():
             alone()
-        engine = make_engine(arguments)
+        engine = make_engine({"seed": secrets.randbits(31), **arguments})
         unlink_shared_memory()
         machine = VllmMachine(engine, seeds=seeds)
         return Started(machine, machine.load, engine.vllm_config.model_config.dtype)
     team = Team(rank, size, "gloo" if on_cpu() else "cpu:gloo,cuda:nccl")
     if on_cpu():
         own_names(team.token)
+    arguments = {"seed": team.seed, **arguments}  # ranks of one engine draw the same tokens
     engine = make_engine({**arguments, "distributed_executor_backend": "external_launcher"})
     team.meet()
     unlink_shared_memory()

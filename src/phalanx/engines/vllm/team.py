@@ -9,6 +9,7 @@ follower's thread stops there until they are in.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -61,9 +62,10 @@ class Team:
         self._commands: Any = dist.new_group(backend="gloo", timeout=_IDLE)
         # What vLLM reads: the world is this engine.
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(size))
-        token: list[Any] = [f"phalanx-{os.getpid()}-{os.urandom(4).hex()}" if self.rank == 0 else None]
-        dist.broadcast_object_list(token, src=0, group=self._commands)
-        self.token: str = token[0]
+        told_all: list[Any] = [(f"phalanx-{os.getpid()}-{os.urandom(4).hex()}", secrets.randbits(31))]
+        dist.broadcast_object_list(told_all, src=0, group=self._commands)
+        self.token: str = told_all[0][0]
+        self.seed: int = told_all[0][1]
 
     def meet(self) -> None:
         """Wait for the others."""
