@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,6 +39,8 @@ def reload(worker: Any, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         WeightsError: the model has parameters that none of these reached.
     """
     model = worker.model_runner.get_model()
+    # It warns of layers that have nothing to load, in every sync; what is missing is looked for below.
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     wanted = {name for name, _ in model.named_parameters()}
     with find("vllm.config.set_current_vllm_config")(worker.vllm_config):
         find("vllm.model_executor.model_loader.reload.initialize_layerwise_reload")(model)
