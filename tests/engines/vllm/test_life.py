@@ -58,6 +58,7 @@ def test_engines_that_were_closed_leave_nothing(cluster: None, models: dict[str,
     assert shared_memory() <= before
 
 
+@pytest.mark.soak
 def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
     before = shared_memory()
     script = tmp_path / "driver.py"
