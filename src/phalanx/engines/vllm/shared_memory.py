@@ -37,7 +37,8 @@ def own_names(token: str) -> None:
         named, joined = shared.make_group_name, shared._init_cpu_shm
 
         def make_group_name(communicator: Any) -> str:
-            return f"{getattr(shared, _PATCHED)}{named(communicator)}"
+            # vLLM's begins with the slashes of "env://", which are allowed nowhere else in such a name.
+            return f"{getattr(shared, _PATCHED)}{named(communicator).replace('/', '')}"
 
         def init_cpu_shm(self: Any) -> int:
             handle = joined(self)
