@@ -18,7 +18,7 @@ def rewards(path: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_run_that_was_ended_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     def train(steps: int, path: str, *more: str) -> str:
         options = [

@@ -16,6 +16,7 @@ import torch
 
 import phalanx as px
 
+SLOW_ON_RAY = True
 WITHIN = 30.0
 
 
