@@ -57,6 +57,17 @@ def test_a_rank_that_cannot_be_reached_says_why() -> None:
     assert "its process is gone" in shown(group(ranks=1), [now])
 
 
+def test_what_a_rank_says_of_itself_stands_below_what_it_does() -> None:
+    now = rank_now(
+        rank(0), Sight(True, {9: 1.0}, methods={9: "generate"}, told="812 tokens/s"), None, None, None
+    )
+
+    lines = shown(group(ranks=1), [now]).splitlines()
+
+    below = next(number for number, line in enumerate(lines) if "generate 1.0 s" in line) + 1
+    assert "812 tokens/s" in lines[below]
+
+
 def test_a_broken_group_shows_its_cause() -> None:
     assert "cause: rank 1 died" in shown(group("broken", cause="rank 1 died"), [])
 

@@ -215,6 +215,14 @@ def test_statistics_count_rows_and_tokens() -> None:
     assert (found.requests, found.tokens, found.running, found.waiting) == (2, 8, 0, 0)
 
 
+def test_an_engine_says_how_it_stands_where_it_can_be_read_from_beside_it() -> None:
+    engine, told = CountingEngine(), list[str]()
+    engine._context.tell = told.append
+    generated(engine, [[20], [30]], Sampling(max_tokens=4))
+
+    assert told[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -37,6 +37,17 @@ def test_the_method_of_a_running_call_is_on_the_board() -> None:
     assert read(page).methods == {1: "actor.update", 2: "", 3: "actor.update", 4: "größe"}
 
 
+def test_what_a_rank_says_of_itself_is_on_the_board_in_place_of_what_it_said_before() -> None:
+    page = side_channel.CallPage()
+    page.begin(1, "generate")
+    page.cancelled(1)
+    page.tell("812 tokens/s, 12 running")
+    page.tell("idle")
+
+    assert read(page).told == "idle"
+    assert read(page).methods == {1: "generate"}
+
+
 def test_more_methods_than_there_is_room_for_have_no_name() -> None:
     page = side_channel.CallPage()
     for number in range(1, side_channel.NAMES):

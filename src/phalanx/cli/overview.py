@@ -29,7 +29,7 @@ _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "brok
 class RankNow:
     """One rank: ``doing`` are method and seconds of each call that it is at, ``cpu`` percent of one core.
 
-    ``use`` is percent of its accelerator; unknown things are None.
+    ``use`` is percent of its accelerator, ``told`` what the rank says of itself; unknown things are None.
     """
 
     entry: RankEntry
@@ -38,6 +38,7 @@ class RankNow:
     memory: int | None = None
     cpu: float | None = None
     use: float | None = None
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def rank_now(
         entry=entry,
         doing=doing(sight),
         note="" if sight.reachable else sight.note,
+        told=sight.told,
         memory=now.memory if now is not None else None,
         cpu=cpu,
         use=_use(entry, gpus or ()),
@@ -143,6 +145,7 @@ def _rank_data(rank: RankNow) -> dict[str, Any]:
         "log": entry.log,
         "doing": [{"method": method, "seconds": seconds} for method, seconds in rank.doing],
         "note": rank.note,
+        "told": rank.told,
         "memory_bytes": rank.memory,
         "cpu_percent": rank.cpu,
         "gpu_percent": rank.use,
@@ -246,6 +249,8 @@ def _cells(rank: RankNow, with_gpu: bool) -> tuple[Any, ...]:
     entry = rank.entry
     busy = ", ".join(f"{method} {duration(seconds)}" for method, seconds in rank.doing)
     what = Text(rank.note, "red") if rank.note else Text(busy, "cyan") if busy else Text("idle", "dim")
+    if rank.told and not rank.note:
+        what = Text.assemble(what, "\n", (rank.told, "dim"))
     return (
         str(entry.rank),
         entry.host,

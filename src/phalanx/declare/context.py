@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +53,8 @@ class WorkerContext:
     ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
     that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
     or functions that give them; ``in_driver`` says that calls run one after another in the driver's own process;
-    ``shared`` is what the library keeps for all roles of the rank.
+    ``tell`` says in a line how the rank stands, for `phalanx top`, where there is a page for it. ``shared`` is
+    what the library keeps for all roles of the rank.
     """
 
     rank: int = 0
@@ -72,6 +73,7 @@ class WorkerContext:
     registered: dict[str, Any] = field(default_factory=dict[str, Any])
     roles: Siblings = field(default_factory=Siblings)
     in_driver: bool = False
+    tell: Callable[[str], None] | None = None
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def places(self) -> dict[str, dict[str, Any]]:

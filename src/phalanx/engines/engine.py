@@ -262,6 +262,11 @@ class RolloutEngine(Worker):
             paused=self._gate.mode,
         )
 
+    def _tell(self) -> None:
+        """Say how it stands, for `phalanx top`, which never asks a rank."""
+        if self._context.tell is not None:
+            self._context.tell(self._statistics().line())
+
     def _cannot(self, what: str, able: bool) -> bool:
         if not able and what not in self._warned:
             self._warned.add(what)
@@ -369,6 +374,7 @@ class RolloutEngine(Worker):
                 raise
         finally:
             self._stepping = None
+            self._tell()
 
     async def _step(self) -> None:
         self._check_weights()
@@ -383,6 +389,8 @@ class RolloutEngine(Worker):
         stepped = self._machine.step()
         drawn = list(await stepped if isinstance(stepped, Awaitable) else stepped)
         self._meter.drew(len(drawn))
+        if self._meter.due():
+            self._tell()
         changed = list(self._requests.take(drawn, version))
         for answer in changed:
             self._calls[answer.row].drew(answer)

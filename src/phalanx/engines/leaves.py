@@ -218,6 +218,17 @@ class EngineStatistics:
     version: int = 0
     paused: PauseMode | None = None
 
+    def line(self) -> str:
+        """The same for people."""
+        parts = [
+            f"{self.tokens_per_second:.0f} tokens/s",
+            f"{self.running} running",
+            f"{self.waiting} waiting",
+        ]
+        parts += [f"cache {self.cache_use:.0%}", f"{self.requests} rows done"]
+        parts += [f"weights {self.version}"] if self.version else []
+        return ", ".join([*parts, f"paused ({self.paused})"] if self.paused else parts)
+
 
 def joined_runs(runs: Sequence[tuple[int, int]], version: int, count: int) -> Runs:
     """``runs`` with ``count`` more tokens of ``version``."""

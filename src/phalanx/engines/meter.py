@@ -11,6 +11,7 @@ from phalanx.engines.requests import Row
 __all__ = ["Meter"]
 
 _WINDOW_S = 10.0
+_TELL_S = 0.5
 _BREAK_S = 1.0
 """A longer time between two steps is none at work."""
 
@@ -24,6 +25,7 @@ class Meter:
             deque()
         )  # when it ended, seconds since the one before, tokens
         self._last: float | None = None
+        self._told: float | None = None
         self.requests = 0
         self.aborted = 0
         self.tokens = 0
@@ -37,6 +39,13 @@ class Meter:
         self._steps.append((now, seconds, tokens))
         while self._steps[0][0] < now - _WINDOW_S:
             self._steps.popleft()
+
+    def due(self) -> bool:
+        """Whether it is time to tell people again: twice a second."""
+        if self._told is not None and self._clock() < self._told + _TELL_S:
+            return False
+        self._told = self._clock()
+        return True
 
     def ended(self, row: Row) -> None:
         """A row is at its end."""

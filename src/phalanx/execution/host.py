@@ -156,6 +156,8 @@ class Host:
             meshes=setup.meshes,
         )
         shared.in_driver = self._services.in_driver
+        channel = self._presence.control
+        shared.tell = None if channel is None else channel.page.tell
         self._presence.context = shared
         if not self._services.in_driver:
             set_context_of_process(shared)

@@ -137,6 +137,8 @@ class Sight:
 
     ``methods`` are their names by number, a role's with the role before a dot.
 
+    ``told`` is how the rank said itself that it stands.
+
     ``reachable`` is False for a process that is gone, or stopped by a signal: ``note`` says so.
     """
 
@@ -145,6 +147,7 @@ class Sight:
     stack: str = ""
     note: str = ""
     methods: Mapping[int, str] = field(default_factory=dict[int, str])
+    told: str = ""
 
     def with_stack(self, stack: str, note: str) -> Sight:
         """The same with its stacks, or with why there are none."""

@@ -34,6 +34,8 @@ _NUMBER = struct.Struct("<Q")
 _RUNNING_AT = 64
 _CANCELLED_AT = _RUNNING_AT + SLOTS * _RUNNING.size
 _CANCELLED_COUNT_AT = 0
+_TOLD_AT = _CANCELLED_AT + CANCELLED * _NUMBER.size
+_TOLD_BYTES = 256
 _NAMES_AT = 4096
 _NAME_BYTES = 64
 NAMES = (SIZE - _NAMES_AT) // _NAME_BYTES  # the first one stands for methods without a name here
@@ -86,6 +88,11 @@ class CallPage:
             _RUNNING.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, 0, 0.0, 0)
             self._free.append(slot)
 
+    def tell(self, text: str) -> None:
+        """Say in a line how it stands, in place of what was said before; 256 bytes at most."""
+        said = text.encode(errors="backslashreplace")[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
+        self._page[_TOLD_AT : _TOLD_AT + _TOLD_BYTES] = said
+
     def cancelled(self, call: int) -> bool:
         """Whether the call was cancelled."""
         if self._page[_CANCELLED_COUNT_AT : _CANCELLED_COUNT_AT + 8] == b"\0" * 8:
@@ -96,11 +103,13 @@ class CallPage:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a page said: begin and method of each running call by its number, and the calls that were cancelled."""
+    """What a page said: begin and method of each running call by its number, the calls that were cancelled, and how the
+    rank says itself that it stands."""
 
     running: dict[int, float]
     cancelled: frozenset[int]
     methods: dict[int, str]
+    told: str = ""
 
 
 def read(page: bytes) -> Reading:
@@ -111,6 +120,7 @@ def read(page: bytes) -> Reading:
         running={call: begun for call, begun, _ in slots},
         cancelled=frozenset(n for (n,) in _NUMBER.iter_unpack(numbers) if n != 0),
         methods={call: _name(page, index) for call, _, index in slots},
+        told=page[_TOLD_AT : _TOLD_AT + _TOLD_BYTES].rstrip(b"\0").decode(errors="replace"),
     )
 
 

@@ -144,6 +144,7 @@ class NodeAgent:
             running={call: now - begun for call, begun in seen.running.items()},
             note=_STOPPED if stopped else "",
             methods=seen.methods,
+            told=seen.told,
         )
 
     def _ask_stack(self, target: Target) -> str:
