@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.engines.leaves import Prompt, Tokens
+from phalanx.engines.leaves import Completion, Prompt, Tokens
 from phalanx.engines.requests import Answer, Row
 
-__all__ = ["EngineCall", "rows_of"]
+__all__ = ["TAGS", "EngineCall", "check_tags", "each_row", "of_prompt", "rows_of"]
+
+TAGS = ("weights", "kv_cache")
 
 
 class EngineCall:
@@ -120,3 +122,31 @@ def _tokens_of(prompt: Any, encode: Callable[[str], Sequence[int]] | None) -> li
     if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
         raise ValueError(f"a prompt is {prompt!r}; expected a list of tokens, such as [1, 15, 3]")
     return list(given)
+
+
+def each_row(what: str, given: Any, count: int) -> list[Any]:
+    """A list with one element per row.
+
+    Raises:
+        ValueError: it has another length.
+    """
+    rows = list(given)
+    if len(rows) != count:
+        raise ValueError(f"{what} has {len(rows)} elements for {count} prompts; give one for each")
+    return rows
+
+
+def of_prompt(prompt: Sequence[int], log_probs: Sequence[float], version: int) -> Completion:
+    """The log-probabilities of a prompt, as what comes after its first token."""
+    return Completion(tuple(prompt[1:]), tuple(log_probs), "length", ((version, len(prompt) - 1),))
+
+
+def check_tags(method: str, tags: Sequence[str]) -> None:
+    """See to it that these are parts of an engine that can sleep.
+
+    Raises:
+        ValueError: one is not.
+    """
+    unknown = sorted({tags} - set(TAGS) if isinstance(tags, str) else set(tags) - set(TAGS))
+    if unknown or isinstance(tags, str):
+        raise ValueError(f"{method}({tags!r}): expected a list of {', '.join(map(repr, TAGS))}")

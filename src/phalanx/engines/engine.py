@@ -13,7 +13,7 @@ from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weights import WeightsDeclared
 from phalanx.declare.worker import Worker
-from phalanx.engines.calls import EngineCall, rows_of
+from phalanx.engines.calls import TAGS, EngineCall, check_tags, each_row, of_prompt, rows_of
 from phalanx.engines.leaves import (
     Capabilities,
     Completion,
@@ -31,7 +31,6 @@ from phalanx.errors import WeightsTorn
 
 __all__ = ["RolloutEngine"]
 
-TAGS = ("weights", "kv_cache")
 _ENGINE = Dispatch.mesh("engine")
 _DEFAULT = Sampling()
 
@@ -173,7 +172,7 @@ class RolloutEngine(Worker):
                 asked.append(row.prompt)
         version = self.version
         told = iter(zip(asked, self._machine.prompt_log_probs(asked) if asked else [], strict=True))
-        return [one if one is not None else _of_prompt(*next(told), version) for one in found]
+        return [one if one is not None else of_prompt(*next(told), version) for one in found]
 
     @register(needs_weights=False)
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -222,7 +221,7 @@ class RolloutEngine(Worker):
 
         An engine that cannot do that (``capabilities``) warns once, and goes on.
         """
-        _check_tags("sleep", tags)
+        check_tags("sleep", tags)
         if self._cannot("sleep", self._machine.capabilities.sleep):
             return
         self._gate.sleep(tags)
@@ -231,7 +230,7 @@ class RolloutEngine(Worker):
     @register(needs_weights=False)
     async def wake(self, tags: Sequence[str] = TAGS) -> None:
         """Take the memory of ``tags`` again."""
-        _check_tags("wake", tags)
+        check_tags("wake", tags)
         if not self._machine.capabilities.sleep:
             return
         self._machine.wake(tags)
@@ -418,25 +417,3 @@ class RolloutEngine(Worker):
             call.failed(error)
         self._machine.remove(dropped)
         self._settle()
-
-
-def each_row(what: str, given: Any, count: int) -> list[Any]:
-    """A list with one element per row.
-
-    Raises:
-        ValueError: it has another length.
-    """
-    rows = list(given)
-    if len(rows) != count:
-        raise ValueError(f"{what} has {len(rows)} elements for {count} prompts; give one for each")
-    return rows
-
-
-def _of_prompt(prompt: Sequence[int], log_probs: Sequence[float], version: int) -> Completion:
-    return Completion(tuple(prompt[1:]), tuple(log_probs), "length", ((version, len(prompt) - 1),))
-
-
-def _check_tags(method: str, tags: Sequence[str]) -> None:
-    unknown = sorted({tags} - set(TAGS) if isinstance(tags, str) else set(tags) - set(TAGS))
-    if unknown or isinstance(tags, str):
-        raise ValueError(f"{method}({tags!r}): expected a list of {', '.join(map(repr, TAGS))}")
