@@ -1,6 +1,6 @@
 """GRPO on a small language model: it learns to copy digits, from its own samples and a reward alone.
 
-    python examples/grpo.py                                # two ranks, about a minute on two cores
+    python examples/grpo.py                                # two ranks, a minute or two on two cores
     python examples/grpo.py --ranks 4 --steps 400 --device cpu
     python examples/grpo.py --save out/run                 # a step now and then is saved; Ctrl-C, and then:
     python examples/grpo.py --save out/run --resume        # it goes on, number by number, as if nothing had been
@@ -8,8 +8,9 @@
 ``grpo`` is the algorithm as the paper gives it (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, algorithm 1
 with one reward per answer): sample a group of answers to each question, score them, take each reward relative to
 its group, and step on the clipped objective with a penalty for leaving the reference. It is ordinary Python on the
-driver; each call in it runs on every rank. Actor and reference share one process per rank, the reward is a group
-of its own.
+driver; each call in it runs on every rank. Actor and reference share one process per rank. The answers are made by an
+engine, a group of its own on the same slots, which has the actor's weights after each ``sync()``. The reward is a group
+on a CPU.
 
 The script ends with the reward curve as a picture, a report of the run as a page (the curve, and what each rank did
 when) and, as its last line, the mean reward on questions drawn after the training.
@@ -34,6 +35,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
+from phalanx.engines import Completion, Sampling
+from phalanx.engines.transformers import TransformersRollout
 
 VOCABULARY = 16  # ten digits, a mark before and after the question, and four tokens that are always wrong
 BEGIN, END = 10, 11
@@ -46,7 +49,7 @@ class Settings:
     digits: int = 4
     questions: int = 16  # per step
     group_size: int = 8  # G, answers to each question
-    steps: int = 300
+    steps: int = 400
     learning_rate: float = 2e-3
     clip: float = 0.2  # epsilon
     kl_weight: float = 1e-3  # beta
@@ -54,17 +57,30 @@ class Settings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Groups:
+    """The roles, each on ranks of its own."""
+
+    policy: px.WorkerGroup
+    rollout: px.WorkerGroup
+    judge: px.WorkerGroup
+
+
 def grpo(
-    policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings, random: torch.Generator, done: int = 0
+    groups: Groups, sync: px.WeightSync, settings: Settings, random: torch.Generator, done: int = 0
 ) -> Iterator[float]:
     """Train the policy by the steps that are not ``done``; yields the mean reward of each one's answers."""
+    policy, rollout, judge = groups.policy, groups.rollout, groups.judge
     for _ in range(done, settings.steps):
-        questions = ask(settings.questions, settings.digits, random)
-        answers = policy.actor.generate.submit(questions.repeat_interleave(settings.group_size, dim=0))
-        reference = policy.reference.log_probs.submit(answers)
-        rewards = judge.score(answers)
+        sync()
+        questions = ask(settings.questions, settings.digits, random).repeat_interleave(
+            settings.group_size, dim=0
+        )
+        answers = rollout.generate.submit(questions, Sampling(settings.digits))
+        reference = policy.reference.log_probs.submit(questions, answers)
+        rewards = judge.score(questions, answers)
         advantages = group_advantages(rewards, settings.group_size)
-        policy.actor.update(answers, reference, advantages)
+        policy.actor.update(questions, answers, reference, advantages)
         yield rewards.mean().item()
 
 
@@ -81,10 +97,12 @@ def ask(count: int, digits: int, random: torch.Generator) -> Tensor:
     return torch.cat([torch.full((count, 1), BEGIN), body, torch.full((count, 1), END)], dim=1)
 
 
-def evaluate(policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings, count: int = 512) -> float:
+def evaluate(groups: Groups, sync: px.WeightSync, settings: Settings, count: int = 512) -> float:
     """Mean reward of one sampled answer to each of ``count`` new questions."""
+    sync()
     questions = ask(count, settings.digits, torch.Generator().manual_seed(settings.seed + 1_000_000))
-    return judge.score(policy.actor.generate.submit(questions)).mean().item()
+    answers = groups.rollout.generate.submit(questions, Sampling(settings.digits))
+    return groups.judge.score(questions, answers).mean().item()
 
 
 class Actor(px.Worker):
@@ -98,30 +116,20 @@ class Actor(px.Worker):
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
-        torch.manual_seed(settings.seed + 1 + self.rank)  # the same weights, but other samples
+        self.publish_weights("policy", self.model)
         px.register_state(self, model=self.model, optimizer=self.optimizer)
 
-    @px.register(px.Dispatch.ROWS, to_device=True)
-    @torch.no_grad()
-    def generate(self, questions: Tensor) -> dict[str, Tensor]:
-        """Sample an answer to each question: tokens with the question in front, and log-probabilities."""
-        tokens, log_probs, cache, token = questions, [], None, questions
-        for _ in range(self.settings.digits):
-            out = self.model(token, past_key_values=cache, use_cache=True)
-            cache, distribution = out.past_key_values, out.logits[:, -1].log_softmax(dim=-1)
-            token = torch.multinomial(distribution.exp(), num_samples=1)
-            tokens = torch.cat([tokens, token], dim=1)
-            log_probs.append(distribution.gather(1, token))
-        return {"tokens": tokens, "log_probs": torch.cat(log_probs, dim=1)}
-
     @px.register(px.Dispatch.ROWS, collect="list", to_device=True)
-    def update(self, answers: dict[str, Tensor], reference: Tensor, advantages: Tensor) -> dict[str, float]:
+    def update(
+        self, questions: Tensor, answers: list[Completion], reference: Tensor, advantages: Tensor
+    ) -> dict[str, float]:
         """One optimizer step on this rank's answers and all others'."""
         settings, advantage = self.settings, advantages[:, None]
-        distribution = answer_distribution(self.model, answers["tokens"], settings.digits)
-        log_probs = of_answer(distribution, answers["tokens"])
+        tokens, drawn = as_tensors(questions, answers, settings.digits)
+        distribution = answer_distribution(self.model, tokens, settings.digits)
+        log_probs = of_answer(distribution, tokens)
 
-        ratio = (log_probs - answers["log_probs"]).exp()
+        ratio = (log_probs - drawn).exp()
         clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
         gain = torch.minimum(ratio * advantage, clipped * advantage)
         kl = (reference - log_probs).exp() - (reference - log_probs) - 1  # unbiased and never negative
@@ -148,20 +156,21 @@ class Reference(px.Worker):
 
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
-    def log_probs(self, answers: dict[str, Tensor]) -> Tensor:
+    def log_probs(self, questions: Tensor, answers: list[Completion]) -> Tensor:
         """Log-probability of each answer token, (rows, digits)."""
-        return of_answer(answer_distribution(self.model, answers["tokens"], self.digits), answers["tokens"])
+        tokens, _ = as_tensors(questions, answers, self.digits)
+        return of_answer(answer_distribution(self.model, tokens, self.digits), tokens)
 
 
 class Reward(px.Worker):
     """The judge."""
 
     @px.register(px.Dispatch.ROWS)
-    def score(self, answers: dict[str, Tensor]) -> Tensor:
+    def score(self, questions: Tensor, answers: list[Completion]) -> Tensor:
         """The part of each answer's digits that are copied right, (rows,)."""
-        digits = answers["log_probs"].shape[1]
-        question, answer = answers["tokens"][:, 1 : 1 + digits], answers["tokens"][:, -digits:]
-        return (question == answer).float().mean(dim=1)
+        digits = questions.shape[1] - 2
+        tokens, _ = as_tensors(questions, answers, digits)
+        return (questions[:, 1:-1] == tokens[:, -digits:]).float().mean(dim=1)
 
 
 def small_llama() -> nn.Module:
@@ -175,8 +184,18 @@ def small_llama() -> nn.Module:
         max_position_embeddings=32,
         tie_word_embeddings=True,
         pad_token_id=None,
+        bos_token_id=BEGIN,
+        eos_token_id=None,  # an answer has as many digits as are asked for
     )
     return LlamaForCausalLM(config)
+
+
+def as_tensors(questions: Tensor, answers: list[Completion], digits: int) -> tuple[Tensor, Tensor]:
+    """Tokens with the question in front, (rows, digits + 2 + digits), and log-probabilities, (rows, digits)."""
+    shape, device = (len(answers), digits), questions.device
+    tokens = torch.tensor([answer.tokens for answer in answers], dtype=torch.long, device=device).view(shape)
+    log_probs = torch.tensor([answer.log_probs for answer in answers], device=device).view(shape)
+    return torch.cat([questions, tokens], dim=1), log_probs
 
 
 def answer_distribution(model: nn.Module, tokens: Tensor, digits: int) -> Tensor:
@@ -209,19 +228,19 @@ class Saving:
 
 
 def saved(
-    policy: px.WorkerGroup, judge: px.WorkerGroup, settings: Settings, saving: Saving, console: Console
+    groups: Groups, sync: px.WeightSync, settings: Settings, saving: Saving, console: Console
 ) -> list[float]:
     """Run, and save it all as one commit now and then; the mean reward of each step, those before a resume too."""
     state: dict[str, Any] = {"questions": torch.Generator().manual_seed(settings.seed), "rewards": []}
     if saving.path is None:
-        return list(shown(grpo(policy, judge, settings, state["questions"]), settings.steps, console))
+        return list(shown(grpo(groups, sync, settings, state["questions"]), settings.steps, console))
     # The reference is what it was by its seed.
-    roles = {"actor": policy.actor}
+    roles = {"actor": groups.policy.actor, "rollout": groups.rollout}
     with px.Run(str(saving.path), roles, state=state) as run:
         if run.steps() and not saving.resume:
             raise SystemExit(f"{saving.path} has a run: --resume goes on with it, or give another path")
         done = run.resume() or 0
-        rewards = grpo(policy, judge, settings, state["questions"], done)
+        rewards = grpo(groups, sync, settings, state["questions"], done)
         for step, reward in enumerate(shown(rewards, settings.steps, console, done), start=done + 1):
             state["rewards"].append(reward)
             if step % saving.every == 0 or step == settings.steps:
@@ -239,11 +258,17 @@ def train(
         px.ResourcePool([1], use_gpu=False) as cpu,
     ):
         roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
-        policy = px.WorkerGroup(pool, roles, name="policy")
-        judge = px.WorkerGroup(cpu, Reward, name="judge")
-        console.print(policy.explain())
-        rewards = saved(policy, judge, settings, saving, console)
-        final = evaluate(policy, judge, settings)
+        engine = TransformersRollout.bind(small_llama, weights="policy", seed=settings.seed)
+        groups = Groups(
+            policy=px.WorkerGroup(pool, roles, name="policy"),
+            rollout=px.WorkerGroup(pool, engine, name="rollout"),
+            judge=px.WorkerGroup(cpu, Reward, name="judge"),
+        )
+        sync = px.WeightSync(groups.policy.actor, groups.rollout, "policy")
+        console.print(groups.policy.explain())
+        rewards = saved(groups, sync, settings, saving, console)
+        final = evaluate(groups, sync, settings)
+        sync.close()
     title = f"GRPO: a small Llama learns to copy digits, {settings.steps} steps on {ranks} ranks"
     trace.save(report, title=title, charts={"mean reward of each step": rewards})
     return rewards, final
@@ -290,7 +315,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small Llama to copy digits by GRPO.")
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--seed", type=int, default=Settings.seed)
-    parser.add_argument("--ranks", type=int, default=2, help="processes that hold actor and reference")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="processes that hold actor and reference, and as many engines"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
     parser.add_argument("--save", type=Path, help="where the run is saved, by all ranks; see `phalanx runs`")

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from phalanx.engines import Completion
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "grpo.py"
 
 
@@ -43,11 +45,11 @@ def test_a_question_is_digits_between_two_marks(grpo: ModuleType) -> None:
 
 
 def test_the_reward_is_the_part_of_the_digits_copied_right(grpo: ModuleType) -> None:
-    question = [grpo.BEGIN, 3, 1, 4, 1, grpo.END]
-    answers = [3, 1, 4, 1], [3, 1, 4, 5], [0, 0, 0, 0]
-    tokens = torch.tensor([[*question, *answer] for answer in answers])
+    questions = torch.tensor([[grpo.BEGIN, 3, 1, 4, 1, grpo.END]] * 3)
+    answers = (3, 1, 4, 1), (3, 1, 4, 5), (0, 0, 0, 0)
+    completions = [Completion(answer, (-1.0,) * 4, "length", ((1, 4),)) for answer in answers]
 
-    scores = grpo.Reward().score({"tokens": tokens, "log_probs": torch.zeros(3, 4)})
+    scores = grpo.Reward().score(questions, completions)
 
     assert scores.tolist() == [1.0, 0.75, 0.0]
 
