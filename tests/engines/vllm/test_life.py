@@ -82,7 +82,6 @@ def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path
     assert shared_memory() <= before
 
 
-@pytest.mark.soak
 def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, str]) -> None:
     before = shared_memory()
     folder = models["tied"]
