@@ -37,6 +37,12 @@ def test_each_row_has_its_own_sampling() -> None:
     assert [len(one.tokens) for one in made] == [1, 2]
 
 
+@pytest.mark.parametrize("given", [{"max_tokens": 4}, [{"max_tokens": 4}]])
+def test_a_sampling_that_is_a_dict_is_refused_with_what_is_expected(given: object) -> None:
+    with pytest.raises(ValueError, match=r"expected px.engines.Sampling\(max_tokens="):
+        generated(CountingEngine(), [[10]], given)
+
+
 def test_no_prompts_have_no_answers() -> None:
     assert generated(CountingEngine(), []) == []
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.engines.leaves import Completion, Prompt, Tokens
+from phalanx.engines.leaves import Completion, Prompt, Sampling, Tokens
 from phalanx.engines.requests import Answer, Row
 
-__all__ = ["TAGS", "EngineCall", "check_tags", "each_row", "of_prompt", "rows_of"]
+__all__ = ["TAGS", "EngineCall", "check_tags", "each_row", "of_prompt", "rows_of", "samplings_of"]
 
 TAGS = ("weights", "kv_cache")
 
@@ -150,3 +150,18 @@ def check_tags(method: str, tags: Sequence[str]) -> None:
     unknown = sorted({tags} - set(TAGS) if isinstance(tags, str) else set(tags) - set(TAGS))
     if unknown or isinstance(tags, str):
         raise ValueError(f"{method}({tags!r}): expected a list of {', '.join(map(repr, TAGS))}")
+
+
+def samplings_of(given: Any, count: int) -> list[Sampling]:
+    """A sampling per row.
+
+    Raises:
+        ValueError: it is neither a ``Sampling`` nor one for each row.
+    """
+    rows = [given] * count if isinstance(given, Sampling) else list(given)
+    for row in rows:
+        if not isinstance(row, Sampling):
+            raise ValueError(
+                f"sampling={given!r}: expected px.engines.Sampling(max_tokens=..., ...), or a list with one per prompt"
+            )
+    return each_row("sampling", rows, count)

@@ -13,7 +13,7 @@ from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weights import WeightsDeclared
 from phalanx.declare.worker import Worker
-from phalanx.engines.calls import TAGS, EngineCall, check_tags, each_row, of_prompt, rows_of
+from phalanx.engines.calls import TAGS, EngineCall, check_tags, each_row, of_prompt, rows_of, samplings_of
 from phalanx.engines.leaves import (
     Capabilities,
     Completion,
@@ -288,9 +288,7 @@ class RolloutEngine(Worker):
         self._check_open()
         texts = rows_of(prompts, self._encode)
         count = len(texts)
-        samplings = each_row(
-            "sampling", [sampling] * count if isinstance(sampling, Sampling) else sampling, count
-        )
+        samplings = samplings_of(sampling, count)
         prefixes = each_row("prefix", [None] * count if prefix is None else prefix, count)
         names = each_row("ids", [None] * count if ids is None else ids, count)
         rows = [

@@ -79,6 +79,11 @@ class OptimizerPart:
                 f"{len(self._optimizer.param_groups)}; make it with the same groups"
             )
         for name, (parameter, held, group) in self._parameters().items():
+            if len({path == (*_STATE, name) for _, path in saved.get(name, [])}) > 1:
+                raise SaveMismatch(
+                    f"of {name}, some ranks' optimizers had a state when they were saved, and others had made no step; "
+                    "step on all ranks, or load the parts without the optimizer (parts=[...])"
+                )
             for key, path in saved.get(name, []):
                 self._leaf(want, key, path, catalogue, parameter, held, group)
         return want

@@ -237,6 +237,12 @@ class ModelPart:
         return want
 
     def apply(self, values: Mapping[str, Any]) -> None:
+        for key, tensor in self._tensors.items():
+            if values[key].shape != tensor.shape:  # copy_ would broadcast, or fail after others were copied
+                raise SaveMismatch(
+                    f"{key} has shape {list(values[key].shape)} where it was saved, and {list(tensor.shape)} here; "
+                    "make the model with the same shapes"
+                )
         with torch.no_grad():
             for key, tensor in self._tensors.items():
                 tensor.detach().copy_(values[key])
