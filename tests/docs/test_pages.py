@@ -23,6 +23,7 @@ OUTPUT = "Output"
 #: Pages whose code is run in another way, by the test that is named.
 ELSEWHERE = {
     "quick-start": "test_quick_start.py",
+    "how-to/vllm": "tests/engines/vllm/test_page.py",
     "migrating-from-verl": "test_the_page_about_verl_runs_in_a_process_of_its_own",
     **{name_of(page): "test_tutorial.py" for page in (DOCS / "tutorial").glob("*.md")},
 }

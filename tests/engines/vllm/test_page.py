@@ -1,0 +1,25 @@
+"""The code of the page about vLLM runs, with what it takes for granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import phalanx as px
+from tests.docs.pages import DOCS, blocks
+from tests.engines.vllm.models import Source
+
+
+def test_the_code_of_the_page_runs(cluster: None, models: dict[str, str]) -> None:
+    code = [block for block in blocks(DOCS / "how-to" / "vllm.md") if block.language == "python"]
+    with px.ResourcePool([2], use_gpu=False) as both:
+        names: dict[str, Any] = {
+            "pool": both[1:2],
+            "trainer": px.WorkerGroup(both[0:1], Source.bind(models["endless"]), name="trainer"),
+            "prompts": [[5, 6, 7], [8, 9]],
+            "steps": 1,
+        }
+        for block in code:
+            exec(compile(block.text.replace("path/of/model", models["endless"]), block.where, "exec"), names)
+
+    assert len(code) == 2
+    assert [one.version for one in names["answers"]] == [1, 1]
