@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -90,3 +92,26 @@ def test_the_call_after_one_that_was_interrupted_runs(host: Host) -> None:
     with pytest.raises(RankFailure):
         host.run_bare("", "ping")
     assert host.run_bare("", "ping") == 0
+
+
+def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # of `cancelled`
+    sent: list[int] = []
+    kill = signal.pthread_kill
+
+    def unheard_at_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 2:
+            kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", unheard_at_first)
+    waiting = threading.Event()
+    with pytest.raises(Interrupted), control.call(70000, "wait"):
+        side_channel.cancel(control.page.fd, 70000)
+        os.write(control.describe().control, b"i")
+        waiting.wait(60)
+
+    assert sent == [INTERRUPT_SIGNAL] * 3
+    assert control.running == 0

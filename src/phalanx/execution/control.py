@@ -14,6 +14,7 @@ import faulthandler
 import fcntl
 import os
 import secrets
+import select
 import signal
 import socket
 import threading
@@ -27,6 +28,8 @@ from phalanx.wire.side_channel import CallPage, available
 MARK_VARIABLE = "PHALANX_PROCESS"
 STACKS_SIGNAL = signal.SIGUSR2
 INTERRUPT_SIGNAL = signal.SIGUSR1
+_AGAIN_S = 0.05
+_TRIES = 100
 
 
 class Interrupted(BaseException):
@@ -147,10 +150,15 @@ class Control:
             raise Interrupted("interrupted while it ran")
 
     def _serve(self) -> None:
+        tries = 0
         while True:
+            if tries and not select.select([self._requests], [], [], _AGAIN_S)[0]:
+                tries = tries - 1 if self._signal() else 0
+                continue
             request = os.read(self._requests, 1)
             if request == b"i":
                 self._interrupt()
+                tries = _TRIES
             elif request == b"s":
                 self._sever()
 
@@ -159,9 +167,20 @@ class Control:
             if self.page.cancelled(number):
                 with contextlib.suppress(RuntimeError):  # its loop was closed
                     loop.call_soon_threadsafe(self._cancel_task, number)
+        self._signal()
+
+    def _signal(self) -> bool:
+        """Interrupt the main thread if it is at a call that was cancelled; whether it is.
+
+        A signal between the interpreter's last look for one and the system call in which the thread then waits wakes
+        nobody, and the thread that sends it runs in just that moment, since the other lets go of the interpreter there.
+        So it is sent again until it was heard; code that hears of none while it runs is not waited for.
+        """
         main = threading.main_thread().ident
-        if self._main and main is not None:
+        at_it = self._main and main is not None and self.page.cancelled(self.running)
+        if at_it and main is not None:
             signal.pthread_kill(main, INTERRUPT_SIGNAL)
+        return at_it
 
     def _cancel_task(self, number: int) -> None:
         """End the task if it is still at that call; it may have gone on to something else meanwhile."""
