@@ -120,7 +120,7 @@ def test_answers_may_end_under_the_weights_that_they_began_with(tmp_path: Path) 
     assert re.search(r"trained +1024", run(SCRIPT, *few, backend="ray", folder=tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_it_learns_to_copy_as_a_script(tmp_path: Path) -> None:
     output = run(SCRIPT, "--device", "cpu", "--seed", "1", backend="ray", folder=tmp_path)
