@@ -42,7 +42,11 @@ class Page:
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
-        self._connection.write_message(json.dumps(message))
+
+        async def write() -> None:
+            await self._connection.write_message(json.dumps(message))
+
+        self._loop.run_sync(write, timeout=30)
         while True:
             answer = self._next()
             if answer.get("id") == self._number:
@@ -119,7 +123,11 @@ def page(folder: Path, width: int = 1200, height: int = 900) -> Generator[Page]:
             raise AssertionError("".join(said))
         connection = loop.run_sync(lambda: websocket_connect(found[1], max_message_size=1 << 28), timeout=30)
         yield Page(loop, connection)
-        connection.close()
+
+        async def close() -> None:
+            connection.close()
+
+        loop.run_sync(close, timeout=30)
     finally:
         child.kill()
         child.wait(10)

@@ -275,7 +275,8 @@ def test_a_full_disk_leaves_the_step_before_whole(
             else:
                 px.save(group, tmp_path, step=2)
 
-        assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
+        # A thread that still writes may leave what it wrote to the next save.
+        assert [one.step for one in listed(str(tmp_path)) if one.whole or not submitted] == [1]
         assert px.load(group, tmp_path).step == 1
 
 
