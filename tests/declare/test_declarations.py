@@ -239,3 +239,16 @@ def test_an_abstract_class_is_found_before_anything_is_started() -> None:
 
     with pytest.raises(px.DeclarationError, match=r"Abstract is abstract.*loss"):
         Abstract.bind()
+
+
+def test_arguments_that_a_constructor_does_not_take_are_found_where_they_are_given() -> None:
+    class Trainer(px.Worker):
+        def __init__(self, lr: float, *, seed: int = 0) -> None: ...
+
+    assert Trainer.bind(0.1, seed=1).kwargs == {"seed": 1}
+    with pytest.raises(
+        px.DeclarationError, match=r"Trainer\(float, sed=\): got an unexpected.*'sed'.*Trainer\(lr: "
+    ):
+        Trainer.bind(0.1, sed=1)
+    with pytest.raises(px.DeclarationError, match=r"missing a required argument: 'lr'"):
+        px.colocate({"actor": Trainer})

@@ -43,7 +43,8 @@ class ClassWithInitArgs:
     options are honoured, or refused with a reason).
 
     Raises:
-        DeclarationError: ``cls`` is no class, or an abstract one, or a group cannot offer its registered methods.
+        DeclarationError: ``cls`` is no class, or an abstract one, or does not take these arguments, or a group cannot
+            offer its registered methods.
     """
 
     def __init__(self, cls: type[Any] | RemoteClass, *args: Any, **kwargs: Any) -> None:
@@ -58,6 +59,7 @@ class ClassWithInitArgs:
                 f"{self.cls.__name__} is abstract, so that no rank could make one; it lacks: {missing}. Pass a class "
                 "that implements them"
             )
+        _check_arguments(self.cls, args, kwargs)
 
     @property
     def spec(self) -> ClassSpec:
@@ -68,6 +70,20 @@ class ClassWithInitArgs:
     def __repr__(self) -> str:
         given = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
         return f"{self.cls.__name__}.bind({', '.join(given)})"
+
+
+def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """See to it that the constructor takes these arguments: here is the line that gave them, on a rank it is not."""
+    try:
+        signature = inspect.signature(cls)
+    except (ValueError, TypeError):  # made in C, or by a metaclass that tells nothing
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = ", ".join([*(type(a).__name__ for a in args), *(f"{key}=" for key in kwargs)])
+        taken = signature.replace(return_annotation=inspect.Signature.empty)
+        raise DeclarationError(f"{cls.__name__}({given}): {error}; expected {cls.__name__}{taken}") from None
 
 
 #: What a role, or a group of one class, is made of.
