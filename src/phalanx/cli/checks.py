@@ -218,7 +218,7 @@ def _which_cluster(m: Machine) -> Iterator[Finding]:
         yield Finding(
             "cluster",
             m.no_cluster,
-            "name the one that is meant by --address or RAY_ADDRESS (`ray stop` ends all that run here, those of others too)",
+            "name the one that is meant by --address or RAY_ADDRESS (`ray stop` ends all that run here)",
         )
 
 
