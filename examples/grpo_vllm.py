@@ -45,7 +45,7 @@ class Settings:
     digits: int = 4
     questions: int = 16  # per step
     group_size: int = 8  # G, answers to each question
-    steps: int = 300
+    steps: int = 400
     learning_rate: float = 2e-3
     clip: float = 0.2  # epsilon
     kl_weight: float = 1e-3  # beta
