@@ -26,6 +26,7 @@ LAYERS = (
     "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",
     "phalanx.transport.inline",
+    "phalanx.transport.simulated",
     "phalanx.movers",
     "phalanx.execution",
     "phalanx.runtime.session",
@@ -48,6 +49,7 @@ LAYERS = (
 )
 NEVER = {  # within "rows above", all the same
     "phalanx.transport.inline": {"phalanx.transport.ray"},
+    "phalanx.transport.simulated": {"phalanx.transport.ray"},
     "phalanx.execution": {
         "phalanx.transport.base",
         "phalanx.transport.ray",

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
+from phalanx.runtime.session import connection
 from phalanx.testing.conformance import TransportConformance
+from phalanx.transport.simulated.transport import Model, SimulatedTransport
 from tests.runtime.groups.relayed_door import RelayedDoor
 
 
@@ -28,6 +30,16 @@ class TestInlineThroughRelays(TransportConformance):
             px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
         ):
             patch.setattr("phalanx.runtime.groups.core.DirectDoor", RelayedDoor)
+            yield pool
+
+
+class TestSimulated(TransportConformance):
+    """With the real methods on each worker; only time is that of a model."""
+
+    @pytest.fixture(scope="class")
+    def pool(self) -> Iterator[px.ResourcePool]:
+        transport = SimulatedTransport(Model(nodes=1, ranks_per_node=4, run="each"))
+        with connection.standing_in(transport), px.ResourcePool([4], use_gpu=False) as pool:
             yield pool
 
 

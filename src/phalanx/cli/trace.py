@@ -17,7 +17,7 @@ from phalanx.show.tables import Table
 from phalanx.tracing.files import load, write
 from phalanx.tracing.report import Report, report
 
-_ROWS = 12
+ROWS = 12
 _WIDE = 160
 
 
@@ -54,7 +54,7 @@ def trace(
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=1, default=str))
     elif html is None and to is None:
-        _print(made, None if every else _ROWS)
+        print_report(made, None if every else ROWS)
     else:
         for path in (html, to):
             if path is not None:
@@ -67,7 +67,8 @@ def _page(path: Path) -> Path:
     return path
 
 
-def _print(made: Report, rows: int | None) -> None:
+def print_report(made: Report, rows: int | None = ROWS) -> None:
+    """Print a report's tables, no more than so many rows of each."""
     terminal = Console(highlight=False)
     if not terminal.is_terminal:  # a file or a pipe has room
         terminal.width = max(terminal.width, _WIDE)

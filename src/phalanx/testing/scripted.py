@@ -10,18 +10,14 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from phalanx.errors import InternalError, PlacementError
+from phalanx.errors import PlacementError
 from phalanx.runtime.session import connection as cluster
 from phalanx.testing.clock import FakeClock
 from phalanx.transport.base import (
     Endpoint,
-    FetchFailed,
     Lost,
-    NotReady,
-    Outcome,
     Ref,
     Reservation,
     Sight,
@@ -29,7 +25,8 @@ from phalanx.transport.base import (
     Ticket,
 )
 from phalanx.transport.inline import InlineRef, InlineTransport
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.transport.timed import FOR_EVER, TimedCalls, TimedRef, plain
+from phalanx.wire.failure import capture
 from phalanx.wire.messages import RankCall
 from phalanx.wire.outputs import OUTPUT
 
@@ -37,34 +34,12 @@ Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
 """(what, number) -> event; what is "reserve", "spawn", "setup" or "call", counted from 0 each."""
 
-_FOR_EVER = float("inf")
-
 
 class ScriptedFault(RuntimeError):
     """What a rank raises where the script says "raise"."""
 
 
-@dataclass
-class ScriptedRef:
-    """An inline result that is there from ``at`` on."""
-
-    inner: InlineRef
-    at: float = 0.0
-    endpoint: Endpoint | None = field(default=None, repr=False)
-
-    def get(self) -> Any:
-        return self.inner.get()
-
-    @property
-    def failure(self) -> RankFailure | None:
-        return self.inner.failure
-
-    @property
-    def lost(self) -> Lost | None:
-        return self.inner.lost
-
-
-class ScriptedTransport(InlineTransport):
+class ScriptedTransport(TimedCalls, InlineTransport):
     """An inline backend under a script; :func:`scripted` puts it in place."""
 
     def __init__(self, script: Script, clock: FakeClock | None = None, slow_s: float = 3.0) -> None:
@@ -73,15 +48,12 @@ class ScriptedTransport(InlineTransport):
         self._script = script
         self._slow_s = slow_s
         self._counts: dict[str, int] = {}
-        self._open: list[ScriptedRef] = []
+        self._open: list[TimedRef] = []
 
     def _next(self, what: str) -> Event:
         number = self._counts.get(what, 0)
         self._counts[what] = number + 1
         return self._script(what, number)
-
-    def now(self) -> float:
-        return self.clock.now()
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         if self._next("reserve") == "refuse":
@@ -94,10 +66,10 @@ class ScriptedTransport(InlineTransport):
         return super().spawn(request)
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
-        plain = [ref.inner if isinstance(ref, ScriptedRef) else ref for ref in refs]
+        inner = plain(refs)
         return Ticket(
             self._scripted(
-                "setup", endpoint, lambda: super(ScriptedTransport, self).setup(endpoint, data, plain)
+                "setup", endpoint, lambda: super(ScriptedTransport, self).setup(endpoint, data, inner)
             )
         )
 
@@ -110,17 +82,17 @@ class ScriptedTransport(InlineTransport):
         refs: Sequence[Ref],
         returns: int = OUTPUT,
     ) -> Ticket:
-        plain = [ref.inner if isinstance(ref, ScriptedRef) else ref for ref in refs]
+        inner = plain(refs)
 
         def run() -> Ticket:
-            return super(ScriptedTransport, self).submit(endpoint, role, method, data, plain, OUTPUT)
+            return super(ScriptedTransport, self).submit(endpoint, role, method, data, inner, OUTPUT)
 
         ref = self._scripted("call", endpoint, run, _number(data))
         return Ticket(ref, None)
 
     def _scripted(
         self, what: str, endpoint: Endpoint, run: Callable[[], Ticket], number: int = 0
-    ) -> ScriptedRef:
+    ) -> TimedRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
         at = self.clock.now()
         if event == "raise":
@@ -129,11 +101,11 @@ class ScriptedTransport(InlineTransport):
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
             inner = InlineRef(lost=endpoint.handle.lost)
         elif event == "hang":
-            inner, at = InlineRef(), _FOR_EVER
+            inner, at = InlineRef(), FOR_EVER
         else:
             inner = run().value
             at += self._slow_s if event == "slow" else 0.0
-        ref = ScriptedRef(inner, at, endpoint)
+        ref = TimedRef(inner, at, endpoint)
         self._open.append(ref)
         return ref
 
@@ -144,33 +116,6 @@ class ScriptedTransport(InlineTransport):
         for ref in self._open:
             if ref.endpoint is endpoint and ref.at > self.clock.now():
                 ref.inner, ref.at = InlineRef(lost=lost), self.clock.now()
-
-    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        limit = _FOR_EVER if timeout is None else self.clock.now() + timeout
-        times = sorted(_at(ref) for ref in refs)
-        wanted = times[min(count, len(times)) - 1] if times else 0.0
-        self._pass(min(wanted, limit))
-        done = [index for index, ref in enumerate(refs) if _at(ref) <= self.clock.now()]
-        return done, [index for index in range(len(refs)) if index not in done]
-
-    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        limit = _FOR_EVER if timeout is None else self.clock.now() + timeout
-        for ref in sorted(refs, key=_at):
-            if _at(ref) > limit:
-                self._pass(limit)
-                raise NotReady
-            self._pass(_at(ref))
-            if ref.failure is not None or ref.lost is not None:
-                raise FetchFailed
-        return [ref.get() for ref in refs]
-
-    def _pass(self, time: float) -> None:
-        if time == _FOR_EVER:
-            raise InternalError("somebody waits without a limit for a rank that never ends")
-        self.clock.advance_to(time)
-
-    def outcome(self, ref: Ref) -> Outcome:
-        return Outcome(failure=ref.failure, lost=ref.lost) if ref.failure or ref.lost else Outcome(ref.get())
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
@@ -189,10 +134,6 @@ def scripted(script: Script, clock: FakeClock | None = None) -> Generator[Script
     transport = ScriptedTransport(script, clock)
     with cluster.replaced_transport("inline", transport):
         yield transport
-
-
-def _at(ref: Ref) -> float:
-    return ref.at if isinstance(ref, ScriptedRef) else 0.0
 
 
 def _number(data: bytes) -> int:

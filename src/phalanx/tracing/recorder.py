@@ -112,6 +112,8 @@ class Place:
 
     group: str
     epoch: int
+    shares_clock: bool = False
+    """Whether its ranks tell the time by the driver's own clock, wherever they are."""
     tracks: list[Track] = field(default_factory=list[Track])
     readings: dict[TrackKey, Reading] = field(default_factory=dict[TrackKey, Reading])
     notes: list[str] = field(default_factory=list[str])
@@ -191,7 +193,8 @@ def assemble(
     readings = {key: reading for place in places for key, reading in place.readings.items()}
     tracks = {track.key: track for place in places for track in place.tracks}
     parts = {draft.id: list(draft.parts(readings)) for draft in drafts}
-    clocks = _clocks(drafts, parts, tracks, here)
+    apart = [draft for draft in drafts if not draft.place.shares_clock]
+    clocks = _clocks(apart, parts, tracks, here)
     offsets = {clock.host: clock.offset for clock in clocks}
 
     def offset(key: TrackKey) -> int:

@@ -27,7 +27,6 @@ from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, pla
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.base import (
     Endpoint,
-    FetchFailed,
     Lost,
     Outcome,
     RankStream,
@@ -39,8 +38,8 @@ from phalanx.transport.base import (
     Ticket,
 )
 from phalanx.transport.files import read_file
-from phalanx.transport.inline_values import InlineRef, InlineStream, Unended
-from phalanx.wire.failure import RankFailure, capture, undecodable
+from phalanx.transport.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
+from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.value import Value
@@ -87,7 +86,9 @@ class InlineServices:
 
 
 @dataclass
-class _Rank:
+class InlineRank:
+    """One rank in this process: its host, and what became of it."""
+
     host: Any
     alive: bool = True
     lost: Lost | None = None
@@ -177,7 +178,7 @@ class InlineTransport:
             )
             host = request.factory(InlineServices(facts, self._own_folder()))
             name = request.names[index] if request.names else None
-            endpoints.append(Endpoint(slot, _Rank(host), host.report(), name))
+            endpoints.append(Endpoint(slot, InlineRank(host), host.report(), name))
         return endpoints
 
     def _own_folder(self) -> str:
@@ -208,7 +209,7 @@ class InlineTransport:
         return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
 
     def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
-        rank: _Rank = endpoint.handle
+        rank: InlineRank = endpoint.handle
         with self._lock:
             if not rank.alive:
                 return InlineRef(lost=rank.lost)
@@ -262,24 +263,14 @@ class InlineTransport:
         return address
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        try:
-            return [ref.get() for ref in refs]
-        except FetchFailed:
-            raise
-        except Exception as error:  # RankFailure, or what unpickling raises
-            raise FetchFailed from error
+        return fetched(refs)
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         ended = [index for index, ref in enumerate(refs) if not (isinstance(ref, Unended) and ref.under_way)]
         return ended, [index for index in range(len(refs)) if index not in ended]
 
     def outcome(self, ref: Ref) -> Outcome:
-        if ref.failure is not None or ref.lost is not None:
-            return Outcome(failure=ref.failure, lost=ref.lost)
-        try:
-            return Outcome(ref.get())
-        except Exception as error:
-            return Outcome(failure=undecodable(error))
+        return outcome_of(ref)
 
     def disregard(self, refs: Sequence[Ref]) -> None:
         """Nothing to do: nobody else hears of failures."""
@@ -298,7 +289,7 @@ class InlineTransport:
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
-            rank: _Rank = endpoint.handle
+            rank: InlineRank = endpoint.handle
             rank.end(Lost("the rank was stopped", "stopped", intended=True))
             rank.host = None
         return ()

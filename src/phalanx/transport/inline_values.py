@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
 from phalanx.errors import CallCancelled
-from phalanx.transport.base import FetchFailed, Lost
+from phalanx.transport.base import FetchFailed, Lost, Outcome
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.outputs import StreamEnd
 from phalanx.wire.value import Value
 
@@ -38,6 +38,13 @@ class InlineRef:
         return pickle.loads(self._value) if self._encoded else self._value
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of an encoded value; of a plain one those of its text, if it has any."""
+        if isinstance(self._value, bytes | str):
+            return len(self._value)
+        return 0
+
+    @property
     def is_last(self) -> bool:
         """Whether it is the last of a stream."""
         return (
@@ -45,6 +52,26 @@ class InlineRef:
             or self.lost is not None
             or isinstance(self._value, StreamEnd | RankFailure)
         )
+
+
+def fetched(refs: Sequence[Any]) -> list[Any]:
+    """The values behind references that are there. Raises FetchFailed."""
+    try:
+        return [ref.get() for ref in refs]
+    except FetchFailed:
+        raise
+    except Exception as error:  # RankFailure, or what unpickling raises
+        raise FetchFailed from error
+
+
+def outcome_of(ref: Any) -> Outcome:
+    """How a call ended of which a reference is there."""
+    if ref.failure is not None or ref.lost is not None:
+        return Outcome(failure=ref.failure, lost=ref.lost)
+    try:
+        return Outcome(ref.get())
+    except Exception as error:
+        return Outcome(failure=undecodable(error))
 
 
 class Unended:

@@ -32,9 +32,10 @@ def pack(core: GroupCore) -> PortableGroup:
     Raises:
         DeclarationError: the group lives in this process only.
     """
-    if core.transport.name == "inline":
+    if core.transport.immediate:
         raise DeclarationError(
-            f"group {core.name!r} runs inline, in this process, and cannot be sent to another one; use the ray backend"
+            f"group {core.name!r} runs in this process (backend {core.transport.name!r}) and cannot be sent to another "
+            "one; use the ray backend"
         )
     if core.life.ground is not None:
         core.life.ground.keep()  # the view there is to work even if nobody here holds the group

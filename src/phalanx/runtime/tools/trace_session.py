@@ -213,7 +213,7 @@ class TraceSession:
             found = self._now.get(life)
             if found is None or found.recorder is not recorder or found.place.epoch != epoch:
                 found = self._now[life] = TracedEpoch(
-                    recorder, Place(self._name(life), epoch), life.transport
+                    recorder, Place(self._name(life), epoch, life.transport.immediate), life.transport
                 )
                 self._epochs.append(found)
                 life.before_end.append(partial(self._collect_last, found))

@@ -1,0 +1,183 @@
+"""`phalanx simulate SCRIPT`: a script, unchanged, on a cluster that is a model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from phalanx.cli.trace import ROWS, print_report
+from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.runtime.tools.simulate import Shape, Simulation
+from phalanx.tracing.files import check_path, write
+from phalanx.tracing.report import report
+from phalanx.transport.simulated.constants import Constants
+from phalanx.transport.simulated.costs import Costs, parse, quantity, read
+from phalanx.transport.simulated.transport import Model
+
+_RAISED = 1
+
+
+def simulate(
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="The script, as `python SCRIPT` would run it.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, behind --.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks-per-node", min=1, help="Slots of each node.")] = 8,
+    cores: Annotated[
+        int, typer.Option("--cores-per-node", min=1, help="Cores that the ranks of a node share.")
+    ] = 32,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cost", help='What a method costs: "Trainer.update=2.0s,out=4KB,spread=5%". Repeat it.'
+        ),
+    ] = None,
+    costs: Annotated[
+        list[Path] | None,
+        typer.Option("--costs", help="Costs in TOML, or a trace (.json, .jsonl) of a real run."),
+    ] = None,
+    run: Annotated[
+        Literal["none", "one"],
+        typer.Option(
+            "--run", help="Methods of which no value is stated: not run, or run on one rank for all."
+        ),
+    ] = "none",
+    pools: Annotated[
+        Literal["fill", "written"],
+        typer.Option("--pools", help="Each pool takes the whole cluster, or what the script asks for."),
+    ] = "fill",
+    pool: Annotated[
+        list[str] | None,
+        typer.Option("--pool", help="The shape of one pool by its name_prefix: rollout=256x8."),
+    ] = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option("--node-mtbf-hours", help="Mean time between failures of one node, in hours."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Decides spreads and failures.")] = 0,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One of the model's constants: network_bytes_per_s=50e9."),
+    ] = None,
+    to: Annotated[
+        list[Path] | None, typer.Option("--to", help="Write the trace: .html (a report), .json or .jsonl.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run a script on a simulated cluster of any size: how long its calls and starts would take there.
+
+    The script is not changed. Its pools get the slots of the simulated cluster; its groups have no processes, and
+    their methods take the stated time and give the stated values.
+
+    Examples:
+
+      phalanx simulate train.py --nodes 1024 --ranks-per-node 8 --cost "Trainer.update=2.0s,out=4KB,spread=5%"
+
+      phalanx simulate train.py --nodes 64 --costs measured.json --run one --to report.html
+
+    Exit codes: 0 done; 2 the script cannot be run so; else the script's own.
+    """
+    for path in to or ():
+        check_path(path)
+    model = Model(
+        nodes=nodes,
+        ranks_per_node=ranks,
+        cores=cores,
+        run=run,
+        fill=pools == "fill",
+        seed=seed,
+        hours_between_failures=mtbf,
+        constants=constants_of(constant or ()),
+    )
+    stated = Costs()
+    for file in costs or ():
+        stated.add(read(file))
+    for text in cost or ():
+        stated.add(parse(text))
+    simulation = Simulation(model, stated, shapes_of(pool or ()))
+    code = _run(simulation, script, arguments or ())
+    if simulation.trace is None:
+        raise typer.Exit(code)
+    for path in to or ():
+        write(simulation.trace, path)
+        typer.echo(f"written: {path}", err=as_json)
+    made = report(simulation.trace)
+    if as_json:
+        typer.echo(json.dumps(made.to_dict(), indent=1, default=str))
+    else:
+        print_report(made, ROWS)
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(simulation: Simulation, script: Path, arguments: Sequence[str]) -> int:
+    """The script's exit code, as `python` would give it."""
+    if not script.is_file():
+        raise DeclarationError(f"{script}: there is no such file; give the script that `python` would run")
+    with _as_main(script, arguments), simulation.running(title=f"{script.name}, simulated"):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as left:
+            return left.code if isinstance(left.code, int) else int(left.code is not None)
+        except PhalanxError:
+            raise
+        except Exception:
+            traceback.print_exc()
+            return _RAISED
+    return 0
+
+
+@contextlib.contextmanager
+def _as_main(script: Path, arguments: Sequence[str]) -> Generator[None]:
+    """What `python SCRIPT` sets."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def constants_of(given: Sequence[str]) -> Constants:
+    """The model's constants with some of them set.
+
+    Raises:
+        DeclarationError: there is none of that name, or that is no number.
+    """
+    changed: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in Constants.names():
+            known = ", ".join(Constants.names())
+            raise DeclarationError(f"--set {text}: there is no constant {name!r}; there are: {known}")
+        changed[name] = quantity(value, {}, f"--set {text}")
+    return replace(Constants(), **changed)
+
+
+def shapes_of(given: Sequence[str]) -> Mapping[str, Shape]:
+    """The shapes of pools by their names, such as ``rollout=256x8``.
+
+    Raises:
+        DeclarationError: it is not written like that.
+    """
+    found: dict[str, Shape] = {}
+    for text in given:
+        match = re.fullmatch(r"([\w.-]+)=([1-9]\d*)x([1-9]\d*)", text)
+        if match is None:
+            raise DeclarationError(f"--pool {text}: expected NAME=NODESxRANKS, such as rollout=256x8")
+        found[match[1]] = int(match[2]), int(match[3])
+    return found

@@ -1,0 +1,109 @@
+"""A script on a cluster that is not there: its groups are simulated, and time is that of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from phalanx.runtime.session import connection as cluster
+from phalanx.runtime.tools.trace import Tracer
+from phalanx.tracing.events import Trace
+from phalanx.transport.simulated.costs import Costs
+from phalanx.transport.simulated.transport import Model, SimulatedTransport
+
+Shape = tuple[int, int]
+"""Nodes, and ranks on each."""
+
+
+@dataclass
+class Simulation:
+    """What is simulated, and once it is over what came of it. ``pools`` are shapes for pools by their name."""
+
+    model: Model
+    costs: Costs = field(default_factory=Costs)
+    pools: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
+    trace: Trace | None = None
+    made: list[str] = field(default_factory=list[str])
+
+    def reshaped(self, name: str | None, asked: tuple[int, ...]) -> tuple[int, ...]:
+        """The blocks that a pool of the script gets."""
+        nodes, ranks = self.pools.get(name or "", (self.model.nodes, self.model.ranks_per_node))
+        given = (ranks,) * nodes if self.model.fill or name in self.pools else asked
+        self.made.append(f"{name or 'pool'}: {list(asked)} in the script, here {_text(given)}")
+        return given
+
+    @contextlib.contextmanager
+    def running(self, title: str = "") -> Generator[SimulatedTransport]:
+        """Whatever is done meanwhile is done on the simulated cluster, and traced.
+
+        ``time.time``, ``time.perf_counter`` and ``time.sleep`` are those of the simulation meanwhile.
+        """
+        transport = SimulatedTransport(self.model, self.costs)
+        with _clocks_of(transport), cluster.standing_in(transport, self.reshaped):
+            tracer = Tracer(title=title).start()
+            try:
+                yield transport
+            finally:
+                found = tracer.events
+                tracer.stop()
+                self.trace = replace(found, host="driver", notes=(*found.notes, *self.notes(transport)))
+
+    def notes(self, transport: SimulatedTransport) -> tuple[str, ...]:
+        """What the report rests on."""
+        model, unknown = self.model, sorted(self.costs.unknown)
+        lines = [
+            f"Simulated: {model.nodes} nodes, {model.ranks_per_node} ranks and {model.cores} cores on each; "
+            f"{transport.clock.now():.6g} s, {transport.messages:,} messages of {transport.message_bytes:,} bytes, "
+            f"{transport.world.wires.moved_bytes:,} bytes between nodes.",
+            "The driver's own code between calls takes no time here.",
+            *self.made,
+        ]
+        if unknown and model.run == "none":
+            lines.append(
+                f"Nothing is stated of {', '.join(unknown)}: they took 0 s and returned None. "
+                "State them with --cost or --costs, or run them on one rank with --run one."
+            )
+        elif unknown:
+            ranks = "one rank, whose time counts for all" if model.run == "one" else "each rank"
+            lines.append(f"Run in this process on {ranks}: {', '.join(unknown)}.")
+        return tuple(lines)
+
+
+def _text(blocks: tuple[int, ...]) -> str:
+    if len(set(blocks)) == 1:
+        return f"{len(blocks)} x {blocks[0]}"
+    return str(list(blocks))
+
+
+@contextlib.contextmanager
+def _clocks_of(transport: SimulatedTransport) -> Generator[None]:
+    """Let the clocks that scripts read be those of the simulation."""
+
+    def slept(seconds: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return sleep(seconds)  # of whoever waits for something that is real
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        transport.sleep(seconds)
+        return None
+
+    sleep, began = time.sleep, transport.wall_ns()
+    changed: dict[str, Callable[..., Any]] = {
+        "time": lambda: transport.wall_ns() / 1e9,
+        "time_ns": transport.wall_ns,
+        "perf_counter": lambda: (transport.wall_ns() - began) / 1e9,
+        "perf_counter_ns": lambda: transport.wall_ns() - began,
+        "sleep": slept,
+    }
+    before = {name: getattr(time, name) for name in changed}
+    for name, function in changed.items():
+        setattr(time, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(time, name, function)

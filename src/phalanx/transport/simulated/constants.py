@@ -1,0 +1,53 @@
+"""How long the steps of calls and starts take, and where each number is from. ``bench/calibrate.py`` measures them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the model of a cluster multiplies by: seconds, and bytes a second.
+
+    The defaults of the first two parts were measured by ``bench/calibrate.py`` with groups of 8 and 16 ranks on one
+    machine of 2 cores, under Ray 2.60; those of the third part are assumptions, since there was no network.
+    """
+
+    # The driver's CPU for each rank of a call. It is one thread: ranks wait their turn.
+    submit_s: float = 0.33e-3
+    """To make and to send the message of one rank."""
+    take_s: float = 0.27e-3
+    """To take the output of one rank."""
+    put_s: float = 0.5e-3
+    """To store one object."""
+    call_s: float = 0.2e-3
+    """For a call, however many ranks it has."""
+
+    # CPU of a rank's node, whose cores its ranks share.
+    handle_s: float = 0.35e-3
+    """For one call of one rank, beside the method itself: wake, decode, encode, answer."""
+    process_s: float = 1.0
+    """To start one process, as far as it reports where it is."""
+    setup_s: float = 0.3
+    """To make a process a rank, beside the constructor itself: imports, the environment."""
+    start_s: float = 0.5
+    """For a start, however many processes it has; nothing is busy meanwhile."""
+    create_s: float = 2.0e-3
+    """Of the driver and the cluster's controller, one after another, to ask for one process."""
+    store_bytes_per_s: float = 2.5e9
+    """Copying a value into the object store of a node."""
+    copy_bytes_per_s: float = 3.0e9
+    """Copying a value out of it into a rank's own memory, per core."""
+    message_bytes_per_s: float = 0.5e9
+    """What travels inside a message or a small output."""
+
+    # Between nodes: assumed.
+    latency_s: float = 0.1e-3
+    """One message, from a process to another."""
+    network_bytes_per_s: float = 10e9
+    """One node's link, in each direction."""
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """What there is to be set."""
+        return tuple(field.name for field in fields(Constants))
