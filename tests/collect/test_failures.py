@@ -152,6 +152,13 @@ def test_a_rank_whose_process_died_is_a_cause_before_ranks_that_lost_a_connectio
     assert combined(gone(0, at=1.0), died(1, at=2.0)).cause_ranks == (1,)
 
 
+def test_who_lost_the_other_end_of_a_sync_is_a_victim_of_whoever_left_it_for_a_reason() -> None:
+    lost = {"type_name": "phalanx.errors.WeightsLost", "message": "source rank 0 went away"}
+    early, late = report(0, at=1.0, **lost), bad(1, at=2.0)
+    assert [(each.rank, each.victim) for each in with_victims([early, late])] == [(1, False), (0, True)]
+    assert [each.victim for each in with_victims([early, report(1, at=2.0, **lost)])] == [False, False]
+
+
 def test_what_the_supervisor_knows_to_be_a_victim_stays_one() -> None:
     assert combined(died(0, victim=True), bad(1)).victims == (0,)
 

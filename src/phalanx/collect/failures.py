@@ -20,6 +20,7 @@ from phalanx.errors import (
     RankReport,
     RemoteCallError,
     StaleEpoch,
+    WeightsLost,
     WorkerDiedError,
     WorkerInitError,
 )
@@ -43,6 +44,8 @@ _OF_A_COLLECTIVE = ("RuntimeError", "DistBackendError", "DistNetworkError", "Dis
 _COLLECTIVE_FRAME = re.compile(
     r"torch[/\\]distributed[/\\]|ProcessGroup|third_party[/\\]gloo|c10d", re.IGNORECASE
 )
+# What a rank raises that lost the other end of a sync of weights.
+_SYNC_PEER_IS_GONE = f"{WeightsLost.__module__}.{WeightsLost.__qualname__}"
 # A frame of a process that waits for its peers, as faulthandler and traceback write it.
 _WAITS_FOR_PEERS = re.compile(
     r'torch[/\\]distributed[/\\].*", line \d+,? in '
@@ -140,8 +143,8 @@ def _causes(failed: Sequence[RankReport]) -> list[RankReport]:
         for each in blamable
         if each.kind == "died" or (each.kind == "raised" and not looks_like_victim(each))
     ]
-    if own:
-        return own
+    if own:  # a peer of a sync went away, for a reason that may be among the others
+        return [each for each in own if each.type_name != _SYNC_PEER_IS_GONE] or own
     ended = [report for report in blamable if report.kind != "raised"]
     busy = [report for report in ended if report.kind == "timeout" and not _stands_waiting(report)]
     return [report for report in ended if report.kind != "timeout"] + busy if busy else ended
