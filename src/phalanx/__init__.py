@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from phalanx.runtime.api.explain import explain as explain
     from phalanx.runtime.api.explain import status as status
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
+    from phalanx.runtime.api.notices import notices as notices
+    from phalanx.runtime.api.resize import resize as resize
     from phalanx.runtime.api.sticky import sticky as sticky
     from phalanx.runtime.calls.counts import statistics as statistics
     from phalanx.runtime.calls.future import CallFuture as CallFuture
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.calls.values import put as put
     from phalanx.runtime.calls.values import readonly as readonly
     from phalanx.runtime.life.policy import Restart as Restart
+    from phalanx.runtime.life.preemption import Notice as Notice
     from phalanx.runtime.links.channel import Channel as Channel
     from phalanx.runtime.links.staleness import Staleness as Staleness
     from phalanx.runtime.links.versions import Version as Version
@@ -120,6 +123,7 @@ _HOME = {
     "ItemsLost": "phalanx.errors",
     "MegatronRank": "phalanx.transfer.readers.megatron",
     "Mesh": "phalanx.topology.mesh",
+    "Notice": "phalanx.runtime.life.preemption",
     "PhalanxError": "phalanx.errors",
     "PlacementError": "phalanx.errors",
     "RankReport": "phalanx.errors",
@@ -159,6 +163,7 @@ _HOME = {
     "join_rows": "phalanx.collect.join",
     "load": "phalanx.runtime.saving.verbs",
     "merge_resource_pool": "phalanx.runtime.pools.pool",
+    "notices": "phalanx.runtime.api.notices",
     "nsight": "phalanx.runtime.tools.profile",
     "progress": "phalanx.show.progress",
     "publish_weights": "phalanx.declare.weights",
@@ -170,6 +175,7 @@ _HOME = {
     "register_state": "phalanx.declare.saving",
     "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
+    "resize": "phalanx.runtime.api.resize",
     "save": "phalanx.runtime.saving.verbs",
     "shutdown": "phalanx.runtime.session.connection",
     "span": "phalanx.tracing.spans",

@@ -18,6 +18,8 @@ class Admission:
         self._instances = instances
         self._group = ""
         self._epoch = ANY_EPOCH
+        #: Whether the rank leaves its group, and takes no more calls.
+        self.leaves = False
         #: Why methods of a role may not run, by role: its weights are of no one version.
         self.unusable: Mapping[str, str] = {}
 
@@ -27,6 +29,8 @@ class Admission:
 
     def refusal(self, call: RankCall) -> StaleEpoch | WeightsTorn | None:
         """Why a call does not run here; None for one that does."""
+        if self.leaves and not is_library_call(call.method):
+            return self.stale(call.role, call.method, call.epoch)
         if call.epoch not in (ANY_EPOCH, self._epoch) and not is_library_call(call.method):
             return self.stale(call.role, call.method, call.epoch)
         return self.torn(call.role, call.method) if self.unusable else None

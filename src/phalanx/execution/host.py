@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.context import WorkerContext, set_context_of_process
+from phalanx.declare.context import WorkerContext, context_of, set_context_of_process
 from phalanx.declare.weights import WeightsDeclared
 from phalanx.declare.worker import Worker, make
 from phalanx.errors import FailureKind, StaleEpoch
@@ -262,6 +262,18 @@ class Host:
         """
         self._admission.enter(self.context.group, number)
         self.run_bare = self._refuse_bare
+
+    def follow(self, number: int, world_size: int) -> None:
+        """Be one of so many ranks from now on; those work each by itself, so calls of any epoch are taken."""
+        self._admission.enter(self.context.group, number)
+        for context in (self.context, *map(context_of, self._instances.values())):
+            context.epoch, context.world_size = number, world_size
+        if not self._services.in_driver:
+            os.environ["WORLD_SIZE"] = str(world_size)
+
+    def leave(self) -> None:
+        """Take no more calls of users."""
+        self._admission.leaves = True
 
     def check_callable(self, call: RankCall) -> None:
         """See to it that this rank may run a call: it is of its epoch, and its role has weights of one version.

@@ -32,6 +32,16 @@ def enter_epoch(host: Host, number: int) -> None:
     host.enter_epoch(number)
 
 
+def follow(host: Host, number: int, world_size: int) -> None:
+    """Belong to a group of that size, and to another epoch, from now on: other ranks have come or gone."""
+    host.follow(number, world_size)
+
+
+def leave(host: Host) -> None:
+    """Take no more calls: this rank leaves the group."""
+    host.leave()
+
+
 def keep_record(host: Host, record: bytes) -> None:
     """Keep what a detached group leaves for drivers to come."""
     host.record = record

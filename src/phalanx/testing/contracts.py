@@ -355,6 +355,9 @@ class NoticingContract(_Ranks):
         transport.publish(key, None)
         assert transport.published(key) is None
 
+    def test_no_node_is_said_to_go_where_nobody_takes_one_away(self, transport: Transport) -> None:
+        assert list(transport.going_nodes()) == []
+
     def test_a_process_says_where_it_is_reached(self, transport: Transport) -> None:
         with socket.create_server(("", 0)) as server:
             socket.create_connection((transport.host(), server.getsockname()[1]), timeout=_WITHIN_S).close()

@@ -17,6 +17,7 @@ from phalanx.runtime.session import connection as cluster
 from phalanx.testing.clock import FakeClock
 from phalanx.transport.base import (
     Endpoint,
+    GoingNode,
     Lost,
     Ref,
     Reservation,
@@ -49,11 +50,16 @@ class ScriptedTransport(TimedCalls, InlineTransport):
         self._slow_s = slow_s
         self._counts: dict[str, int] = {}
         self._open: list[TimedRef] = []
+        #: The nodes that it says will be taken away; its one node is called "inline".
+        self.going: list[GoingNode] = []
 
     def _next(self, what: str) -> Event:
         number = self._counts.get(what, 0)
         self._counts[what] = number + 1
         return self._script(what, number)
+
+    def going_nodes(self) -> Sequence[GoingNode]:
+        return self.going
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         if self._next("reserve") == "refuse":

@@ -94,7 +94,8 @@ class SpawnRequest:
 class Endpoint:
     """One worker process. ``facts`` is what it reported; ``handle`` is the transport's own.
 
-    ``bare_calls`` counts the calls that this process sent it without a message.
+    ``bare_calls`` counts the calls that this process sent it without a message. ``retired`` says that it left its
+    group in peace: whatever it was asked has ended.
     """
 
     slot: Slot
@@ -103,6 +104,7 @@ class Endpoint:
     name: str | None = None
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
     bare_calls: int = 0
+    retired: bool = False
 
 
 class Ticket(NamedTuple):
@@ -165,6 +167,15 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.failure is None and self.lost is None
+
+
+@dataclass(frozen=True)
+class GoingNode:
+    """A node that will be taken away: ``deadline`` is when, as a Unix time, None where nobody said; why, in words."""
+
+    node_id: str
+    deadline: float | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -419,6 +430,10 @@ class Noticing(Protocol):
 
     def published(self, key: str) -> bytes | None:
         """What some process of the cluster left under that key; None where nothing is."""
+        ...
+
+    def going_nodes(self) -> Sequence[GoingNode]:
+        """The nodes that the cluster will lose, as far as it knows; asks it, which takes some milliseconds."""
         ...
 
 

@@ -27,6 +27,7 @@ from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, pla
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.base import (
     Endpoint,
+    GoingNode,
     Lost,
     Outcome,
     RankStream,
@@ -293,6 +294,9 @@ class InlineTransport:
             rank.end(Lost("the rank was stopped", "stopped", intended=True))
             rank.host = None
         return ()
+
+    def going_nodes(self) -> Sequence[GoingNode]:
+        return ()  # its node is this process's
 
     def now(self) -> float:
         return time.monotonic()

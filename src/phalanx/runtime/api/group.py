@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
@@ -13,13 +13,15 @@ from phalanx.declare.bind import ClassWithInitArgs, Colocation, WorkerClass, as_
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.core import GroupCore, Resizing
+from phalanx.runtime.groups.members import Members
 from phalanx.runtime.groups.processes import GroupProcesses
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.life.options import GroupOptions, checked_options
 from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.life.preemption import Notice
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.tools.trace import from_environment
 from phalanx.show.tables import Table
@@ -49,6 +51,8 @@ class WorkerGroup(GroupView):
         stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
         on_failure: ``px.Restart(...)`` makes a broken group restart by itself when it is next called.
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
+        on_notice: called with each ``px.Notice`` that ranks of the group will lose their node, on a thread of the
+            library's: it may set flags or submit calls, and waits for nothing. ``px.notices(group)`` gives them too.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
         show_ranks: whose output this driver shows: "all", "merged" (all, with what several print at once as one
@@ -78,6 +82,7 @@ class WorkerGroup(GroupView):
         call_timeout: float | None = None,
         stall_report_after: float | None = None,
         on_failure: Restart | None = None,
+        on_notice: Callable[[Notice], object] | None = None,
         max_concurrency: int | None = None,
         visible_devices: Literal["own", "node"] = "own",
         detached: bool = False,
@@ -99,6 +104,7 @@ class WorkerGroup(GroupView):
             "call_timeout": call_timeout,
             "stall_report_after": stall_report_after,
             "on_failure": on_failure,
+            "on_notice": on_notice,
             "max_concurrency": max_concurrency,
             "visible_devices": visible_devices,
             "detached": detached or None,
@@ -119,12 +125,15 @@ class WorkerGroup(GroupView):
         self._roles = bound
         core = GroupCore(self._card(bound, options), pool.transport, pool.world_size, owner=True)
         core.life.on_change = functools.partial(publisher.changed, core.life)
+        core.life.on_notice = options.on_notice
         core.life.ground = pool
         core.made_of = bound
         GroupView.__init__(self, Selection.whole(core))
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
+        members = Members(core, self._processes, pool, self)
+        core.resizing = Resizing(members.change, self._restart_with)
         pool.claim(self)
         try:
             self._processes.start()
@@ -159,7 +168,18 @@ class WorkerGroup(GroupView):
             pool=self._pool.name,
             detached=options.detached,
             asynchronous=options.max_concurrency is not None,
+            independent=all(getattr(spec.cls, "independent", False) is True for spec in specs.values()),
         )
+
+    def _restart_with(self, size: int) -> None:
+        """Start the group anew with so many ranks, on as many slots."""
+        before = self.core.world_size
+        slots = self._pool.slots[min(before, size) : max(before, size)]
+        if size > before:
+            self._pool.claim(self, slots)
+        self._processes.restart(size)
+        if size < before:
+            self._pool.unclaim(self, slots)
 
     def restart(self) -> None:
         """Start the group anew on its slots: new processes, the same handles, the next epoch.

@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.errors import DispatchError
+from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture, Stream
 from phalanx.runtime.calls.request import CallRequest
@@ -53,7 +53,7 @@ class BoundMethod(Generic[P, B, V]):
         self._fixed = spec.mode in _FIXED and selection.which != "any"
         self._may_be_bare = self._fixed and not spec.replay and not spec.streams and spec.needs_nothing
         #: The plan of a call without arguments, where it is always the same.
-        self._empty: CallPlan | None = None
+        self._empty: tuple[int, CallPlan] | None = None
         self.__name__ = spec.name
         self.__qualname__ = f"{selection.name}.{spec.name}"
         self.__doc__ = spec.doc
@@ -76,6 +76,22 @@ class BoundMethod(Generic[P, B, V]):
         *,
         waits: bool,
         streaming: Callable[[CallPlan], Streaming] | None = None,
+    ) -> Call:
+        while True:
+            chosen = self._selection
+            epoch = chosen.core.epoch
+            try:
+                return self._send_once(args, kwargs, waits, streaming)
+            except StaleEpoch:  # nothing was sent: the group got other ranks while the call was being made
+                if chosen.fixed is not None or not chosen.core.card.independent or chosen.core.epoch is epoch:
+                    raise
+
+    def _send_once(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        waits: bool,
+        streaming: Callable[[CallPlan], Streaming] | None,
     ) -> Call:
         began = self._selection.core.began()
         empty = self._fixed and not args and not kwargs
@@ -105,9 +121,10 @@ class BoundMethod(Generic[P, B, V]):
         return self._selection.plan(self._spec, self._handle, args, kwargs)
 
     def _plan_of_nothing(self) -> CallPlan:
-        if self._empty is None:
-            self._empty = self._plan((), {})
-        return self._empty
+        size = self._selection.core.world_size
+        if self._empty is None or self._empty[0] != size:
+            self._empty = size, self._plan((), {})
+        return self._empty[1]
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
         """Send the call; give ``(rank, output)`` of each rank as it finishes."""

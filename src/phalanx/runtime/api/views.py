@@ -316,9 +316,9 @@ class GroupView:
 
     def __reduce__(
         self,
-    ) -> tuple[Callable[..., GroupView], tuple[PortableGroup, tuple[int, ...], str, Which]]:
+    ) -> tuple[Callable[..., GroupView], tuple[PortableGroup, tuple[int, ...] | None, str, Which]]:
         chosen = self._selection
-        return _rebuild, (pack(chosen.core), chosen.ranks, chosen.role, chosen.which)
+        return _rebuild, (pack(chosen.core), chosen.fixed, chosen.role, chosen.which)
 
 
 class RankView(GroupView):
@@ -345,6 +345,6 @@ class RankView(GroupView):
         return super().method(function)
 
 
-def _rebuild(portable: PortableGroup, ranks: tuple[int, ...], role: str, which: Which) -> GroupView:
+def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
     chosen = Selection(unpack(portable), ranks, role, which)
     return GroupView(chosen) if which == "all" else RankView(chosen)

@@ -31,6 +31,26 @@ class Repeat:
     def key(self) -> tuple[str, str, tuple[int, ...]]:
         return self.role, self.method, self.ranks
 
+    def extended(self, joining: range) -> Repeat | None:
+        """The same for ranks that join, and from now on for them too; None where it was not the same for all ranks."""
+        everyone = tuple(range(joining.start))
+        if self.ranks[: joining.start] != everyone or any(message != self.sent[0] for message in self.sent):
+            return None
+        for_them = Repeat(
+            self.role, self.method, tuple(joining), self.sent[:1] * len(joining), self.call, self.succeeded
+        )
+        self.ranks = (*everyone, *joining)
+        self.sent = self.sent[:1] * len(self.ranks)
+        return for_them
+
+    def within(self, size: int) -> Repeat | None:
+        """The same for the ranks that a group of that size has; None where it has none of them."""
+        kept = [(rank, sent) for rank, sent in zip(self.ranks, self.sent, strict=True) if rank < size]
+        if len(kept) == len(self.ranks):
+            return self
+        ranks, sent = tuple(rank for rank, _ in kept), tuple(message for _, message in kept)
+        return Repeat(self.role, self.method, ranks, sent, self.call, self.succeeded) if kept else None
+
     def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[Message]:
         """Its messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
         for message in self.sent:

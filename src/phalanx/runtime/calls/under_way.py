@@ -94,7 +94,7 @@ class CallsUnderWay(CallListener):
         for called in chosen.values():
             busy.update(called)
         for call in self.calls():
-            if call.number not in chosen and epoch.has_kept(call.plan.ranks, call.epoch):
+            if call.number not in chosen and epoch.takes(call.plan.ranks, call.epoch):
                 if call.all_ended():
                     self._forget(call)
                 else:
@@ -108,7 +108,7 @@ class CallsUnderWay(CallListener):
         under_way: dict[int, Sequence[int]] = {}
         for number, (since, ranks, arrivals) in known.items():
             everyone = range(len(ranks))
-            stale = epoch is not None and not epoch.has_kept(ranks, since)
+            stale = epoch is not None and not epoch.takes(ranks, since)
             if stale or not arrivals.wait(everyone, len(everyone), 0)[1]:
                 with self._lock:
                     self._chosen.pop(number, None)

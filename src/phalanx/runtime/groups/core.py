@@ -8,8 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from phalanx.config import settings
 from phalanx.declare.bind import ClassWithInitArgs
@@ -34,6 +34,7 @@ from phalanx.runtime.groups.meshes import told_mesh
 from phalanx.runtime.groups.open_groups import open_groups
 from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
 from phalanx.runtime.life.lifecycle import Lifecycle, State
+from phalanx.runtime.life.roster import Change
 from phalanx.runtime.session.monitor import monitor
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
@@ -46,6 +47,22 @@ _BARE = Message(BARE)
 _FIRST_NUMBER = 1 << 16
 
 everywhere.add(CallMeter())
+
+
+class Joined(Protocol):
+    """Brings weights to ranks that have joined a group."""
+
+    def bring(self) -> None:
+        """Bring them to all ranks that the group's weights are to reach now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """How the group gets more ranks or fewer: while it works, or by a restart with so many."""
+
+    change: Callable[[Change, float | None], None]
+    restart: Callable[[int], None]
 
 
 class GroupCore:
@@ -83,6 +100,10 @@ class GroupCore:
         self.restarting = threading.RLock()
         #: What the workers are made of; None where another process owns the group.
         self.made_of: Mapping[str, ClassWithInitArgs] | None = None
+        #: Called when ranks have joined that have no weights yet, before they get calls.
+        self.on_joining: weakref.WeakSet[Joined] = weakref.WeakSet()
+        #: None where another process owns the group.
+        self.resizing: Resizing | None = None
         #: Brings a broken group back where a policy says so; called before a call that would fail.
         self.reviver: Callable[[], None] | None = None
         if not transport.immediate:
@@ -138,6 +159,8 @@ class GroupCore:
         """
         epoch = self.check()
         plan, spec, streaming = request.plan, request.spec, request.streaming
+        if self.card.independent:
+            self._check_there(epoch, request)
         call = self.call(epoch, request, spec.title or spec.name, self.new_number())
         heard = call.heard
         if heard.planned:
@@ -163,10 +186,23 @@ class GroupCore:
 
     def send_bare(self, request: CallRequest) -> Call:
         """Send a call that needs no message; see :meth:`takes_bare`."""
-        call = self.call(self.check(), request, request.spec.name, BARE_CALLS)
+        epoch = self.check()
+        if self.card.independent:
+            self._check_there(epoch, request)
+        call = self.call(epoch, request, request.spec.name, BARE_CALLS)
         self._submit(call, itertools.repeat(_BARE, len(request.plan.ranks)), OUTPUT, request.spec.name)
         self._recent.append(weakref.ref(call))
         return call
+
+    def _check_there(self, epoch: Epoch, request: CallRequest) -> None:
+        """See to it that the ranks of a call, planned a moment ago, are still there.
+
+        Raises:
+            StaleEpoch: one of them leaves, or has left.
+        """
+        there = len(epoch.endpoints) if request.spec.name == HOST else epoch.size
+        if any(rank >= there for rank in request.plan.ranks):
+            raise self.lifecycle.stale_error(epoch.number, request.spec.name)
 
     def began(self) -> int:
         """Now, in nanoseconds since 1970, where somebody hears of calls that are planned; else 0."""
@@ -226,7 +262,7 @@ class GroupCore:
             call=call.number,
             # A view of another process does not know in which epoch its owner has the group.
             epoch=call.epoch.number
-            if self.life.owner and len(call.plan.ranks) == call.epoch.size
+            if self.life.owner and not self.card.independent and len(call.plan.ranks) == call.epoch.size
             else ANY_EPOCH,
             role=call.role,
             method=titled(spec.title) if spec.title else spec.name,
@@ -271,8 +307,8 @@ class GroupCore:
         outgoing = Outgoing(call.role, method, ranks, composed, returns, streaming=streaming)
         try:
             with self.order:  # calls reach all ranks in one order, whichever threads make them
-                if self.life.epoch is not call.epoch:
-                    self.life.check_current(call.epoch, call.plan.ranks, call.method)
+                if self.life.epoch is not call.epoch and not self.life.epoch.takes(ranks, call.epoch):
+                    raise self.lifecycle.stale_error(call.epoch.number, call.method)
                 call.arrivals = self.door.submit(call.epoch, outgoing)
                 if call.number == BARE_CALLS:
                     endpoints = call.epoch.endpoints

@@ -19,7 +19,7 @@ from phalanx.runtime.session.output import display
 from phalanx.show.logs import label_of
 from phalanx.topology.accelerators import Accelerator, in_use
 from phalanx.topology.environment import THREADS, rank_environment
-from phalanx.topology.slots import SlotView
+from phalanx.topology.slots import Slot, SlotView
 from phalanx.transport.base import (
     Endpoint,
     Facade,
@@ -52,7 +52,7 @@ class Processes:
 
 @dataclass
 class Launched:
-    """Processes that are becoming ranks: ``tickets[rank]`` ends when the rank's constructors have returned."""
+    """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned."""
 
     endpoints: list[Endpoint]
     tickets: list[Ticket]
@@ -71,8 +71,11 @@ def launch(
     processes: Processes | None = None,
     amend: Callable[[RankSetup], RankSetup] | None = None,
     trace: str = "",
+    kept: Mapping[int, Endpoint] | None = None,
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
+
+    ``kept`` are the ranks that have their processes: only the others are started, told, and given.
 
     ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
     is told; ``trace`` is the id of the trace for which it notes what it does.
@@ -84,17 +87,21 @@ def launch(
     transport = pool.transport
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
-    extras = _reserve_extras(pool, name, options)
+    kept = kept or {}
+    new = [rank for rank in range(pool.world_size) if rank not in kept]
+    slots = tuple(pool.slots[rank] for rank in new)
+    extras = _reserve_extras(pool, slots, name, options)
     try:
-        endpoints = transport.spawn(
-            _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
-        )
+        request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
+        names = request.names and tuple(request.names[rank] for rank in new)
+        endpoints = transport.spawn(replace(request, slots=slots, names=names) if kept else request)
         try:
-            ordered = _in_rank_order(pool, endpoints)
+            ordered = _in_rank_order(pool, [*kept.values(), *endpoints])
             label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
             setups = _setups(pool, ordered, name, label, epoch, options)
             setups = [replace(setup, trace=trace) for setup in setups] if trace else setups
             setups = [amend(setup) for setup in setups] if amend else setups
+            ordered, setups = [ordered[rank] for rank in new], [setups[rank] for rank in new]
             for endpoint, setup in zip(ordered, setups, strict=True):
                 endpoint.facts = endpoint.facts._replace(files=setup.files)
             tickets = _send(outlet, ordered, roles, setups)
@@ -110,14 +117,16 @@ def launch(
     return Launched(ordered, tickets, extras, setups)
 
 
-def _reserve_extras(pool: ResourcePool, name: str, options: GroupOptions) -> Reservation | None:
+def _reserve_extras(
+    pool: ResourcePool, slots: Sequence[Slot], name: str, options: GroupOptions
+) -> Reservation | None:
     """CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
     bundle = options.extras()
     if not bundle:
         return None
     transport = pool.transport
     reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
-    nodes = transport.nodes_of(pool.slots, reservations)
+    nodes = transport.nodes_of(slots, reservations)
     prefix = next(iter(pool.holdings.values())).reservation_name
     request = ReserveRequest(
         name=f"{prefix}-{name}-extras",

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.declare.bind import ClassWithInitArgs
-from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
+from phalanx.errors import GroupBroken, GroupClosed, PhalanxError, WorkerDiedError
 from phalanx.execution import questions
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.launch import launch
+from phalanx.runtime.groups.launch import Launched, launch
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.runtime.groups.starts import constructors, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
 from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.life.watchman import look_once, watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
@@ -52,7 +53,7 @@ class GroupProcesses:
         self._roles = roles
         self._options = options
         self._after_start = after_start
-        self._extras: Reservation | None = None
+        self._extras: list[Reservation] = []
         if options.on_failure is not None:
             core.reviver = Reviver(self, core, options.on_failure)
 
@@ -61,7 +62,7 @@ class GroupProcesses:
         core, options = self._core, self._options
         call = constructors(core, options.start_timeout)
         try:
-            with Starting(core.transport, core.name, self._pool.world_size) as shown:
+            with Starting(core.transport, core.name, core.world_size) as shown:
                 self._launch(call, shown)
                 call.result(None)
                 make_again(core, options.start_timeout, call.trace)
@@ -71,13 +72,14 @@ class GroupProcesses:
         core.life.started()
         if not core.transport.immediate:
             monitor.add(core)
+            watchman.add(core.life)
         if self._after_start is not None:
             self._after_start()
 
     def _launch(self, call: Call, shown: Starting) -> None:
         core = self._core
         launched = launch(
-            self._pool,
+            self._pool.first(core.world_size),
             self._roles,
             core.name,
             call.epoch.number,
@@ -86,12 +88,65 @@ class GroupProcesses:
             trace=call.trace,
             amend=self._with_versions,
         )
-        self._extras = launched.extras
+        self._note_extras(launched.extras)
         epoch = core.life.enter(launched.endpoints)
         if not self._options.detached:  # those are to outlive this process
             core.transport.attend(launched.endpoints)
         sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
+
+    @contextlib.contextmanager
+    def joining(self, ground: ResourcePool, ranks: range) -> Generator[None]:
+        """Start ranks behind those that there are; the time in which they are there and get no calls yet.
+
+        They are ended, and the group is as it was, where that time ends with an error.
+        """
+        core, options, old = self._core, self._options, self._core.epoch
+        call = constructors(core, options.start_timeout, ranks)
+        launched: Launched | None = None
+        try:
+            launched = launch(
+                ground,
+                self._roles,
+                core.name,
+                old.number + 1,
+                options,
+                core.outlet,
+                trace=call.trace,
+                amend=self._with_versions,
+                kept=dict(enumerate(old.endpoints)),
+            )
+            epoch = core.life.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
+            if not options.detached:
+                core.transport.attend(launched.endpoints)
+            sent_to(call, epoch, launched.tickets, [Message(b"", ())] * len(ranks))
+            call.result(None)
+            make_again(core, options.start_timeout, call.trace, ranks)
+            yield
+        except BaseException as error:
+            call.tell_end(error)
+            if launched is not None:
+                self._send_away(launched, old)
+            raise
+        self._note_extras(launched.extras)
+
+    def _send_away(self, launched: Launched, old: Epoch) -> None:
+        core = self._core
+        core.transport.kill(launched.endpoints)
+        display.finish(launched.endpoints)
+        if launched.extras is not None:
+            core.transport.release(launched.extras)
+        with contextlib.suppress(GroupClosed, GroupBroken):
+            core.life.change(old.endpoints, old.size)
+
+    def dismiss(self, epoch: Epoch, ranks: range) -> None:
+        """End the processes of ranks that have finished; they close first."""
+        core = self._core
+        with contextlib.suppress(PhalanxError, NotReady):
+            self._close_workers(epoch, _CLOSE_PATIENCE_S, ranks)
+        leaving = epoch.endpoints[ranks.start : ranks.stop]
+        core.transport.kill(leaving)
+        display.finish(leaving)
 
     def _with_versions(self, setup: RankSetup) -> RankSetup:
         """What the ranks before this one knew of weights."""
@@ -111,28 +166,32 @@ class GroupProcesses:
             gather_before_end(core, self.patience())
         core.transport.kill(epoch.endpoints)
         display.finish(epoch.endpoints)
-        if self._extras is not None:
-            core.transport.release(self._extras)
-            self._extras = None
+        while self._extras:
+            core.transport.release(self._extras.pop())
+
+    def _note_extras(self, extras: Reservation | None) -> None:
+        if extras is not None:
+            self._extras.append(extras)
 
     def patience(self) -> float:
         """Seconds for the workers' own ``close()``: a rank that is at a call cannot begin it, perhaps for ever."""
         return _BUSY_PATIENCE_S if self._core.under_way.busy() else _CLOSE_PATIENCE_S
 
-    def _close_workers(self, epoch: Epoch, patience: float) -> None:
-        """Ask every rank to close its instances; a rank that is busy or gone is not waited for beyond patience."""
-        dead = epoch.dead(self._core.transport)
-        ranks = [rank for rank in range(len(epoch.endpoints)) if rank not in dead]
+    def _close_workers(self, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
+        """Ask ranks, or all, to close their instances; one that is busy or gone is not waited for beyond patience."""
+        alive = self._core.transport.alive
+        among = range(len(epoch.endpoints)) if among is None else among
+        ranks = [rank for rank in among if alive(epoch.endpoints[rank])]
         if ranks:
             asked = ask(self._core, "close", ranks, questions.close, number=CLOSE_CALL, epoch=epoch)
             asked.watch.arrivals.wait(range(len(ranks)), len(ranks), patience)
 
-    def restart(self) -> None:
-        """End what is left of the group and start it anew; see ``WorkerGroup.restart``."""
+    def restart(self, size: int | None = None) -> None:
+        """End what is left of the group and start it anew, on the first ``size`` slots; see ``WorkerGroup.restart``."""
         core = self._core
         with core.restarting:
             was_ready = core.lifecycle.state is State.READY
-            left = core.life.begin_restart()
+            left = core.life.begin_restart(size)
             begun = core.life.epoch.number
             try:
                 self.end(left, self.patience() if was_ready else 0.0)
@@ -177,6 +236,10 @@ class Reviver:
         with core.restarting:
             if core.lifecycle.state is not State.BROKEN:
                 return  # another thread was here first
+            if self._was_preempted():
+                _log.warning("group %r is restarted: its ranks lost their nodes as was announced", core.name)
+                self._processes.restart()
+                return
             now = core.transport.now()
             self._restarts = self._policy.recent(self._restarts, now)
             if not self._policy.allows(self._restarts, now):
@@ -189,3 +252,13 @@ class Reviver:
                 "group %r is restarted after: %s", core.name, str(core.lifecycle.cause).partition("\n")[0]
             )
             self._processes.restart()
+
+    def _was_preempted(self) -> bool:
+        """Whether the group broke because nodes were taken away of which that was known before: no failure of it."""
+        core = self._core
+        cause, nodes = core.lifecycle.cause, core.epoch.nodes
+        ranks = cause.cause_ranks if isinstance(cause, WorkerDiedError) else ()
+        if not ranks or max(ranks) >= len(nodes):
+            return False
+        look_once(core.life)
+        return core.life.notices.explains([nodes[rank] for rank in ranks])

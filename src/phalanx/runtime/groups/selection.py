@@ -17,7 +17,7 @@ from phalanx.dispatch.planner import (
     plan_one,
     rank_sets,
 )
-from phalanx.errors import DispatchError
+from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
@@ -35,20 +35,26 @@ def _result(future: Any) -> Any:
 class Selection:
     """Ranks of a group that calls go to, as one role of it.
 
-    ``which`` says which of ``ranks`` a call goes to: "all" of them; the "one" that there is, whose output is the
+    ``fixed`` are the ranks of some; None is the whole group, whatever ranks it has. ``which`` says which of ``ranks``
+    a call goes to: "all" of them; the "one" that there is, whose output is the
     value; or "any", the least busy of them. The latter two mean all ranks of a dp coordinate where the method has a
     mesh mode; "process" is one rank, never with its peers.
     """
 
     core: GroupCore
-    ranks: tuple[int, ...]
+    fixed: tuple[int, ...] | None
     role: str = ""
     which: Which = "all"
 
     @classmethod
     def whole(cls, core: GroupCore, role: str = "") -> Selection:
-        """All ranks of a group."""
-        return cls(core, tuple(range(core.world_size)), role)
+        """All ranks of a group, as many as it has."""
+        return cls(core, None, role)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks; of a whole group, those that it has now."""
+        return self.core.life.epoch.everyone if self.fixed is None else self.fixed
 
     @property
     def name(self) -> str:
@@ -63,7 +69,7 @@ class Selection:
     @property
     def part(self) -> tuple[int, ...] | None:
         """The ranks where they are not those of the whole group in order, else None."""
-        return None if self.ranks == tuple(range(self.core.world_size)) else self.ranks
+        return None if self.fixed is None or self.fixed == self.core.life.epoch.everyone else self.fixed
 
     def mesh(self, name: str) -> Mesh:
         """A mesh of the group.
@@ -85,12 +91,12 @@ class Selection:
                 raise DispatchError(
                     f"{self.name}[{key.start}:{key.stop}] is empty; the group has {count} ranks"
                 )
-            return replace(self, ranks=self.ranks[key], which="all")
+            return replace(self, fixed=self.ranks[key], which="all")
         if isinstance(key, bool) or not isinstance(key, int) or not -count <= key < count:
             raise DispatchError(
                 f"{self.name}[{key!r}]: expected a rank from {-count} to {count - 1}, or a slice such as [0:2]"
             )
-        return replace(self, ranks=(self.ranks[key],), which="one")
+        return replace(self, fixed=(self.ranks[key],), which="one")
 
     def spec_of(self, name: str) -> MethodSpec:
         """The method of that name; one that is not registered gets the same arguments on every rank.
@@ -136,29 +142,50 @@ class Selection:
         Raises:
             DispatchError: the arguments do not fit the method or its mode.
         """
+        self._check_there(spec.name)
         if self.which != "all":
             return self._plan_one(spec, args, kwargs)
         return plan(spec, self.core, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
 
     def plan_execute_all(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """The plan of ``execute_all*``."""
+        self._check_there(spec.name)
         return plan_execute_all(self.core, args, kwargs, spec=spec, ranks=self.part)
 
     def plan_execute_rank_zero(
         self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallPlan:
         """The plan of ``execute_rank_zero*``."""
+        self._check_there(spec.name)
         return plan_execute_rank_zero(self.core, args, kwargs, spec=spec, ranks=self.part)
 
     def plan_run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallPlan:
         """The plan of ``group.run``: the function and its arguments to every rank, as they are."""
+        self._check_there("run")
         if self.which != "all":
             return self._plan_one(MethodSpec(RUN), (function, *args), kwargs)
         same = {name: Same(value) for name, value in kwargs.items()}
         given = tuple(map(Same, (function, *args)))
         return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
+
+    def _check_there(self, method: str) -> None:
+        """See to it that the group has these ranks still.
+
+        Raises:
+            StaleEpoch: it was resized, and has fewer.
+        """
+        size = self.core.world_size
+        if self.fixed is not None and max(self.fixed) >= size:
+            gone = [rank for rank in self.fixed if rank >= size]
+            raise StaleEpoch(
+                f"{self.name}, {method}: ranks {gone} have left the group, which has {size} now; take ranks of it "
+                "anew, or call group.any",
+                group=self.core.name,
+                epoch=self.core.epoch.number,
+                current=self.core.epoch.number,
+            )
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """One rank, or those of one dp coordinate; arguments as they are, one output the value."""

@@ -16,10 +16,13 @@ from phalanx.wire.messages import Message
 from phalanx.wire.side_channel import SETUP_CALL
 
 
-def constructors(core: GroupCore, timeout: float) -> Call:
-    """The constructors of the epoch that begins, as a call; whoever makes it ends the processes if it fails."""
-    ranks = range(core.world_size)
-    plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
+def constructors(core: GroupCore, timeout: float, ranks: range | None = None) -> Call:
+    """The constructors of the epoch that begins, or of some of its ranks, as a call.
+
+    Whoever makes it ends the processes if it fails.
+    """
+    ranks = range(core.world_size) if ranks is None else ranks
+    plan = CallPlan(ranks, (), {}, GatherPlan("list", range(len(ranks))))
     rules = CallRules(core.rules.grace_s, consequences=False, init=True)
     call = Call(core.life, core.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout)
     call.tell(call.heard.planned)
@@ -37,14 +40,19 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
     call.tell(call.heard.sent, 0)
 
 
-def make_again(core: GroupCore, timeout: float, trace: str = "") -> None:
+def make_again(core: GroupCore, timeout: float, trace: str = "", joining: range | None = None) -> None:
     """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
+
+    On ranks that are ``joining``, of those that went to all ranks, where each rank got the same.
 
     Raises:
         RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
     """
     epoch = core.epoch
-    for entry in core.repeats.to_make():
+    for made in core.repeats.to_make():
+        entry = made.within(epoch.size) if joining is None else made.extended(joining)
+        if entry is None:
+            continue
         number = core.new_number()
         plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
         rules = CallRules(core.rules.grace_s, consequences=False)

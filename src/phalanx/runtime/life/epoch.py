@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.declare.spec import MethodSpec
-from phalanx.errors import PhalanxError
+from phalanx.errors import CallError, PhalanxError
 from phalanx.runtime.life.lifecycle import (
     BreakEvent,
     ClosedEvent,
     CloseEvent,
     Event,
     Lifecycle,
+    MembersEvent,
     RestartEvent,
     StartedEvent,
     State,
 )
+from phalanx.runtime.life.preemption import Notice, NoticeBoard
 from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Endpoint, Transport
 
@@ -39,6 +41,7 @@ class GroupCard:
     pool: str = ""
     detached: bool = False
     asynchronous: bool = False
+    independent: bool = False
 
 
 class Epoch:
@@ -46,13 +49,20 @@ class Epoch:
 
     An endpoint is one *incarnation* of its rank: the process that is the rank until another one is. The roster never
     changes; a group swaps its epoch whole. ``endpoints`` is empty while the processes are being started.
+
+    Behind the ``size`` ranks that calls go to there may be others: those of a group that grows, which are ``joining``
+    and get their weights, or those of one that shrinks, which finish what they have.
     """
 
-    __slots__ = ("endpoints", "meshes", "nodes", "number", "size", "stopped")
+    __slots__ = ("endpoints", "everyone", "joining", "meshes", "nodes", "number", "size", "stopped")
 
-    def __init__(self, number: int, size: int, endpoints: Sequence[Endpoint] = ()) -> None:
+    def __init__(
+        self, number: int, size: int, endpoints: Sequence[Endpoint] = (), *, joining: bool = False
+    ) -> None:
         self.number = number
         self.size = size
+        self.joining = joining
+        self.everyone = tuple(range(size))
         self.endpoints = tuple(endpoints)
         self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
         self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
@@ -63,11 +73,25 @@ class Epoch:
         if self is since:
             return True
         mine, theirs = self.endpoints, since.endpoints
-        return all(rank < len(mine) and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks)
+        return all(
+            rank < len(theirs) and (theirs[rank].retired or (rank < len(mine) and mine[rank] is theirs[rank]))
+            for rank in ranks
+        )
+
+    def takes(self, ranks: Sequence[int], since: Epoch) -> bool:
+        """Whether a call made for these ranks in an earlier epoch can still be sent to them."""
+        mine, theirs = self.endpoints, since.endpoints
+        return all(rank < self.size and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks)
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The ranks that weights go to: those that join need them before they get calls."""
+        return tuple(range(len(self.endpoints))) if self.joining else self.everyone
 
     def dead(self, transport: Transport) -> list[int]:
-        """The ranks that are known to be gone; cheap."""
-        return [rank for rank, endpoint in enumerate(self.endpoints) if not transport.alive(endpoint)]
+        """The ranks that calls go to and that are known to be gone; cheap."""
+        present = self.endpoints[: self.size]
+        return [rank for rank, endpoint in enumerate(present) if not transport.alive(endpoint)]
 
 
 class Ground(Protocol):
@@ -100,6 +124,10 @@ class GroupLife:
         self.published_weights: dict[tuple[str, str], int] = {}
         #: Of which version the weights of its roles are, in words, by ``role.name``.
         self.weights: dict[str, str] = {}
+        #: What is known of nodes that will be taken away.
+        self.notices = NoticeBoard(card.name)
+        #: Told of each notice, on the watchman's thread.
+        self.on_notice: Callable[[Notice], object] | None = None
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()
 
@@ -129,8 +157,26 @@ class GroupLife:
         """Note that all ranks are there."""
         self._handle(StartedEvent(self.lifecycle.epoch))
 
-    def begin_restart(self) -> Epoch:
+    def change(self, endpoints: Sequence[Endpoint], size: int, *, joining: bool = False) -> Epoch:
+        """Begin the next epoch with ranks that come or go, while the others are at work.
+
+        Raises:
+            GroupClosed, GroupBroken: the group takes no calls.
+        """
+        with self._lock:
+            if self.lifecycle.state is not State.READY:
+                self.lifecycle.check_callable()
+            left = self.epoch
+            self.lifecycle.handle(MembersEvent())
+            self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
+            self.epoch.stopped = left.stopped
+        self._tell()
+        return self.epoch
+
+    def begin_restart(self, size: int | None = None) -> Epoch:
         """Leave the present epoch, and give it; until :meth:`enter` the next one has no processes.
+
+        ``size`` is the number of ranks that it will have, where that is another.
 
         Raises:
             GroupClosed: the group is closed.
@@ -140,13 +186,21 @@ class GroupLife:
                 self.lifecycle.check_callable()
             left = self.epoch
             self.lifecycle.handle(RestartEvent())
-            self.epoch = Epoch(self.lifecycle.epoch, left.size)
+            self.epoch = Epoch(self.lifecycle.epoch, left.size if size is None else size)
         self._tell()
         return left
 
     def broken(self, cause: PhalanxError, epoch: Epoch | None = None) -> None:
-        """Note that the group takes no more calls, and why; what an earlier epoch still reports does nothing."""
-        self._handle(BreakEvent(self.lifecycle.epoch if epoch is None else epoch.number, cause))
+        """Note that the group takes no more calls, and why.
+
+        What an earlier epoch still reports does nothing, unless it is about a rank that this one has kept.
+        """
+        with self._lock:
+            number = self.lifecycle.epoch if epoch is None else epoch.number
+            ranks = cause.cause_ranks if isinstance(cause, CallError) else ()
+            if epoch is not None and epoch is not self.epoch and ranks and self.epoch.takes(ranks, epoch):
+                number = self.lifecycle.epoch
+            self._handle(BreakEvent(number, cause))
 
     def begin_close(self) -> bool:
         """Take no more calls. False if somebody has begun to close the group before."""

@@ -3,6 +3,7 @@
     starting ---started--> ready ---restart--> restarting ---started--> ready
         '------break-----> broken <---break---' |
                              '------restart-----'
+    ready ---members--> ready, as the next epoch
     close leads from every state to closing, closed from there to closed.
 
 Everything that changes the state of a group is an event given to `Lifecycle.handle`, and everything that an
@@ -34,6 +35,7 @@ __all__ = [
     "ClosedEvent",
     "Event",
     "Lifecycle",
+    "MembersEvent",
     "RestartEvent",
     "StartedEvent",
     "State",
@@ -75,6 +77,11 @@ class RestartEvent:
 
 
 @dataclass(frozen=True)
+class MembersEvent:
+    """Ranks come or go while the others work on; a new epoch begins."""
+
+
+@dataclass(frozen=True)
 class CloseEvent:
     """Somebody wants the group gone."""
 
@@ -84,7 +91,7 @@ class ClosedEvent:
     """Nothing of the group is left."""
 
 
-Event = StartedEvent | BreakEvent | RestartEvent | CloseEvent | ClosedEvent
+Event = StartedEvent | BreakEvent | RestartEvent | MembersEvent | CloseEvent | ClosedEvent
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ TRANSITIONS: Mapping[tuple[State, type[Event]], State] = MappingProxyType(
         (State.CLOSED, BreakEvent): State.CLOSED,
         (State.READY, RestartEvent): State.RESTARTING,
         (State.BROKEN, RestartEvent): State.RESTARTING,
+        (State.READY, MembersEvent): State.READY,
         (State.STARTING, CloseEvent): State.CLOSING,
         (State.READY, CloseEvent): State.CLOSING,
         (State.BROKEN, CloseEvent): State.CLOSING,
@@ -153,7 +161,7 @@ class Lifecycle:
 
     @property
     def epoch(self) -> int:
-        """Counts the sets of processes that the group has had: one more with each restart."""
+        """Counts the rosters that the group has had: one more with each restart, and each change of its members."""
         return self._epoch
 
     @property
@@ -177,7 +185,7 @@ class Lifecycle:
         after = TRANSITIONS.get((self.state, type(event)))
         if after is None or told_epoch > self._epoch:
             raise self._illegal(event)
-        step = Step(self.state, event, after, self._epoch + isinstance(event, RestartEvent))
+        step = Step(self.state, event, after, self._epoch + isinstance(event, RestartEvent | MembersEvent))
         self._cause = self._cause_after(event, after)
         self.state, self._epoch = step.after, step.epoch
         return self._note(step)
@@ -230,8 +238,8 @@ class Lifecycle:
     def stale_error(self, epoch: int, method: str) -> StaleEpoch:
         """What a call gets whose ranks are other processes by now, or gone."""
         return StaleEpoch(
-            f"group {self._group!r} was restarted: this call of {method} belongs to epoch {epoch}, the group is in "
-            f"epoch {self._epoch}; make the call again",
+            f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
+            f"{epoch}, the group is in epoch {self._epoch}; make the call again",
             group=self._group,
             epoch=epoch,
             current=self._epoch,

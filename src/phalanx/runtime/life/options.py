@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from phalanx.config import Shown, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.life.preemption import Notice
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
 
@@ -33,6 +34,7 @@ class GroupOptions:
     visible_devices: Literal["own", "node"] = "own"
     detached: bool = False
     show_ranks: Shown | None = None
+    on_notice: Callable[[Notice], object] | None = None
 
     def extras(self) -> dict[str, float]:
         """Resources beside the slot's own, reserved per rank on the slot's node."""
@@ -65,6 +67,10 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
     if not isinstance(values.get("on_failure"), Restart | None):
         raise DeclarationError(
             f"WorkerGroup(on_failure={values['on_failure']!r}): expected px.Restart(max_restarts=..., window_s=...)"
+        )
+    if not callable(values.get("on_notice", checked_options)):
+        raise DeclarationError(
+            f"WorkerGroup(on_notice={values['on_notice']!r}): expected a function that takes a px.Notice"
         )
     for option in ("env", "resources", "runtime_env"):
         if option in values and not isinstance(values[option], Mapping):

@@ -86,10 +86,12 @@ class Pair:
         """Give back what the ranks hold for it, as far as they can be reached; does not wait."""
         for side, epoch in zip((self.source, self.target), self.epochs, strict=True):
             core = side.core
-            if core.epoch is not epoch or core.closed:
-                continue  # these processes are gone, and all that they held
-            dead = set(epoch.dead(core.transport))
-            ranks = [rank for rank in side.ranks if rank not in dead]
+            if core.closed:
+                continue
+            dead = set(core.epoch.dead(core.transport))
+            everyone = side.ranks if core.epoch is epoch else range(core.epoch.size)
+            # Where the processes are others, the former ones are gone, and all that they held.
+            ranks = [rank for rank in everyone if rank not in dead and core.epoch.takes((rank,), epoch)]
             with contextlib.suppress(PhalanxError):
                 ask(core, "px.WeightSync", ranks, questions.leave, self.key)
 

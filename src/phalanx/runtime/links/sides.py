@@ -39,9 +39,14 @@ class WeightsSide:
     """Ranks that publish, or accept, weights under a name."""
 
     core: GroupCore
-    ranks: tuple[int, ...]
+    fixed: tuple[int, ...] | None
     asked: Asked
     title: str
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks; of a whole group, those that it has now, and those that join it."""
+        return self.core.epoch.reached if self.fixed is None else self.fixed
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,7 +66,8 @@ def side_of(given: Ranks, side: Side, name: str) -> WeightsSide:
             f"px.WeightSync: the {side} is {given!r}; give a group, a role of it such as group.actor, or some of its "
             "ranks such as group[0:2]"
         )
-    return WeightsSide(core, tuple(given.ranks), Asked(side, given.role, name), given.name)
+    whole = tuple(given.ranks) == core.epoch.everyone
+    return WeightsSide(core, None if whole else tuple(given.ranks), Asked(side, given.role, name), given.name)
 
 
 def send_to(

@@ -125,6 +125,8 @@ class WeightSync:
         self._pacing = Pacing(staleness)
         self._since = Since(secrets.token_hex(6))
         self._closed = False
+        for side in self._targets:
+            side.core.on_joining.add(self)
 
     def __call__(
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
@@ -157,6 +159,11 @@ class WeightSync:
                         break
             self._last = future
             return future
+
+    def bring(self) -> None:
+        """Bring the weights to ranks that have joined a target: a sync, where there was one before."""
+        if not self._closed and any(one.key in one.core.life.had_weights for one in self._targets):
+            self()
 
     def stage(self, *, step: int | None = None, expect_change: bool | None = None) -> CallFuture[Version]:
         """Begin to bring a version into a second set of tensors at each target, beside what the targets do.

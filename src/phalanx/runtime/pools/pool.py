@@ -193,6 +193,10 @@ class ResourcePool:
         names = {slot.pool for slot in view.slots}
         return ResourcePool.of(self.name, view, {n: h for n, h in self._holdings.items() if n in names})
 
+    def first(self, count: int) -> ResourcePool:
+        """The first slots, in the order in which they are; the pool itself where that is all of them."""
+        return self if count == self.world_size else self._sub(self._view[0:count])
+
     def locate(self) -> None:
         """Learn the accelerator of each slot and put the slots in rank order.
 
@@ -335,15 +339,16 @@ class ResourcePool:
                 f"pool {self.name} is closed: its slots were given back; make a new px.ResourcePool"
             )
 
-    def claim(self, group: Tenant) -> None:
-        """Book one share of every slot for a group.
+    def claim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
+        """Book one share of every slot, or of these, for a group.
 
         Raises:
             PlacementError: the pool is closed, or a slot has no share left.
         """
         self._check_open()
+        slots = self._view.slots if slots is None else slots
         with _booking:
-            for slot in self._view.slots:
+            for slot in slots:
                 holding = self._holdings[slot.pool]
                 on_it = holding.groups.get(slot, [])
                 if len(on_it) >= holding.max_colocate_count:
@@ -353,12 +358,12 @@ class ResourcePool:
                         f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
                         "max_colocate_count"
                     )
-            for slot in self._view.slots:
+            for slot in slots:
                 self._holdings[slot.pool].groups.setdefault(slot, []).append(group)
 
-    def unclaim(self, group: Tenant) -> None:
-        """Take a group out of the books. Idempotent."""
-        for slot in self._view.slots:
+    def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
+        """Take a group out of the books, or off these slots. Idempotent."""
+        for slot in self._view.slots if slots is None else slots:
             on_it = self._holdings[slot.pool].groups.get(slot, [])
             if group in on_it:
                 on_it.remove(group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import ReserveRequest, StoreSpace
+from phalanx.transport.ray.draining import going_nodes
 from phalanx.transport.ray.errors import node_is_gone
 from phalanx.wire.value import Value
 
@@ -152,7 +153,7 @@ def _table(request: ReserveRequest, verdict: str) -> str:
 
 
 def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
-    """Reserve blocks anew whose node is gone; blocks on other nodes stay where they are.
+    """Reserve blocks anew whose node is gone, or is drained; blocks on other nodes stay where they are.
 
     Raises:
         PlacementError: there is no room for them; the blocks stay lost, and can be repaired later.
@@ -161,12 +162,14 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
     if request is None:
         return frozenset()
     deadline = time.monotonic() + timeout
-    lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline)]
+    going = {node.node_id for node in going_nodes()}  # no process is started there any more
+    lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline, going)]
     if not lost:
         return frozenset()
     part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
     release(RayReservation(request.name, [reservation.groups[index] for index in lost]))
-    if not check_feasible(nodes(), part.blocks, part.bundle).fits_total and not _autoscales():
+    left = [node for node in nodes() if node.node_id not in going]
+    if not check_feasible(left, part.blocks, part.bundle).fits_total and not _autoscales():
         raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
     for index in lost:
         reservation.groups[index] = _block(request, index, request.blocks[index])
@@ -175,10 +178,12 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
     return frozenset(lost)
 
 
-def _lost(group: PlacementGroup, deadline: float) -> bool:
-    """Whether a block lies on a node that is gone; waits until Ray knows it too, else it might be put there again."""
+def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
+    """Whether a block lies on a node that goes, or is gone; waits until Ray knows that, else it might be put there."""
     table: Mapping[str, Any] = placement_group_table(group)
     on = set(dict(table.get("bundles_to_node_id") or {}).values())
+    if not on.isdisjoint(going):
+        return True
     while any(node_is_gone(node) for node in on):
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         if not on <= alive or time.monotonic() > deadline:

@@ -17,6 +17,7 @@ from phalanx.topology.slots import Slot
 from phalanx.transport.base import (
     Endpoint,
     FetchFailed,
+    GoingNode,
     Lost,
     NotReady,
     Outcome,
@@ -34,6 +35,7 @@ from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import Connection, job_id
 from phalanx.transport.ray.cluster_reader import publish, published
+from phalanx.transport.ray.draining import going_nodes
 from phalanx.transport.ray.errors import (
     log_once,
     lost_of,
@@ -337,6 +339,9 @@ class RayTransport:
 
     def published(self, key: str) -> bytes | None:
         return published(key) if self.connected() else None
+
+    def going_nodes(self) -> Sequence[GoingNode]:
+        return going_nodes() if self.connected() else ()
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts

@@ -1,0 +1,130 @@
+"""Ranks that join a group, and ranks that leave it, while the others work on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from phalanx.errors import CallTimeout, GroupClosed
+from phalanx.execution import questions
+from phalanx.runtime.groups.ask import Asked, ask
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.processes import GroupProcesses
+from phalanx.runtime.life.epoch import Epoch
+from phalanx.runtime.life.roster import Change
+from phalanx.runtime.pools.booking import Tenant
+from phalanx.runtime.pools.pool import ResourcePool
+
+_LOOKS_EVERY_S = 0.05
+
+
+class Members:
+    """Changes the members of one group, of a class whose ranks work each by itself.
+
+    Those that join are behind the ranks that calls go to until they have what they need; those that leave are there
+    until they have finished.
+    """
+
+    def __init__(
+        self, core: GroupCore, processes: GroupProcesses, pool: ResourcePool, tenant: Tenant
+    ) -> None:
+        self._core = core
+        self._processes = processes
+        self._pool = pool
+        self._tenant = tenant
+
+    def change(self, change: Change, timeout: float | None) -> None:
+        """Let ranks join, or leave.
+
+        Raises:
+            GroupClosed, GroupBroken: the group takes no calls.
+            PlacementError, WorkerInitError, CallTimeout: ranks could not be started; the group is as it was.
+            CallTimeout: ranks that leave have not finished within ``timeout``; they take no calls, and leave with the
+                next change.
+        """
+        with self._core.restarting:
+            self._core.check()
+            self._finish(timeout)  # whoever had not finished the last time
+            if change.joining:
+                self._grow(change.joining)
+            if change.leaving:
+                self._shrink(len(change.leaving))
+                self._finish(timeout)
+
+    def _grow(self, joining: Sequence[int]) -> None:
+        core, old = self._core, self._core.epoch
+        size = joining[-1] + 1
+        ground = self._pool.first(size)
+        slots = ground.slots[old.size :]
+        ground.claim(self._tenant, slots)
+        try:
+            with self._processes.joining(ground, range(old.size, size)):
+                for one in list(core.on_joining):
+                    one.bring()
+        except BaseException:
+            ground.unclaim(self._tenant, slots)
+            raise
+        with core.order:
+            epoch = core.life.change(core.endpoints, size)
+            self._tell(epoch)
+
+    def _shrink(self, count: int) -> None:
+        core = self._core
+        with core.order:  # what was sent before is before the question, and nothing comes after it
+            epoch = core.life.change(core.endpoints, core.world_size - count)
+            tail = range(epoch.size, len(epoch.endpoints))
+            self._leaving = ask(core, "leave", tail, questions.leave)
+            self._tell(epoch)
+
+    _leaving: Asked | None = None
+
+    def _tell(self, epoch: Epoch) -> None:
+        """Tell the ranks of the group how many they are, each after the calls that it has."""
+        asked = ask(self._core, "follow", epoch.everyone, questions.follow, epoch.number, epoch.size)
+        asked.watch.arrivals.disregard()
+
+    def _finish(self, timeout: float | None) -> None:
+        """Wait for the ranks that leave, and end their processes."""
+        core, epoch = self._core, self._core.epoch
+        tail = range(epoch.size, len(epoch.endpoints))
+        if not tail:
+            return
+        limit = None if timeout is None else core.transport.now() + timeout
+        late = self._late(epoch, limit)
+        if late:
+            raise CallTimeout(
+                f"px.resize({core.name}, {epoch.size}): ranks {late} are still at calls after {timeout:g} s; they get "
+                "no more, and leave with the next px.resize of the group, which may be the same",
+                group=core.name,
+                method="px.resize",
+                timeout=timeout,
+            )
+        leavers = epoch.endpoints[epoch.size :]
+        self._processes.dismiss(epoch, tail)
+        for endpoint in leavers:
+            endpoint.retired = True
+        self._leaving = None
+        if core.closed:
+            raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)
+        core.life.change(epoch.endpoints[: epoch.size], epoch.size)
+        self._pool.unclaim(self._tenant, [endpoint.slot for endpoint in leavers])
+
+    def _late(self, epoch: Epoch, limit: float | None) -> list[int]:
+        """The ranks that leave and have not finished, once that is known or the time is over."""
+        core = self._core
+        tail = list(range(epoch.size, len(epoch.endpoints)))
+        asked = self._leaving
+        if asked is not None:
+            everyone = range(len(tail))
+            seconds = None if limit is None else max(0.0, limit - core.transport.now())
+            _, late = asked.watch.arrivals.wait(everyone, len(everyone), seconds)
+            if late:
+                return [tail[position] for position in late]
+        if not core.card.asynchronous or core.transport.immediate:
+            return []  # each of them has answered after all calls before
+        while True:
+            sights = core.transport.sights(epoch.endpoints[epoch.size :], False)
+            late = [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]
+            if not late or (limit is not None and core.transport.now() >= limit):
+                return late
+            time.sleep(_LOOKS_EVERY_S)

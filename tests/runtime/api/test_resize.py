@@ -1,0 +1,176 @@
+"""A group that gets more ranks, and fewer, while it is at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+
+SLOW_ON_RAY = True
+
+
+class Answerer(px.Worker):
+    """Answers requests, each rank by itself."""
+
+    independent = True
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self.answered: list[int] = []
+
+    @px.register(replay=True)
+    def load(self, seed: int) -> None:
+        self.seed = seed
+
+    @px.register
+    def answer(self, x: int) -> tuple[int, int]:
+        self.answered.append(x)
+        return self.rank, 10 * x + self.seed
+
+    @px.register(px.Dispatch.ROWS)
+    def answers(self, xs: list[int]) -> list[int]:
+        return [10 * x for x in xs]
+
+    @px.register
+    def who(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+    @px.register
+    def seeds(self) -> int:
+        return self.seed
+
+
+class Together(px.Worker):
+    @px.register
+    def who(self) -> int:
+        return self.rank
+
+
+@pytest.fixture
+def four(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([4], use_gpu=False) as pool:
+        yield pool
+
+
+def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    before = [endpoint.facts.pid for endpoint in group.core.endpoints]
+
+    px.resize(group, 2)
+    fewer = group.who()
+    px.resize(group, 3)
+    more = group.who()
+
+    assert fewer == [(0, 2), (1, 2)]
+    assert more == [(0, 3), (1, 3), (2, 3)]
+    assert [endpoint.facts.pid for endpoint in group.core.endpoints][:2] == before[:2]
+    assert (len(group), group.world_size, group.ranks) == (3, 3, (0, 1, 2))
+
+
+def test_calls_of_all_ranks_go_to_those_that_there_are(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    for size in (1, 4, 2):
+        px.resize(group, size)
+
+        assert group.answers(list(range(7))) == [10 * x for x in range(7)]
+        assert len(group.who()) == size
+
+
+def test_results_of_ranks_that_left_stay(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    futures = [group[rank].answer.submit(rank) for rank in range(4)]
+
+    px.resize(group, 1)
+    px.resize(group, 4)
+
+    assert [future.result() for future in futures] == [(rank, 10 * rank) for rank in range(4)]
+
+
+def test_ranks_that_join_get_the_calls_that_a_restart_makes_again(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    px.resize(group, 1)
+    group.load(7)
+    px.resize(group, 3)
+    grown = group.seeds()
+    px.resize(group, 2)
+    group.restart()
+
+    assert grown == [7, 7, 7]
+    assert group.seeds() == [7, 7]
+
+
+def test_a_rank_that_left_is_called_no_more(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    last = group[3]
+    px.resize(group, 2)
+
+    with pytest.raises(px.StaleEpoch):
+        last.answer(1)
+
+
+def test_no_request_is_lost_or_answered_twice_under_load(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    px.resize(group, 2)
+    asked: list[int] = []
+    futures: list[px.CallFuture[tuple[int, int]]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        number = 0
+        while not over.is_set() or number < 100:
+            asked.append(number)
+            futures.append(group.any.answer.submit(number))
+            number += 1
+            if len(futures) % 20 == 0:
+                futures[-1].result()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for size in (4, 1, 3, 1):
+        px.resize(group, size)
+    over.set()
+    thread.join(60)
+    answers = [future.result() for future in futures]
+
+    assert [value for _, value in answers] == [10 * number for number in asked]
+    assert group.who() == [(0, 1)]
+
+
+def test_sticky_routing_follows(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    ranks = {key: px.sticky(group, key).answer(1)[0] for key in "abcd"}
+    px.resize(group, 2)
+    after = {key: px.sticky(group, key).answer(1)[0] for key in "abcd"}
+
+    assert sorted(ranks.values()) == [0, 1, 2, 3]
+    assert set(after.values()) <= {0, 1}
+    assert all(after[key] == rank for key, rank in ranks.items() if rank < 2)
+
+
+def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=1) as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        px.resize(group, 1)
+        other = px.WorkerGroup(pool[1:2], Answerer)
+
+        assert other.who() == [(0, 1)]
+        with pytest.raises(px.PlacementError, match="does not fit"):
+            px.resize(group, 2)
+        assert group.who() == [(0, 1)]
+
+
+def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) -> None:
+    group, together = px.WorkerGroup(four, Answerer), px.WorkerGroup(four, Together)
+
+    with pytest.raises(px.PlacementError, match=r"pool\.grow"):
+        px.resize(group, 5)
+    with pytest.raises(px.DeclarationError, match="1 or more"):
+        px.resize(group, 0)
+    with pytest.raises(px.DeclarationError, match="independent = True"):
+        px.resize(together, 2)
+    with pytest.raises(px.DeclarationError, match="via="):
+        px.resize(group, 2, via="folder")
+    assert len(group) == 4
