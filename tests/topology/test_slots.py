@@ -169,3 +169,9 @@ def test_a_block_over_two_nodes_is_refused_and_names_them():
 def test_one_report_per_slot_is_needed():
     with pytest.raises(PlacementError, match="1 reports for 2 slots"):
         order_ranks(pool(2).slots, [on("a")])
+
+
+def test_the_places_of_ranks_in_their_blocks_are_worked_out_once() -> None:
+    view = PoolShape((2, 1)).slots("p")
+    assert view.local_ranks is view.local_ranks
+    assert view.local_world_sizes is view.local_world_sizes

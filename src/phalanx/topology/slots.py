@@ -104,12 +104,12 @@ class SlotView:
         """The number of slots of each local block."""
         return tuple(len(block) for block in self.blocks)
 
-    @property
+    @cached_property
     def local_ranks(self) -> tuple[int, ...]:
         """By rank: its place in its local block."""
         return tuple(i for block in self.blocks for i in range(len(block)))
 
-    @property
+    @cached_property
     def local_world_sizes(self) -> tuple[int, ...]:
         """By rank: the number of slots of its local block."""
         return tuple(len(block) for block in self.blocks for _ in block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -194,6 +195,7 @@ def _setups(
     view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
     first = endpoints[0].facts
     on_node = _devices_by_node(pool, endpoints)
+    here = Counter(endpoint.facts.slot.node_id for endpoint in endpoints)
     folder = _labels.new(name, epoch)
     # What Ray sets before the process starts is the group's too: it wins over what we would choose.
     given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
@@ -203,7 +205,6 @@ def _setups(
         holding = pool.holdings[endpoint.slot.pool]
         kind = in_use(holding.resource, {}) if holding.resource else None
         own = holding.accelerators.get(endpoint.slot, facts.accelerator_ids)
-        ranks_here = sum(1 for other in endpoints if other.facts.slot.node_id == facts.node_id)
         environment = rank_environment(
             rank=rank,
             world_size=len(endpoints),
@@ -216,7 +217,7 @@ def _setups(
             node_ids=on_node[facts.node_id],
             accelerator=kind or _hidden(facts.accelerator_ids),
             cpus_of_node=facts.cpus_of_node,
-            ranks_on_node=ranks_here,
+            ranks_on_node=here[facts.node_id],
             threads=facts.threads,
             group_env=given,
         )

@@ -1,0 +1,247 @@
+"""`python bench/calibrate.py`: the simulator fitted to groups of 8 and 16 ranks, and how well it predicts 32 and 64.
+
+One program measures starts, calls and broadcasts; it is run on Ray and, the same, on the simulated backend. The
+constants are fitted to the groups of 8 and 16 alone. The predictions are in the results' file before the larger groups
+are started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+import phalanx as px
+from phalanx.runtime.tools.simulate import Simulation
+from phalanx.transport.simulated.constants import Constants
+from phalanx.transport.simulated.costs import Cost, Costs
+from phalanx.transport.simulated.transport import Model
+
+STEPS = ("measure", "predict", "check")
+FITTED, PREDICTED = (8, 16), (32, 64)
+RESULTS = Path(__file__).resolve().parent / "results" / "calibration.json"
+MEGABYTES = (1, 16)
+ALLOWED = {
+    "start": 0.35,
+    "empty call": 0.20,
+    "small call": 0.20,
+    "broadcast 1 MB": 0.20,
+    "broadcast 16 MB": 0.20,
+}
+
+Figures = dict[str, float]
+
+
+class Light(px.Worker):
+    """A rank without weights."""
+
+    @px.register
+    def nothing(self) -> None:
+        """An empty call."""
+
+    @px.register
+    def take(self, value: Any) -> None:
+        """A call with an argument."""
+
+
+def program(ranks: int, calls: int, broadcasts: int) -> Figures:
+    """What is measured, in seconds: on Ray, or in a simulation."""
+    found: Figures = {}
+    with px.ResourcePool([ranks], use_gpu=False) as pool:
+        begun = time.perf_counter()
+        group = px.WorkerGroup(pool, Light)
+        found["start"] = time.perf_counter() - begun
+        for _ in range(5):
+            group.nothing()
+            group.take(1)
+        busy = time.process_time()
+        found["empty call"] = _median(group.nothing, calls)
+        found["driver cpu of an empty call"] = (time.process_time() - busy) / calls
+        busy = time.process_time()
+        found["small call"] = _median(lambda: group.take({"step": 1}), calls)
+        found["driver cpu of a small call"] = (time.process_time() - busy) / calls
+        for megabytes in MEGABYTES:
+            value = np.ones(megabytes << 18, dtype=np.float32)
+            group.take(value)
+            found[f"broadcast {megabytes} MB"] = _median(lambda value=value: group.take(value), broadcasts)
+    return found
+
+
+def _median(call: Any, times: int) -> float:
+    taken: list[float] = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
+
+
+def measured(ranks: int, starts: int) -> Figures:
+    """The program on Ray, in processes and clusters of its own; medians over so many starts."""
+    runs: list[Figures] = []
+    for _ in range(starts):
+        command = [sys.executable, __file__, "--real", str(ranks)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        if done.returncode:
+            raise SystemExit(f"measuring {ranks} ranks failed:\n{done.stderr[-3000:]}")
+        runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def simulated(ranks: int, constants: Constants) -> Figures:
+    """The same program on the simulated backend: one node with the cores of this machine, the driver on it too."""
+    cores = os.cpu_count() or 1
+    model = Model(1, ranks, cores=cores, accelerators=False, driver_apart=False, constants=constants)
+    costs = Costs({"*": Cost(0.0)})
+    with Simulation(model, costs).running():
+        return program(ranks, 5, 3)
+
+
+def fitted(truth: Mapping[int, Figures]) -> Constants:
+    """The constants with which the simulator gives what was measured with the groups of 8 and 16."""
+    few, many = truth[FITTED[0]], truth[FITTED[1]]
+    more = FITTED[1] - FITTED[0]
+    cores = os.cpu_count() or 1
+    each = max(1e-6, (many["start"] - few["start"]) / more)
+    cpu = max(1e-6, (many["driver cpu of a small call"] - few["driver cpu of a small call"]) / more)
+    made = replace(
+        Constants(),
+        submit_s=0.55 * cpu,
+        take_s=0.45 * cpu,
+        process_s=0.7 * each * cores,
+        setup_s=0.3 * each * cores,
+    )
+    for name, figure, lowest, highest in (
+        ("handle_s", "small call", 1e-6, 0.02),
+        ("call_s", "small call", 0.0, 0.05),
+        ("copy_bytes_per_s", "broadcast 16 MB", 2e8, 1e11),
+        ("put_s", "broadcast 1 MB", 0.0, 0.05),
+        ("start_s", "start", 0.0, 10.0),
+    ):
+        made = _searched(made, truth, name, figure, lowest, highest)
+    return made
+
+
+def _searched(
+    constants: Constants, truth: Mapping[int, Figures], name: str, figure: str, lowest: float, highest: float
+) -> Constants:
+    """The value of one constant for which the errors of one figure are least: they have one minimum."""
+
+    def error(value: float) -> float:
+        changed = replace(constants, **{name: value})
+        return sum((simulated(ranks, changed)[figure] / truth[ranks][figure] - 1) ** 2 for ranks in FITTED)
+
+    golden = (5**0.5 - 1) / 2
+    low, high = lowest, highest
+    for _ in range(22):
+        one, two = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, two) if error(one) < error(two) else (one, high)
+    return replace(constants, **{name: (low + high) / 2})
+
+
+def errors(predicted: Mapping[int, Figures], truth: Mapping[int, Figures]) -> dict[str, dict[int, float]]:
+    """By how much each prediction was off, as a part of the truth."""
+    return {
+        name: {
+            ranks: predicted[ranks][name] / truth[ranks][name] - 1 for ranks in truth if ranks in predicted
+        }
+        for name in ALLOWED
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, fit, predict, write down; then measure what was predicted."""
+    parser = argparse.ArgumentParser(prog="bench/calibrate.py", description=__doc__)
+    parser.add_argument(
+        "--real", type=int, metavar="RANKS", help="only measure that many ranks on Ray, as JSON"
+    )
+    parser.add_argument("--step", action="append", choices=STEPS, help="default: all, one after another")
+    options = parser.parse_args(argv)
+    if options.real:
+        px.init(num_cpus=os.cpu_count() or 1, include_dashboard=False)
+        print(json.dumps(program(options.real, 40, 7)))
+        return 0
+    for step in options.step or STEPS:
+        _STEPS[step]()
+    return _report()
+
+
+def _measure() -> None:
+    """Groups of 8 and 16, three times each."""
+    _write({"measured": {ranks: measured(ranks, 3) for ranks in FITTED}})
+
+
+def _predict() -> None:
+    """Fit the constants to them, and write down what larger groups will take."""
+    truth = _figures(_read()["measured"])
+    constants = fitted({ranks: truth[ranks] for ranks in FITTED})
+    predicted = {ranks: simulated(ranks, constants) for ranks in (*FITTED, *PREDICTED)}
+    kept = {ranks: truth[ranks] for ranks in FITTED}
+    _write({"measured": kept, "constants": asdict(constants), "predicted": predicted})
+
+
+def _check() -> None:
+    """Measure what was predicted."""
+    for ranks in PREDICTED:
+        found = _read()
+        found["measured"][str(ranks)] = measured(ranks, 1)
+        _write(found)
+
+
+_STEPS = {"measure": _measure, "predict": _predict, "check": _check}
+
+
+def _read() -> Any:
+    return json.loads(RESULTS.read_text())
+
+
+def _figures(found: Mapping[str, Figures]) -> dict[int, Figures]:
+    return {int(ranks): figures for ranks, figures in found.items()}
+
+
+def _write(found: Mapping[str, Any]) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _report() -> int:
+    """Print what was predicted and measured; 1 where a median error is larger than allowed."""
+    found = _read()
+    predicted, truth = _figures(found.get("predicted", {})), _figures(found["measured"])
+    if not predicted:
+        return 0
+    off = errors(predicted, truth)
+    print(f"{'':18}" + "".join(f"{ranks:>30}" for ranks in truth))
+    for name, by_ranks in off.items():
+        cells = (
+            f"{1e3 * truth[ranks][name]:11.1f} {1e3 * predicted[ranks][name]:9.1f} ms {100 * error:+5.0f}%"
+            for ranks, error in by_ranks.items()
+        )
+        print(f"{name:18}" + "".join(cells))
+    failed = 0
+    for kind, names in (
+        ("start", ["start"]),
+        ("calls and broadcasts", [name for name in ALLOWED if name != "start"]),
+    ):
+        larger = [abs(off[name][ranks]) for name in names for ranks in PREDICTED if ranks in off[name]]
+        if larger:
+            middle, allowed = statistics.median(larger), ALLOWED[names[0]]
+            failed |= middle > allowed
+            print(f"{kind}: median error at {PREDICTED} {100 * middle:.0f}%, allowed {100 * allowed:.0f}%")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
