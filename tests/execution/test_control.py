@@ -6,6 +6,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -115,3 +116,43 @@ def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(
 
     assert sent == [INTERRUPT_SIGNAL] * 3
     assert control.running == 0
+
+
+def _connected() -> tuple[socket.socket, socket.socket, socket.socket]:
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    return server, client, server.accept()[0]
+
+
+def _open(one: socket.socket) -> bool:
+    one.setblocking(False)
+    try:
+        return one.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_only_connections_of_process_groups_are_cut(control: Control) -> None:
+    before = _connected()
+    with control.making_group():
+        of_a_group, of_a_store = _connected(), _connected()
+        control.keep_port(of_a_store[0].getsockname()[1])
+    after = _connected()  # such as one of Ray's, made while the rank works
+
+    control._sever()
+
+    assert [_open(one) for one in (*before[1:], *after[1:])] == [True] * 4
+    assert [_open(one) for one in of_a_group[1:]] == [False] * 2
+    assert not _open(of_a_store[1])  # the client's end was made for the group; here both are in one process
+    for trio in (before, of_a_group, of_a_store, after):
+        for one in trio:
+            one.close()
+
+
+def test_a_thread_that_waits_while_a_group_is_made_is_freed(control: Control) -> None:
+    with control.making_group():
+        server, client, accepted = _connected()
+        control._sever()
+        assert not _open(client)
+    for one in (server, client, accepted):
+        one.close()

@@ -51,7 +51,10 @@ class Control:
         self._tasks: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = {}
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         os.environ[MARK_VARIABLE] = self._mark
-        self._sockets = frozenset[str]()
+        #: Sockets of process groups, and those that were there before the one that is being made now.
+        self._collectives = set[str]()
+        self._before: frozenset[str] | None = None
+        self._served = set[int]()
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
             signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
@@ -138,10 +141,22 @@ class Control:
         """That item is made; the task may be at something else."""
         self._tasks.pop(number, None)
 
-    def note_sockets(self) -> None:
-        """Remember which sockets are open before the first process group: those are not the collectives'."""
-        if not self._sockets:
-            self._sockets = frozenset(_sockets().values())
+    @contextlib.contextmanager
+    def making_group(self) -> Generator[None]:
+        """The time in which connections of a process group are made: only sockets that come meanwhile are ever cut."""
+        outermost = self._before is None
+        if outermost:
+            self._before = frozenset(_sockets().values())
+        try:
+            yield
+        finally:
+            if outermost:
+                self._collectives |= set(_sockets().values()) - (self._before or frozenset())
+                self._before = None
+
+    def keep_port(self, port: int) -> None:
+        """Never cut what others have connected to this port: the rendezvous store, which they go on to need."""
+        self._served.add(port)
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         number = self.running
@@ -191,15 +206,18 @@ class Control:
         """Cut the connections of the process groups, so that a thread in a collective gets an error.
 
         gloo frees nobody on abort; its sockets do. A listener has no peer and must be left alone: gloo ends the
-        process when it is shut down.
+        process when it is shut down. Nothing else is cut: a rank that stays in its group needs Ray's connections, and
+        others need the store that it may serve.
         """
-        if not self._sockets:
-            return
+        before = self._before
         for fd, name in _sockets().items():
-            if name in self._sockets:
+            if name not in self._collectives and (before is None or name in before):
                 continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6):
+                if (
+                    one.family in (socket.AF_INET, socket.AF_INET6)
+                    and one.getsockname()[1] not in self._served
+                ):
                     one.getpeername()
                     one.shutdown(socket.SHUT_RDWR)
 

@@ -10,6 +10,8 @@ address to torch's.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -53,6 +55,8 @@ def serve(listening: socket.socket) -> None:
 
         port = listening.getsockname()[1]
         if port not in _served:
+            if (channel := control()) is not None:
+                channel.keep_port(port)
             _served[port] = TCPStore(
                 "localhost", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
             )
@@ -109,16 +113,37 @@ def _join(url: str, timeout: timedelta) -> Iterator[Any]:
             )
         yield dist.HashStore(), rank, world_size
     else:
-        if (channel := control()) is not None:
-            channel.note_sockets()
+        _note_connections()
         address, _, epoch = named.partition("/")
         host, _, port = address.rpartition(":")
-        store = dist.TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)
+        with _making_group():
+            store = dist.TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)
         # All ranks make their n-th world of a size together, so counting gives each world keys of its own.
         _worlds[f"{epoch}/{world_size}"] += 1
         prefix = f"phalanx/{epoch}/{world_size}/{_worlds[f'{epoch}/{world_size}']}"
         yield dist.PrefixStore(prefix, store), rank, world_size
     raise RuntimeError("a process group cannot be formed again from the same env:// rendezvous")
+
+
+def _making_group() -> contextlib.AbstractContextManager[None]:
+    channel = control()
+    return contextlib.nullcontext() if channel is None else channel.making_group()
+
+
+def _note_connections() -> None:
+    """See to it that the connections of process groups are known as such, from the one that is being made now on."""
+    module = sys.modules["torch.distributed.distributed_c10d"]
+    original = module._new_process_group_helper  # pyright: ignore[reportAttributeAccessIssue]
+    if getattr(original, "phalanx", False):
+        return
+
+    @functools.wraps(original)
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        with _making_group():
+            return original(*args, **kwargs)
+
+    helper.phalanx = True  # pyright: ignore[reportFunctionMemberAccess]
+    module._new_process_group_helper = helper  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _PostImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
