@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from phalanx.dispatch.shardable import replicate as replicate
     from phalanx.dispatch.split import count_rows as count_rows
     from phalanx.dispatch.split import split_rows as split_rows
+    from phalanx.engines.endpoints import endpoints as endpoints
     from phalanx.errors import CallCancelled as CallCancelled
     from phalanx.errors import CallError as CallError
     from phalanx.errors import CallTimeout as CallTimeout
@@ -157,6 +158,7 @@ _HOME = {
     "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
     "count_rows": "phalanx.dispatch.split",
+    "endpoints": "phalanx.engines.endpoints",
     "explain": "phalanx.runtime.api.explain",
     "gather": "phalanx.runtime.calls.future",
     "init": "phalanx.runtime.session.connection",

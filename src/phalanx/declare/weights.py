@@ -5,7 +5,7 @@ Saying so costs nothing: the tensors are looked at when a sync is planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,9 @@ from phalanx.errors import DeclarationError
 __all__ = [
     "Accepted",
     "Load",
+    "LogProbs",
+    "Memory",
+    "Probing",
     "Published",
     "WeightsDeclared",
     "accept_weights",
@@ -23,6 +26,21 @@ __all__ = [
 ]
 
 Load = Callable[[Iterable[tuple[str, Any]]], object]
+LogProbs = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Probing:
+    """How a role that generates is compared with the source of its weights.
+
+    Attributes:
+        prompts: tokens of each, always the same ones.
+        log_probs: gives for each the log-probability of every token but the first, by the weights of now.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    log_probs: LogProbs
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,7 @@ class Published:
     step: Callable[[], int] | None = None
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
+    log_probs: LogProbs | None = None
 
 
 @dataclass(frozen=True)
@@ -45,17 +64,20 @@ class Accepted:
     swap: bool = True
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
+    memory: Memory | None = None
+    probing: Probing | None = None
 
 
 @dataclass
 class WeightsDeclared:
     """What the roles of one rank have said, by (role, name), and the versions that they have; ``torn`` says,
-    by role, why its weights are of no version."""
+    by role, why its weights are of no version; ``coming`` is the version that was begun last."""
 
     published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])
     accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict[tuple[str, str], Accepted])
     versions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     torn: dict[str, str] = field(default_factory=dict[str, str])
+    coming: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:
@@ -74,6 +96,7 @@ def publish_weights(
     step: Callable[[], int] | None = None,
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
+    log_probs: LogProbs | None = None,
 ) -> None:
     """Let the weights of ``model`` be a source of syncs, under ``name``.
 
@@ -85,6 +108,9 @@ def publish_weights(
         step: gives the count of optimizer steps that the weights have had, sent with each version.
         boxes: ``px.Boxes`` of tensors whose layout is to be told, by name.
         megatron: ``px.MegatronRank`` where these are a Megatron module's parameters.
+        log_probs: what an engine that gets these weights is compared with: gets prompts (lists of tokens), the same on
+            every rank, and gives for each the log-probability of every token but the first. Not needed for an
+            ``nn.Module`` that takes ``input_ids`` and gives ``logits``, as those of transformers do.
 
     Raises:
         DeclarationError: the name is no text, or the arguments contradict each other.
@@ -96,7 +122,7 @@ def publish_weights(
         )
     context = context_of(worker)
     declared = WeightsDeclared.of(context)
-    declared.published[context.role, name] = Published(model, step, boxes, megatron)
+    declared.published[context.role, name] = Published(model, step, boxes, megatron, log_probs)
 
 
 def accept_weights(
@@ -109,6 +135,8 @@ def accept_weights(
     swap: bool = True,
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
+    memory: Memory | None = None,
+    probing: Probing | None = None,
 ) -> None:
     """Let syncs write weights named ``name`` into ``model``, in place, or hand them to ``load``.
 
@@ -124,10 +152,17 @@ def accept_weights(
         swap: a commit of staged weights may give the parameters of a module other memory. False where something
             holds their memory itself, such as a captured CUDA graph or an optimizer's flat buffer: it copies then.
         boxes, megatron: as for :func:`publish_weights`.
+        memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
+            ``load``, from what they are to look like, by name; such as views of memory that other processes see.
+        probing: how what is generated with the weights is compared with the source's own forward; engines have one.
 
     Raises:
         DeclarationError: the name is no text, or the arguments contradict each other.
     """
+    if memory is not None and (load is None or model is None):
+        raise DeclarationError(
+            f"accept_weights({name!r}, memory=): needs load= and a model that says what is kept"
+        )
     if model is None and load is None:
         raise DeclarationError(f"accept_weights({name!r}): give the model to write into, or load=function")
     if share and (load is not None or model is None):
@@ -141,7 +176,9 @@ def accept_weights(
     _check("accept_weights", name, model, boxes, megatron)
     context = context_of(worker)
     declared = WeightsDeclared.of(context)
-    declared.accepted[context.role, name] = Accepted(model, load, share, swap, boxes, megatron)
+    declared.accepted[context.role, name] = Accepted(
+        model, load, share, swap, boxes, megatron, memory, probing
+    )
 
 
 def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None, megatron: Any) -> None:

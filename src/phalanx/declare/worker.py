@@ -14,7 +14,7 @@ from phalanx.declare.context import (
     coordinates_of,
     note_context,
 )
-from phalanx.declare.weights import Load, accept_weights, publish_weights
+from phalanx.declare.weights import Load, LogProbs, Memory, Probing, accept_weights, publish_weights
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
@@ -133,9 +133,10 @@ class Worker:
         step: Callable[[], int] | None = None,
         boxes: Mapping[str, Any] | None = None,
         megatron: Any = None,
+        log_probs: LogProbs | None = None,
     ) -> None:
         """Let the weights of ``model`` be a source of syncs; see :func:`phalanx.publish_weights`."""
-        publish_weights(self, name, model, step=step, boxes=boxes, megatron=megatron)
+        publish_weights(self, name, model, step=step, boxes=boxes, megatron=megatron, log_probs=log_probs)
 
     def accept_weights(
         self,
@@ -147,9 +148,22 @@ class Worker:
         swap: bool = True,
         boxes: Mapping[str, Any] | None = None,
         megatron: Any = None,
+        memory: Memory | None = None,
+        probing: Probing | None = None,
     ) -> None:
         """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.accept_weights`."""
-        accept_weights(self, name, model, load=load, share=share, swap=swap, boxes=boxes, megatron=megatron)
+        accept_weights(
+            self,
+            name,
+            model,
+            load=load,
+            share=share,
+            swap=swap,
+            boxes=boxes,
+            megatron=megatron,
+            memory=memory,
+            probing=probing,
+        )
 
 
 def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: WorkerContext) -> Any:

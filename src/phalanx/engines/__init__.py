@@ -4,6 +4,7 @@ from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.leaves import (
     Capabilities,
     Completion,
+    Endpoint,
     EngineStatistics,
     Sampling,
     Tokens,
@@ -16,6 +17,7 @@ __all__ = [
     "Capabilities",
     "Completion",
     "Drawn",
+    "Endpoint",
     "EngineStatistics",
     "Machine",
     "RolloutEngine",

@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
-from phalanx.declare.weights import WeightsDeclared
+from phalanx.declare.weights import Probing, WeightsDeclared
 from phalanx.declare.worker import Worker
 from phalanx.engines.calls import TAGS, EngineCall, check_tags, each_row, of_prompt, rows_of, samplings_of
 from phalanx.engines.leaves import (
@@ -26,7 +26,7 @@ from phalanx.engines.leaves import (
 )
 from phalanx.engines.machine import Machine
 from phalanx.engines.meter import Meter
-from phalanx.engines.requests import Answer, Gate, Requests, Row
+from phalanx.engines.requests import Answer, Gate, Requests, Row, probe_prompts
 from phalanx.errors import WeightsTorn
 
 __all__ = ["RolloutEngine"]
@@ -79,6 +79,13 @@ class RolloutEngine(Worker):
         self._warned: set[str] = set()
         if "engine" not in self._context.registered:
             self.register_mesh("engine", {"dp": self.rank})
+
+    def accept_weights(self, name: str, model: Any = None, **how: Any) -> None:
+        """As of ``px.Worker``; what is generated is compared with the source then (see ``px.WeightSync(probe=)``)."""
+        machine = self._machine
+        if machine.capabilities.prompt_log_probs and "probing" not in how:
+            how["probing"] = Probing(probe_prompts(machine.vocabulary), machine.prompt_log_probs)
+        super().accept_weights(name, model, **how)
 
     @property
     def version(self) -> int:
@@ -193,11 +200,14 @@ class RolloutEngine(Worker):
             idle = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
             await idle
+        if self._gate.mode is not None:
+            self._machine.hold()
 
     @register(needs_weights=False)
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
         self._gate.resume()
+        self._machine.release()
         self._go_on()
 
     @register(needs_weights=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from phalanx.dispatch.shardable import register_shardable
@@ -13,6 +13,7 @@ __all__ = [
     "UNKNOWN_VERSION",
     "Capabilities",
     "Completion",
+    "Endpoint",
     "EngineStatistics",
     "FinishReason",
     "PauseMode",
@@ -230,6 +231,21 @@ class EngineStatistics:
         return ", ".join([*parts, f"paused ({self.paused})"] if self.paused else parts)
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """An engine that is served by HTTP, as OpenAI's API is.
+
+    Attributes:
+        url: with "/v1", as OpenAI's client takes it for ``base_url``.
+        token: what it takes for ``api_key``; not shown when this is printed.
+        model: its name in requests.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    model: str
+
+
 def joined_runs(runs: Sequence[tuple[int, int]], version: int, count: int) -> Runs:
     """``runs`` with ``count`` more tokens of ``version``."""
     if count and runs and runs[-1][0] == version:
@@ -268,5 +284,5 @@ def _without_rows(cls: type) -> None:
     register_shardable(cls, count=lambda _: None, slice=none, concat=none)
 
 
-for _leaf in (Sampling, Completion, Tokens, Capabilities, EngineStatistics):
+for _leaf in (Sampling, Completion, Tokens, Capabilities, EngineStatistics, Endpoint):
     _without_rows(_leaf)

@@ -14,8 +14,8 @@ __all__ = ["Machine"]
 class Machine(abc.ABC):
     """The inside of an engine. :class:`RolloutEngine` calls it from one thread, never two methods at once.
 
-    Weights change only between two calls of it. It does not end answers, except by ``Drawn.finish`` where it knows
-    an end that ``vocabulary`` does not tell.
+    Weights change only between two calls of it, or while a step is awaited. It does not end answers, except by
+    ``Drawn.finish`` where it knows an end that ``vocabulary`` does not tell.
     """
 
     #: What it can do.
@@ -61,6 +61,15 @@ class Machine(abc.ABC):
 
     def reset_cache(self) -> None:
         """Forget what is kept of prompts from call to call."""
+        return
+
+    def hold(self) -> None:
+        """Stand still until :meth:`release`, where tokens are drawn beside the steps that are asked for; a step that is
+        waited for ends with what there is."""
+        return
+
+    def release(self) -> None:
+        """Go on after :meth:`hold`."""
         return
 
     def why_not(self, what: str) -> str:

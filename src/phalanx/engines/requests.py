@@ -21,13 +21,14 @@ from phalanx.engines.leaves import (
     joined_runs,
 )
 
-__all__ = ["Answer", "Drawn", "Gate", "Requests", "Row", "Vocabulary"]
+__all__ = ["Answer", "Drawn", "Gate", "Requests", "Row", "Vocabulary", "probe_prompts"]
 
 
 class Drawn(NamedTuple):
     """One token of an answer, from a step of an engine.
 
     ``log_prob`` is None where the sampling wants none. ``finish`` is what the engine itself found to be the end there.
+    ``version`` is of the weights that drew it, where the engine knows that better than who asked for the step.
     """
 
     answer: Answer
@@ -35,6 +36,7 @@ class Drawn(NamedTuple):
     log_prob: float | None = None
     top: dict[int, float] | None = None
     finish: FinishReason | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,18 @@ class Vocabulary:
     end: frozenset[int] = frozenset()
     size: int | None = None
     text: Callable[[Sequence[int]], str] | None = None
+
+
+def probe_prompts(vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """Four prompts, always the same ones, by which an engine is compared with the source of its weights."""
+    length = min(16, vocabulary.context - 1)
+    size = vocabulary.size or 256
+    if length < 2:
+        return ()
+    return tuple(
+        tuple((7919 * (row + 1) + 104729 * place * (place + row)) % size for place in range(length))
+        for row in range(4)
+    )
 
 
 @dataclass(eq=False)
@@ -265,7 +279,7 @@ class Requests:
         for one in drawn:
             if one.answer.key not in self.running:
                 continue  # it was aborted while the engine was at it
-            one.answer.take(one, version, self.vocabulary)
+            one.answer.take(one, version if one.version is None else one.version, self.vocabulary)
             if one.answer.finish_reason is not None:
                 del self.running[one.answer.key]
             yield one.answer

@@ -14,6 +14,7 @@ from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.machine import Machine
 from phalanx.engines.padded import PaddedMachine
 from phalanx.engines.requests import Vocabulary
+from phalanx.engines.texts import decoder, tokenizer_of
 
 __all__ = ["TransformersRollout"]
 
@@ -60,8 +61,8 @@ class TransformersRollout(RolloutEngine):
         if scheduler not in ("padded", "continuous"):
             raise ValueError(f'scheduler={scheduler!r}: expected "padded" or "continuous"')
         self.model = _made(model, dtype).to(self.device).eval().requires_grad_(False)
-        text = _tokenizer(tokenizer)
-        vocabulary = vocabulary_of(self.model, context, None if text is None else _decoder(text))
+        text = tokenizer_of(tokenizer)
+        vocabulary = vocabulary_of(self.model, context, decoder(text))
         machine: Machine
         if scheduler == "padded":
             machine = PaddedMachine(self.model, vocabulary, max_running=max_running)
@@ -115,15 +116,3 @@ def _made(model: Any, dtype: torch.dtype | None) -> nn.Module:
             return made
         raise ValueError(f"{model!r} made a {type(made).__name__}; expected a causal language model")
     raise ValueError(f"model={model!r}: expected a folder, a module, or a function that makes one")
-
-
-def _tokenizer(given: Any) -> Any:
-    if isinstance(given, str | Path):
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(given))
-    return given
-
-
-def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    return lambda tokens: tokenizer.decode(list(tokens))

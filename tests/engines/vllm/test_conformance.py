@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.engines.vllm import VllmRollout
+from phalanx.engines.vllm import AsyncVllmRollout, VllmRollout
 from phalanx.testing.engines import EngineConformance
 from tests.engines.vllm.conftest import ONE_THREAD, SMALL
 
@@ -34,3 +34,13 @@ class TestVllm(EngineConformance):
     def source_pool(self, cluster: None) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([1], use_gpu=False) as pool:
             yield pool
+
+
+class TestAsyncVllm(TestVllm):
+    """The suite, on an engine in processes of its own."""
+
+    @pytest.fixture(scope="class")
+    def rollout(self, cluster: None, models: dict[str, str]) -> Iterator[px.WorkerGroup]:
+        with px.ResourcePool([1], use_gpu=False) as pool:
+            bound = AsyncVllmRollout.bind(models["endless"], **SMALL)
+            yield px.WorkerGroup(pool, bound, name="rollout", env=ONE_THREAD)

@@ -1,5 +1,5 @@
 """vLLM as a role. vLLM itself is imported in the ranks, when an engine is made."""
 
-from phalanx.engines.vllm.rollout import VllmRollout
+from phalanx.engines.vllm.rollout import AsyncVllmRollout, VllmRollout
 
-__all__ = ["VllmRollout"]
+__all__ = ["AsyncVllmRollout", "VllmRollout"]

@@ -1,19 +1,26 @@
-"""``VllmRollout``: vLLM's engine as a role."""
+"""``VllmRollout`` and ``AsyncVllmRollout``: vLLM's engine as a role."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
+from phalanx.declare.modes import Dispatch
+from phalanx.declare.register import register
+from phalanx.declare.weights import WeightsDeclared
 from phalanx.engines.calls import EngineCall
 from phalanx.engines.engine import RolloutEngine
-from phalanx.engines.leaves import Prefix, Prompt, Sampling
+from phalanx.engines.leaves import Endpoint, Prefix, Prompt, Sampling
+from phalanx.engines.texts import decoder, tokenizer_of
 from phalanx.engines.vllm.library import prepare
 from phalanx.errors import DeclarationError
 
-__all__ = ["VllmRollout"]
+__all__ = ["AsyncVllmRollout", "VllmRollout"]
 
 _OURS = ("model", "async_scheduling", "distributed_executor_backend", "logits_processors")
+_OURS_BESIDE = (*_OURS, "worker_extension_cls", "data_parallel_size")
 
 
 class VllmRollout(RolloutEngine):
@@ -23,10 +30,12 @@ class VllmRollout(RolloutEngine):
         model: folder of the model: its configuration, and its weights, unless ``load_format="dummy"``.
         weights: the name under which the engine accepts weights; None for those of the folder only.
         seed: of the answers that name none; None for others in every run.
+        tokenizer: a folder, or a tokenizer: prompts and stops may then be texts, and answers have ``text``.
         engine_options: of vLLM's ``EngineArgs``: ``dtype``, ``max_model_len``, ``kv_cache_memory_bytes`` and so on.
 
     Raises:
-        DeclarationError: there is no vLLM here, or an option that this engine sets itself.
+        DeclarationError: there is no vLLM here, an option that this engine sets itself, or ranks of one engine lie on
+            several nodes.
     """
 
     def __init__(
@@ -35,13 +44,10 @@ class VllmRollout(RolloutEngine):
         weights: str | None = "policy",
         *,
         seed: int | None = None,
+        tokenizer: Any = None,
         **engine_options: Any,
     ) -> None:
-        for name in _OURS:
-            if name in engine_options:
-                raise DeclarationError(
-                    f"VllmRollout({name}=...): this engine sets {name} itself; leave it out"
-                )
+        _check_options("VllmRollout", engine_options, _OURS)
         size = engine_options.get("tensor_parallel_size", 1)
         if not isinstance(size, int) or size < 1 or self.world_size % size:
             raise DeclarationError(
@@ -52,15 +58,14 @@ class VllmRollout(RolloutEngine):
         from phalanx.engines.vllm.starting import start  # torch: in the ranks
 
         self._follows = self.rank % size != 0
-        started = start(str(model), engine_options, rank=self.rank, seeds=seed is not None)
+        text = tokenizer_of(tokenizer)
+        started = start(
+            str(model), engine_options, rank=self.rank, seeds=seed is not None, text=decoder(text)
+        )
         self.register_mesh("engine", {"dp": self.rank // size, "tp": self.rank % size})
-        self.serve(started.machine, weights=weights, seed=seed)
-        if weights is not None:
-            from phalanx.engines.vllm.weights import expected_weights  # torch: in the ranks
-
-            trusted = bool(engine_options.get("trust_remote_code", False))
-            wanted = expected_weights(str(model), started.dtype, trust_remote_code=trusted)
-            self.accept_weights(weights, wanted, load=started.load)
+        encode = None if text is None else text.encode
+        self.serve(started.machine, weights=weights, seed=seed, encode=encode)
+        _accept(self, model, weights, started, engine_options)
 
     def _call(
         self,
@@ -75,3 +80,132 @@ class VllmRollout(RolloutEngine):
         if self._follows:
             return super()._call([], [], None, None, tokens=tokens)
         return super()._call(prompts, sampling, prefix, ids, tokens=tokens)
+
+
+class AsyncVllmRollout(RolloutEngine):
+    """vLLM generates in processes of its own, one engine for each rank, and may serve others by HTTP meanwhile.
+
+    Each rank is the client of its engine; with ``px.ResourcePool(..., accelerators_per_slot=4)`` an engine has four
+    accelerators. ``px.endpoints(group)`` gives the URLs and tokens of vLLM's OpenAI-compatible servers.
+
+    Args:
+        model, weights, seed: as of :class:`VllmRollout`.
+        tokenizer: a folder: prompts and stops may then be texts, answers have ``text``, and so has the server.
+        serve: whether each engine has a server; ``host`` is where it listens, by default the address by which the
+            group's first rank is reached from here, or this one. ``port`` 0 takes a free one. ``token`` is asked for by
+            it; None for one of its own, drawn anew.
+        server_options: of vLLM's ``vllm serve``, such as ``{"enable_auto_tool_choice": True}``.
+        engine_options: of vLLM's ``AsyncEngineArgs``; ``tensor_parallel_size`` is the number of the slot's
+            accelerators, unless it is said.
+
+    Raises:
+        DeclarationError: there is no vLLM here, or an option that this engine sets itself.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        weights: str | None = "policy",
+        *,
+        seed: int | None = None,
+        tokenizer: str | None = None,
+        serve: bool = True,
+        host: str | None = None,
+        port: int = 0,
+        token: str | None = None,
+        server_options: dict[str, Any] | None = None,
+        **engine_options: Any,
+    ) -> None:
+        _check_options("AsyncVllmRollout", engine_options, _OURS_BESIDE)
+        prepare()
+        from phalanx.engines.vllm.starting import start_beside  # torch: in the ranks
+
+        options = {"tensor_parallel_size": self._accelerators(), **engine_options}
+        if tokenizer is not None:
+            options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
+        text = tokenizer_of(tokenizer)
+        started = start_beside(
+            str(model), options, seeds=seed is not None, coming=self._coming, text=decoder(text)
+        )
+        self._core = started.core
+        self._server: Any = None
+        self._endpoint: Endpoint | None = None
+        encode = None if text is None else text.encode
+        self.serve(started.machine, weights=weights, seed=seed, encode=encode)
+        try:
+            if serve:
+                self._begin_to_serve(str(model), host, port, token, server_options or {})
+            _accept(self, model, weights, started, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _accelerators(self) -> int:
+        context = self._context
+        return 1 if context.device_type == "cpu" else max(1, len(context.accelerator_ids))
+
+    def _coming(self) -> int:
+        return WeightsDeclared.of(self._context).coming.get((self.role, self._weights or ""), 0)
+
+    def _begin_to_serve(
+        self, model: str, host: str | None, port: int, token: str | None, options: dict[str, Any]
+    ) -> None:
+        from phalanx.engines.vllm.endpoint import Server  # vLLM's own packages: in the ranks
+
+        if self._core is None:
+            return
+        self._server = Server(model, host or _address(), port, token, options)
+        self._endpoint = self._core.wait(self._server.start(self._core.llm))
+
+    @register(Dispatch.ONE_TO_ALL, needs_weights=False)
+    async def endpoint(self) -> Endpoint | None:
+        """Where this rank's engine is served; see ``px.endpoints``."""
+        return self._endpoint
+
+    def close(self) -> None:
+        """End the server, all answers, and the engine's processes."""
+        server, self._server = self._server, None
+        if server is not None and self._core is not None:
+            self._endpoint = None
+            self._core.wait(server.stop(), 10.0)
+        super().close()
+
+
+def _check_options(name: str, options: dict[str, Any], ours: Sequence[str]) -> None:
+    for one in ours:
+        if one in options:
+            raise DeclarationError(f"{name}({one}=...): this engine sets {one} itself; leave it out")
+
+
+def _accept(
+    worker: RolloutEngine, model: str, weights: str | None, started: Any, options: dict[str, Any]
+) -> None:
+    if weights is None:
+        return
+    if started.load is None:  # they come to the engine's first rank
+        worker.accept_weights(weights, {}, load=_nothing, probing=None)
+        return
+    from phalanx.engines.vllm.weights import expected_weights  # torch: in the ranks
+
+    trusted = bool(options.get("trust_remote_code", False))
+    wanted = expected_weights(str(model), started.dtype, trust_remote_code=trusted)
+    worker.accept_weights(weights, wanted, load=started.load, memory=started.memory)
+
+
+def _nothing(pairs: Any) -> None:
+    """Load nothing: there is nothing."""
+    list(pairs)
+
+
+def _address() -> str:
+    """Of this host, as the group's first rank sees it; that of the loopback where that cannot be told."""
+    first = os.environ.get("MASTER_ADDR", "")
+    if not first:
+        return "127.0.0.1"
+    family = socket.AF_INET6 if ":" in first else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect((first, 9))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return str(asked.getsockname()[0])

@@ -15,7 +15,10 @@ from phalanx.engines.drawing import by_numbers, nucleus
 from phalanx.engines.randomness import stream_of
 from phalanx.engines.vllm.library import find
 
-__all__ = ["EXTRA", "seeded_draws"]
+__all__ = ["EXTRA", "NAME", "seeded_draws"]
+
+NAME = f"{__name__}:SeededDraws"
+"""How vLLM finds the class, in whichever process its workers live."""
 
 EXTRA = "phalanx_seed"
 """In ``SamplingParams.extra_args``: (seed, sample, tokens that the answer had before)."""
@@ -69,3 +72,11 @@ def seeded_draws() -> Any:
             return by_numbers(weights, streams, [before + len(tokens) for _, _, before, _, tokens in told])
 
     return SeededDraws
+
+
+def __getattr__(name: str) -> Any:
+    """``SeededDraws``, made when it is asked for: its base is vLLM's."""
+    if name != "SeededDraws":
+        raise AttributeError(name)
+    found = globals()[name] = seeded_draws()
+    return found

@@ -1,38 +1,52 @@
-"""How the engine of a rank is made: alone, or as one of several tp ranks."""
+"""How the engine of a rank is made: alone, as one of several tp ranks, or beside the rank in processes of its own."""
 
 from __future__ import annotations
 
+import os
 import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.declare.weights import Load
+from phalanx.declare.weights import Load, Memory
 from phalanx.engines.machine import Machine
+from phalanx.engines.vllm.asking import capabilities_of, vocabulary_of
+from phalanx.engines.vllm.async_machine import AsyncVllmMachine
+from phalanx.engines.vllm.core import AsyncCore
+from phalanx.engines.vllm.extension import NAME
+from phalanx.engines.vllm.kept import KeptWeights
 from phalanx.engines.vllm.library import on_cpu
-from phalanx.engines.vllm.machine import (
-    VllmMachine,
-    capabilities_of,
-    engine_arguments,
-    make_engine,
-    vocabulary_of,
-)
+from phalanx.engines.vllm.machine import VllmMachine, engine_arguments, make_engine
 from phalanx.engines.vllm.shared_memory import own_names, unlink_shared_memory
 from phalanx.engines.vllm.team import Follower, Leader, Team, alone
 
-__all__ = ["Started", "start"]
+__all__ = ["Started", "start", "start_beside"]
+
+Text = Callable[[Sequence[int]], str]
 
 
 class Started(NamedTuple):
-    """The engine of a rank; ``load`` takes weights of type ``dtype``."""
+    """The engine of a rank; ``load`` takes weights of type ``dtype``, out of what ``memory`` makes.
+
+    ``load`` is None where another rank takes them for this one. ``core`` is vLLM's client, where that is not here.
+    """
 
     machine: Machine
-    load: Load
+    load: Load | None
     dtype: torch.dtype
+    memory: Memory | None = None
+    core: AsyncCore | None = None
 
 
-def start(model: str, options: dict[str, Any], *, rank: int, seeds: bool) -> Started:
-    """Make the engine of rank ``rank``; those of ``tensor_parallel_size`` ranks in a row are one."""
+def start(
+    model: str, options: dict[str, Any], *, rank: int, seeds: bool, text: Text | None = None
+) -> Started:
+    """Make the engine of rank ``rank``; those of ``tensor_parallel_size`` ranks in a row are one.
+
+    ``text`` gives the text of tokens.
+    """
     arguments = engine_arguments(model, options)
     size = int(options.get("tensor_parallel_size", 1))
     if size == 1:
@@ -40,7 +54,7 @@ def start(model: str, options: dict[str, Any], *, rank: int, seeds: bool) -> Sta
             alone()
         engine = make_engine({"seed": secrets.randbits(31), **arguments})
         unlink_shared_memory()
-        machine = VllmMachine(engine, seeds=seeds)
+        machine = VllmMachine(engine, *_facts(engine, text), seeds=seeds)
         return Started(machine, machine.load, engine.vllm_config.model_config.dtype)
     team = Team(rank, size, "gloo" if on_cpu() else "cpu:gloo,cuda:nccl")
     if on_cpu():
@@ -50,8 +64,39 @@ def start(model: str, options: dict[str, Any], *, rank: int, seeds: bool) -> Sta
     team.meet()
     unlink_shared_memory()
     dtype = engine.vllm_config.model_config.dtype
+    vocabulary, capabilities = _facts(engine, text)
     if team.rank == 0:
-        machine = VllmMachine(Leader(engine, team), seeds=seeds)
-        return Started(machine, machine.load, dtype)
-    follower = Follower(engine, team, capabilities_of(engine), vocabulary_of(engine))
-    return Started(follower, follower.load, dtype)
+        kept = KeptWeights()
+        machine = VllmMachine(Leader(engine, team), vocabulary, capabilities, seeds=seeds, kept=kept)
+        return Started(machine, machine.load, dtype, kept.make)
+    return Started(Follower(engine, team, capabilities, vocabulary), None, dtype)
+
+
+def start_beside(
+    model: str,
+    options: dict[str, Any],
+    *,
+    seeds: bool,
+    coming: Callable[[], int],
+    text: Text | None = None,
+) -> Started:
+    """Make an engine in processes of its own; ``coming`` gives the number of the version that is being loaded."""
+    if on_cpu() and int(options.get("tensor_parallel_size", 1)) > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    arguments = {
+        "seed": secrets.randbits(31),
+        **engine_arguments(model, options),
+        "worker_extension_cls": NAME,
+    }
+    if int(arguments.get("tensor_parallel_size", 1)) > 1:
+        # Inside of Ray vLLM would take actors of its own.
+        arguments["distributed_executor_backend"] = "mp"
+    core = AsyncCore(arguments)
+    kept = KeptWeights()
+    machine = AsyncVllmMachine(core, *_facts(core.llm, text), seeds=seeds, kept=kept, coming=coming)
+    return Started(machine, machine.load, core.llm.vllm_config.model_config.dtype, kept.make, core)
+
+
+def _facts(engine: Any, text: Text | None) -> tuple[Any, Any]:
+    vocabulary, capabilities = vocabulary_of(engine), capabilities_of(engine)
+    return replace(vocabulary, text=text), replace(capabilities, text=text is not None)

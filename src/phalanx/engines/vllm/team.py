@@ -2,16 +2,18 @@
 
 Each has an ``LLMEngine`` of its own, launched from outside, as vLLM calls it; they have to be given the same requests
 in the same order between the same steps. So the leader tells each thing before it does it, and a thread of each
-follower does the same. A load of weights is the one thing that comes to each rank by itself, with its tensors: the
-follower's thread stops there until they are in.
+follower does the same. Weights come to the leader only, into a segment that the followers load from too: nothing is
+copied for them, and none of them has a part in a sync that could fail by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from phalanx.engines.leaves import Capabilities
 from phalanx.engines.machine import Machine
 from phalanx.engines.requests import Answer, Drawn, Vocabulary
+from phalanx.engines.vllm.kept import opened
 from phalanx.engines.vllm.weights import reload
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.wire.messages import STORE_VARIABLE
@@ -30,7 +33,6 @@ __all__ = ["Follower", "Leader", "Team", "alone"]
 _START = timedelta(minutes=10)
 _IDLE = timedelta(days=365)
 """A follower waits for what comes next as long as nobody asks for anything."""
-_LOAD_S = 600.0
 
 
 def alone() -> None:
@@ -66,6 +68,13 @@ class Team:
         dist.broadcast_object_list(told_all, src=0, group=self._commands)
         self.token: str = told_all[0][0]
         self.seed: int = told_all[0][1]
+        nodes = self.gather(_node())
+        if len(set(nodes)) > 1:
+            raise DeclarationError(
+                f"tensor_parallel_size={size}: ranks {rank - self.rank} to {rank - self.rank + size - 1} are one "
+                f"engine, and lie on {len(set(nodes))} nodes; give it ranks of one node: blocks of a multiple of "
+                f"{size} slots, such as px.ResourcePool([{size}, {size}])"
+            )
 
     def meet(self) -> None:
         """Wait for the others."""
@@ -75,11 +84,23 @@ class Team:
         """Tell the followers."""
         dist.broadcast_object_list([command], src=0, group=self._commands)
 
+    def gather(self, mine: str | None) -> list[str | None]:
+        """What each rank has to say; called by all."""
+        said: list[Any] = [None] * self.size
+        dist.all_gather_object(said, mine, group=self._commands)
+        return said
+
     def hear(self) -> tuple[Any, ...]:
         """What the leader tells next."""
         heard: list[Any] = [None]
         dist.broadcast_object_list(heard, src=0, group=self._commands)
         return heard[0]
+
+
+def _node() -> str:
+    """Ranks that have this in common see the same memory and the same numbers of processes."""
+    place = "/proc/self/ns/pid"
+    return f"{socket.gethostname()}/{os.stat(place).st_ino if os.path.exists(place) else 0}"
 
 
 class Leader:
@@ -110,10 +131,20 @@ class Leader:
         self._tell(("reset_prefix_cache", (reset_running_requests,)))
         return bool(self._engine.reset_prefix_cache(reset_running_requests))
 
-    def collective_rpc(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Load weights: each rank its own."""
-        self._tell(("load", ()))
-        return self._engine.collective_rpc(function, args=args)
+    def load(self, told: str, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load weights that are in a segment, which the followers find by ``told``; what failed on any of them.
+
+        Raises:
+            WeightsError: a follower could not; or what vLLM raises here.
+        """
+        self._tell(("load", (told,)))
+        faults: list[str] = []
+        try:
+            self._engine.collective_rpc(reload, args=(pairs,))
+        finally:
+            faults = [f"tp rank {rank}: {why}" for rank, why in enumerate(self._team.gather(None)) if why]
+        if faults:
+            raise WeightsError("; ".join(faults))
 
     def sleep(self, **options: Any) -> None:
         """See vLLM."""
@@ -135,55 +166,37 @@ class Leader:
 
 
 class Follower(Machine):
-    """The inside of the engine of another tp rank: calls come to rank 0 only, and this does what that says."""
+    """The inside of the engine of another tp rank: calls and weights come to rank 0 only, and this does what that
+    says."""
 
     def __init__(self, engine: Any, team: Team, capabilities: Capabilities, vocabulary: Vocabulary) -> None:
         self._engine, self._team = engine, team
         self.capabilities, self.vocabulary = capabilities, vocabulary
-        self._may_load, self._loaded, self._ended = threading.Event(), threading.Event(), threading.Event()
-        self._why: str | None = None
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="phalanx-vllm-follower", daemon=True)
         self._thread.start()
 
     def _follow(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # rank 0 is gone: its process ended, and the group will
             while not self._ended.is_set():
                 for name, args in self._team.hear():
                     self._do(name, args)
-        except BaseException as error:
-            self._why = f"{type(error).__name__}: {error}"
-            self._may_load.set()
 
     def _do(self, name: str, args: tuple[Any, ...]) -> None:
         if name == "dismiss":
             self._ended.set()
         elif name == "load":
-            self._may_load.set()
-            self._loaded.wait()
-            self._loaded.clear()
+            self._team.gather(self._loaded(*args))
         else:
             getattr(self._engine, name)(*args)
 
-    def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """See :class:`VllmMachine`: once the leader loads too.
-
-        Raises:
-            WeightsError: it does not, or this rank's engine has failed.
-        """
-        if not self._may_load.wait(_LOAD_S):
-            raise WeightsError("tp rank 0 of this engine did not load the weights; restart the group")
-        if self._why is not None:
-            raise WeightsError(f"this rank's engine failed: {self._why}; restart the group: group.restart()")
-        self._may_load.clear()
+    def _loaded(self, told: str) -> str | None:
+        """Load what is in the segment of rank 0; what went wrong."""
         try:
-            self._engine.collective_rpc(reload, args=(pairs,))
-        except BaseException as error:
-            self._why = f"{type(error).__name__}: {error}"
-            raise WeightsError(
-                f"a load of weights failed in vLLM: {self._why}; restart the group: group.restart()"
-            ) from error
-        finally:
-            self._loaded.set()
+            self._engine.collective_rpc(reload, args=(opened(told),))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Not called here."""
@@ -197,7 +210,7 @@ class Follower(Machine):
         """Nothing is here."""
 
     def weights_changed(self) -> None:
-        """:meth:`load` has seen to it."""
+        """Rank 0 has seen to it."""
 
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Told by rank 0; what is given here is not looked at."""
@@ -205,6 +218,5 @@ class Follower(Machine):
 
     def close(self) -> None:
         """Leave the engine, once rank 0 has."""
-        self._loaded.set()
         self._thread.join(5.0)
         self._engine.engine_core.shutdown()

@@ -96,6 +96,7 @@ class WeightsBook:
 
     def begin(self, key: Key, number: int) -> None:
         """The first byte of a version may be written from now on."""
+        self.declared.coming[key] = number
         self._put(key, self.of(key).begin(number))
         self._arrived.pop(key, None)
 

@@ -37,6 +37,8 @@ class Description:
         share: it wants the source's storage. load: it hands the tensors to a function.
         store: address of its group's rendezvous store, as "host:port/epoch".
         takeover: what a commit of a staged version would do there.
+        prompts: of a target that generates: by which it is compared with its source. mute: why a source could not be
+            asked for that, in words.
     """
 
     manifest: Manifest | None
@@ -46,6 +48,15 @@ class Description:
     load: bool = False
     store: str = ""
     takeover: tuple[Takeover, ...] = ()
+    prompts: tuple[tuple[int, ...], ...] = ()
+    mute: str = ""
+
+
+class Probed(NamedTuple):
+    """Log-probabilities of the tokens of prompts but the first of each; None, and why, where there are none."""
+
+    log_probs: tuple[tuple[float, ...], ...] | None
+    why: str = ""
 
 
 @dataclass(frozen=True)

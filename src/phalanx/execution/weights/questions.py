@@ -14,6 +14,7 @@ from phalanx.execution.weights.orders import (
     Description,
     Joined,
     JoinOrder,
+    Probed,
     Side,
     SyncOrder,
     TookPart,
@@ -40,16 +41,21 @@ def state(host: Host, asked: Asked) -> Weights:
 def describe(host: Host, asked: Asked) -> Description:
     """What this rank has of the weights."""
     from phalanx.execution.weights.ends import read  # torch: where there are weights
+    from phalanx.execution.weights.probing import why_no_forward  # torch: where there are weights
     from phalanx.execution.weights.takeover import takeover  # torch: where there are weights
 
     book, key = host.weights, (asked.role, asked.name)
     place, number = _place(host), book.newest(key)
     store = os.environ.get(STORE_VARIABLE, "")
     if asked.side == "source":
-        return Description(read(book.published(key)).manifest, place, number, store=store)
+        published = book.published(key)
+        return Description(
+            read(published).manifest, place, number, store=store, mute=why_no_forward(published)
+        )
     accepted = book.accepted(key)
+    prompts = accepted.probing.prompts if accepted.probing is not None else ()
     if accepted.model is None:
-        return Description(None, place, number, accepted.share, load=True, store=store)
+        return Description(None, place, number, accepted.share, load=True, store=store, prompts=prompts)
     reading = read(accepted)
     return Description(
         reading.manifest,
@@ -59,7 +65,21 @@ def describe(host: Host, asked: Asked) -> Description:
         accepted.load is not None,
         store,
         takeover(accepted, reading),
+        prompts,
     )
+
+
+def probe(host: Host, asked: Asked, prompts: Sequence[Sequence[int]]) -> Probed:
+    """Log-probabilities of prompts, by the source's forward or by the engine that got its weights."""
+    from phalanx.execution.weights.probing import (  # torch: where there are weights
+        probe_source,
+        probe_target,
+    )
+
+    key = (asked.role, asked.name)
+    if asked.side == "source":
+        return probe_source(host.weights, key, prompts)
+    return probe_target(host.weights, key)
 
 
 def _place(host: Host) -> Place:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from phalanx.declare.weights import Accepted, Load
-from phalanx.errors import InternalError, WeightsDiffer, WeightsError
+from phalanx.errors import DeclarationError, InternalError, WeightsDiffer, WeightsError
 from phalanx.execution.weights.book import Key, WeightsBook
 from phalanx.execution.weights.ends import (
     SHARED,
@@ -192,12 +192,27 @@ def _reading(accepted: Accepted, given: Manifest | None) -> Reading:
         return read(accepted)
     if accepted.model is not None:
         own = read(accepted)
-        kept = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in own.tensors.items()}
-        return Reading(own.manifest, kept)
+        return Reading(own.manifest, _kept(accepted, own.tensors))
     if given is None:
         raise InternalError("a rank that loads all that the source has was not told what that is")
     tensors = {name: torch.empty(held.shape, dtype=dtype_named(held.dtype)) for name, held in given.items()}
     return Reading(given, {**tensors, **{name: tensors[twin] for name, twin in given.ties}})
+
+
+def _kept(accepted: Accepted, like: Tensors) -> dict[str, torch.Tensor]:
+    if accepted.memory is None:
+        return {name: torch.empty(one.shape, dtype=one.dtype) for name, one in like.items()}
+    made = dict(accepted.memory(like))
+    odd = [
+        name
+        for name, one in like.items()
+        if name not in made or made[name].shape != one.shape or made[name].dtype != one.dtype
+    ]
+    if odd:
+        raise DeclarationError(
+            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(sorted(odd)[:5])}"
+        )
+    return {name: made[name] for name in like}
 
 
 def hand_over(load: Load, tensors: Tensors) -> None:

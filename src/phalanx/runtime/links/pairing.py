@@ -15,6 +15,7 @@ from phalanx.execution.weights.orders import DELTA_MOVERS, Description, Joined, 
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.life.epoch import Epoch
+from phalanx.runtime.links.probing import ProbePlan, plan_probe
 from phalanx.runtime.links.sides import WeightsSide, send_to
 from phalanx.transfer.boxes import Patch, whole
 from phalanx.transfer.fused import Fused
@@ -49,7 +50,8 @@ class PairOptions:
 class Pair:
     """Ranks that have their ends for one plan. It belongs to a pair of epochs, and ends with either.
 
-    ``takeovers`` is what the target ranks do at a commit of a staged version.
+    ``takeovers`` is what the target ranks do at a commit of a staged version, ``probe`` how they are compared with the
+    source.
     """
 
     key: str
@@ -60,6 +62,7 @@ class Pair:
     newest: int
     epochs: tuple[Epoch, Epoch]
     takeovers: tuple[Takeover, ...] = ()
+    probe: ProbePlan = ProbePlan()
 
     @property
     def current(self) -> bool:
@@ -146,6 +149,7 @@ def make_pair(source: WeightsSide, target: WeightsSide, plans: Plans, options: P
         newest,
         epochs,
         tuple(one for target in targets for one in target.takeover),
+        plan_probe(sources, targets),
     )
 
 

@@ -24,6 +24,7 @@ from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.links.pairing import Pair
+from phalanx.runtime.links.probing import Probe, ProbeCalls
 from phalanx.runtime.links.versions import Moved, Version
 from phalanx.runtime.session.waiters import Pending
 from phalanx.transport.base import Ticket, Transport
@@ -42,17 +43,20 @@ class PairCalls:
     """What was sent for one pair: ``stored`` first, where something goes through the object store.
 
     ``parts`` are the calls in which ranks take part, of the source's group first, or one of all where source and
-    target are roles of one group.
+    target are roles of one group. ``probe`` comes behind them, where the two are compared.
     """
 
     pair: Pair
     stored: Call | None
     parts: tuple[Call, ...]
+    probe: ProbeCalls | None = None
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """All of them."""
-        return self.parts if self.stored is None else (self.stored, *self.parts)
+        stored = () if self.stored is None else (self.stored,)
+        probes = () if self.probe is None else (self.probe.source, self.probe.target)
+        return (*stored, *self.parts, *probes)
 
 
 class SyncFuture(CallFuture[Version]):
@@ -129,10 +133,19 @@ class SyncFuture(CallFuture[Version]):
             wire += sum(part.nbytes for part in sent)
             steps += [part.step for part in sent if part.step is not None]
             moved += arrived
+        probes = [one.probe.result(one.pair.target.title) for one in self._pairs if one.probe is not None]
         nbytes = sum(one.nbytes for one in moved)
         seconds = time.monotonic() - self._began
         return Version(
-            self._number, seconds, nbytes, changed, max(steps, default=None), tuple(moved), wire_bytes=wire
+            self._number,
+            seconds,
+            nbytes,
+            changed,
+            max(steps, default=None),
+            tuple(moved),
+            wire_bytes=wire,
+            probe=max((one for one in probes if isinstance(one, Probe)), default=None),
+            not_probed=next((one for one in probes if isinstance(one, str)), ""),
         )
 
     def _wait_for_all(self, timeout: float | None) -> None:

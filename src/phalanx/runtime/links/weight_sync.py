@@ -23,6 +23,7 @@ from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
 from phalanx.runtime.links.pairs import Pairs
+from phalanx.runtime.links.probes import Probing
 from phalanx.runtime.links.sides import Ranks, all_in_order, ask_each, send_to, side_of
 from phalanx.runtime.links.stages import Stages
 from phalanx.runtime.links.staleness import Staleness
@@ -70,6 +71,9 @@ class WeightSync:
             is both, a stage the first, a commit the second. Its versions then have the numbers of the weights. Up to
             ``rows_per_version`` rows count as trained on since the version before, none if the source's ``step`` is
             the same.
+        probe: after the first sync to an engine, and with every ``verify="full"``, its log-probabilities of four fixed
+            prompts are compared with the source's own forward; a number is the mean difference that is allowed. False,
+            and ``verify="off"``, compare nothing.
         bucket_bytes: of the buckets in which weights travel; each source rank of a node keeps two in memory.
         timeout: seconds that a rank waits for its peers, once it has begun.
 
@@ -91,6 +95,7 @@ class WeightSync:
         mover: Literal["store", "process group"] = "store",
         delta: bool = False,
         staleness: Staleness | None = None,
+        probe: bool | float = True,
         bucket_bytes: int = 256 << 20,
         timeout: float | None = None,
     ) -> None:
@@ -124,6 +129,7 @@ class WeightSync:
         self._stillness = Stillness()
         self._pacing = Pacing(staleness)
         self._since = Since(secrets.token_hex(6))
+        self._probing = Probing(probe)
         self._closed = False
         for side in self._targets:
             side.core.on_joining.add(self)
@@ -234,7 +240,7 @@ class WeightSync:
             for pair in pairs:
                 known = self._known_of(pair)
                 order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known)
-                sent.append(_send_pair(pair, order))
+                sent.append(self._probing.behind(_send_pair(pair, order), verify))
         except BaseException:
             for calls in sent:
                 for call in calls.calls:
@@ -270,6 +276,7 @@ class WeightSync:
                 self._pairs.part()
             return
         self._known = {pair.key: number for pair in pairs}
+        self._probing.ended(outcome, pairs, self.name, _outside())
         self._note_sent(outcome, expect_change)
         self._note_versions(number)
 

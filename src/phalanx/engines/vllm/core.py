@@ -1,0 +1,113 @@
+"""vLLM's ``AsyncLLM`` on a thread with an event loop of its own; its engine core is another process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from phalanx.engines.vllm.library import find
+from phalanx.engines.vllm.shared_memory import unlink_shared_memory
+from phalanx.errors import PhalanxError
+
+__all__ = ["AsyncCore"]
+
+T = TypeVar("T")
+
+_SOCKETS = "VLLM_RPC_BASE_PATH"
+_END_S = 10.0
+
+
+class AsyncCore:
+    """An ``AsyncLLM`` and its loop. ``llm`` is only to be used on that loop.
+
+    Args:
+        arguments: of vLLM's ``AsyncEngineArgs``.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.cache_use = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
+        self._thread.start()
+        self.llm: Any = None
+        try:
+            self.llm = self.wait(self._made(arguments))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    async def _made(self, arguments: dict[str, Any]) -> Any:
+        """Start the engine; afterwards nothing of it has a name, so that nothing is left however it ends."""
+        folder = tempfile.mkdtemp(prefix="phalanx-vllm-")
+        before = os.environ.get(_SOCKETS)
+        os.environ[_SOCKETS] = folder
+        try:
+            given = find("vllm.engine.arg_utils.AsyncEngineArgs")(**arguments)
+            engine = find("vllm.v1.engine.async_llm.AsyncLLM")
+            made = engine.from_engine_args(given, stat_loggers=[self._listener()])
+            try:
+                await made.collective_rpc("phalanx_unlink")
+            except BaseException:
+                made.shutdown()
+                raise
+            unlink_shared_memory()
+            return made
+        finally:
+            # All ends of the sockets are connected by now.
+            shutil.rmtree(folder, ignore_errors=True)
+            if before is None:
+                del os.environ[_SOCKETS]
+            else:
+                os.environ[_SOCKETS] = before
+
+    def _listener(self) -> Any:
+        """The class of what vLLM tells its statistics."""
+        core = self
+
+        class Listener(find("vllm.v1.metrics.loggers.StatLoggerBase")):  # vLLM is there only now
+            def __init__(self, vllm_config: object, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    core.cache_use = float(scheduler_stats.kv_cache_usage)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Listener
+
+    def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run this on the loop, and wait for what it gives; not to be called on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def soon(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run this on the loop."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End the engine's processes, and the loop."""
+        if self.llm is not None:
+            self.wait(self._ended(), _END_S)
+        self._end_loop()
+
+    async def _ended(self) -> None:
+        llm, self.llm = self.llm, None
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2.0)
+        llm.shutdown(timeout=5)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            raise PhalanxError("the thread of vLLM's client did not end")
+        self._loop.close()

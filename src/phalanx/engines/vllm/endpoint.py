@@ -1,0 +1,90 @@
+"""vLLM's own HTTP server, OpenAI-compatible, on the engine of a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from typing import Any
+
+from phalanx.engines.leaves import Endpoint
+from phalanx.engines.vllm.library import find
+from phalanx.errors import PhalanxError
+
+__all__ = ["Server"]
+
+_START_S = 60.0
+
+
+def _server_of(app: Any) -> Any:
+    """A server that leaves signals alone, for the process is a rank."""
+
+    class Quiet(find("uvicorn.Server")):  # comes with vLLM
+        def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    return Quiet(
+        find("uvicorn.Config")(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    )
+
+
+class Server:
+    """Serves an engine from when it is made; to be made and used on the loop of its client."""
+
+    def __init__(self, model: str, host: str, port: int, token: str | None, options: dict[str, Any]) -> None:
+        self._token = token or secrets.token_urlsafe(32)
+        self._model, self._host, self._options = model, host, options
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise PhalanxError(
+                f"the endpoint cannot listen at {host}, port {port}: {error.strerror}; port=0 takes a free one"
+            ) from error
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, llm: Any) -> Endpoint:
+        """Serve; where that is."""
+        tasks = await llm.get_supported_tasks()
+        given = self._arguments()
+        app = find("vllm.entrypoints.launchers.app.build_app")(given, tasks, llm.model_config)
+        state = find("vllm.entrypoints.launchers.api_server.app_state.init_app_state")
+        await state(llm, app.state, given, tasks)
+        self._server = _server_of(app)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        until = time.monotonic() + _START_S
+        while not self._server.started:
+            if self._task.done() or time.monotonic() > until:
+                raise PhalanxError(f"vLLM's HTTP server did not start in {_START_S:g} s; its log says why")
+            await asyncio.sleep(0.01)
+        host, port = self._socket.getsockname()[:2]
+        name = f"[{host}]" if ":" in host else host
+        return Endpoint(f"http://{name}:{port}/v1", self._token, self._model)
+
+    def _arguments(self) -> Any:
+        parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
+            find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
+        )
+        return parser.parse_args(
+            ["--model", self._model, "--api-key", self._token, "--disable-log-stats", *self._flags()]
+        )
+
+    def _flags(self) -> list[str]:
+        flags: list[str] = []
+        for name, value in self._options.items():
+            flag = "--" + name.replace("_", "-")
+            flags += [flag] if value is True else [flag, str(value)]
+        return flags
+
+    async def stop(self) -> None:
+        """End it; requests under way are broken off."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await asyncio.wait([self._task], timeout=5.0)
+        self._socket.close()

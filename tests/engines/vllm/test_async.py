@@ -1,0 +1,133 @@
+"""An engine in processes of its own: served by HTTP, given other weights meanwhile, and gone with its group."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
+
+import psutil
+import pytest
+
+import phalanx as px
+from phalanx.engines import Endpoint, Sampling
+from phalanx.engines.vllm import AsyncVllmRollout
+from tests.engines.vllm.conftest import ONE_THREAD, SMALL, shared_memory
+from tests.engines.vllm.models import Source
+
+PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
+GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+class Roles(NamedTuple):
+    """A source of weights, an engine, and what brings them over."""
+
+    source: px.WorkerGroup
+    rollout: px.WorkerGroup
+    sync: px.WeightSync
+
+
+def start(pool: px.ResourcePool, folder: str, **options: Any) -> Roles:
+    source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
+    bound = AsyncVllmRollout.bind(folder, **SMALL, **options)
+    rollout = px.WorkerGroup(pool[1:2], bound, name="rollout", env=ONE_THREAD)
+    return Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
+
+
+@pytest.fixture(scope="module")
+def roles(cluster: None, models: dict[str, str]) -> Iterator[Roles]:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        yield start(pool, models["tied"])
+
+
+def ask(endpoint: Endpoint, prompt: list[int], *, token: str | None = None, **given: Any) -> dict[str, Any]:
+    """A completion, by HTTP."""
+    body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "return_token_ids": True, **given}
+    headers = {"Authorization": f"Bearer {token or endpoint.token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{endpoint.url}/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]
+
+
+def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]:
+    """Its tokens."""
+    return tuple(ask(endpoint, prompt, max_tokens=count, ignore_eos=True)["token_ids"])
+
+
+def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
+    (endpoint,) = px.endpoints(roles.rollout)
+    for seed in range(2):
+        roles.source.change(seed)
+        roles.sync()
+        expected = roles.source.greedy(PROMPTS[:2], 8)
+
+        assert [served(endpoint, prompt, 8) for prompt in PROMPTS[:2]] == expected
+        assert [one.tokens for one in roles.rollout.generate(PROMPTS[:2], GREEDY)] == expected
+
+
+def test_nobody_is_served_without_the_token(roles: Roles) -> None:
+    (endpoint,) = px.endpoints(roles.rollout)
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(endpoint, [5, 6], token="wrong")
+    refused.value.close()
+    assert refused.value.code == 401
+    assert endpoint.token not in repr(endpoint)
+
+
+def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Roles) -> None:
+    prompts = [[5 + row, 6] for row in range(16)]
+    before = roles.sync().number
+    had = roles.rollout.engine_statistics()[0].tokens
+    call = roles.rollout.generate.submit(prompts, Sampling(max_tokens=100, temperature=0, ignore_eos=True))
+    while roles.rollout.engine_statistics()[0].tokens < had + 160:
+        pass
+    roles.source.change(11)
+    version = roles.sync().number
+    made = call.result()
+
+    for one in made:
+        assert {number for number, _ in one.versions} <= {before, version}
+        assert (sum(count for _, count in one.versions), one.finish_reason) == (100, "length")
+    changed = [pair for pair in zip(prompts, made, strict=True) if len(pair[1].versions) == 2]
+    for prompt, one in changed[:3]:
+        old = one.versions[0][1]
+        (expected,) = roles.source.greedy([[*prompt, *one.tokens[:old]]], 100 - old)
+        assert one.tokens[old:] == expected
+
+
+def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
+    with pytest.raises(px.DeclarationError, match="no server"):
+        px.endpoints(roles.source)
+
+
+def test_nothing_is_left_of_a_group_of_two_ranks_of_tensors(cluster: None, models: dict[str, str]) -> None:
+    before, sockets = shared_memory(), left_in_tmp()
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        roles = start(pool, models["untied"], tensor_parallel_size=2)
+        (endpoint,) = px.endpoints(roles.rollout)
+        roles.source.change(3)
+        roles.sync()
+        expected = roles.source.greedy(PROMPTS, 8)
+        assert [one.tokens for one in roles.rollout.generate(PROMPTS, GREEDY)] == expected
+        (pid,) = roles.rollout.run(lambda worker: os.getpid())
+        children = psutil.Process(pid).children(recursive=True)
+        assert len(children) >= 2
+
+    assert not [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert shared_memory() <= before
+    assert left_in_tmp() <= sockets
+    place = urlparse(endpoint.url)
+    with pytest.raises(ConnectionRefusedError), socket.socket() as asked:
+        asked.connect((place.hostname, place.port))
+
+
+def left_in_tmp() -> set[str]:
+    """Folders of sockets of engines."""
+    return {path.name for path in Path("/tmp").glob("phalanx-vllm-*")}
