@@ -21,6 +21,7 @@ import psutil
 from rich.console import Console
 
 from bench import plot, table
+from bench.engines import turns as engine
 from bench.environment import ROOT, PeerUnavailable, compile_sources, contender_env, verl_python
 from bench.protocol import ContenderLost, Peer, RequestFailed
 from bench.runner import Run
@@ -40,7 +41,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--only",
         action="append",
         metavar="NAME",
-        help="only scenarios whose name contains it; verl_trainers (half an hour) runs only so",
+        help="only scenarios whose name contains it; verl_trainers (half an hour) and engine run only so",
     )
     parser.add_argument("--without", action="append", default=[], metavar="CONTENDER", help="leave one out")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.walk(block)
         if any(turns.SCENARIO.startswith(name) for name in options.only or ()):
             run.samples += turns.measure(run.say)
-    rows = rows_of(run.samples, {**goals(), **turns.goals()})
+        if options.only and any(name in engine.SCENARIO for name in options.only):
+            run.samples += engine.measure(run.say)
+    rows = rows_of(run.samples, {**goals(), **turns.goals(), **engine.goals()})
     facts = {
         **machine(),
         "load average at the start": round(load, 1),

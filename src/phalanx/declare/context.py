@@ -53,7 +53,8 @@ class WorkerContext:
     ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
     that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
     or functions that give them; ``in_driver`` says that calls run one after another in the driver's own process;
-    ``tell`` says in a line how the rank stands, for `phalanx top`, where there is a page for it. ``shared`` is
+    ``tell`` says in a line how the rank stands, for `phalanx top`, where there is a page for it. ``measure`` hands
+    numbers to the cluster's own monitoring: what they are of, the rank in words, values by name. ``shared`` is
     what the library keeps for all roles of the rank.
     """
 
@@ -74,6 +75,7 @@ class WorkerContext:
     roles: Siblings = field(default_factory=Siblings)
     in_driver: bool = False
     tell: Callable[[str], None] | None = None
+    measure: Callable[[str, str, Mapping[str, float]], None] | None = None
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def places(self) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from phalanx.engines.leaves import (
 from phalanx.engines.machine import Machine
 from phalanx.engines.meter import Meter
 from phalanx.engines.requests import Answer, Gate, Requests, Row, probe_prompts
+from phalanx.engines.telling import Teller
 from phalanx.errors import WeightsTorn
 
 __all__ = ["RolloutEngine"]
@@ -73,10 +73,10 @@ class RolloutEngine(Worker):
         self._gate = Gate()
         self._calls: dict[Row, EngineCall] = {}
         self._meter = Meter(clock)
+        self._teller = Teller(self._context, self._statistics)
         self._stepping: asyncio.Task[None] | None = None
         self._idle: list[asyncio.Future[None]] = []
         self._had = 0
-        self._warned: set[str] = set()
         if "engine" not in self._context.registered:
             self.register_mesh("engine", {"dp": self.rank})
 
@@ -232,7 +232,8 @@ class RolloutEngine(Worker):
         An engine that cannot do that (``capabilities``) warns once, and goes on.
         """
         check_tags("sleep", tags)
-        if self._cannot("sleep", self._machine.capabilities.sleep):
+        if not self._machine.capabilities.sleep:
+            self._teller.warn_of("sleep", f"{type(self).__name__}.sleep()", self._machine.why_not("sleep"))
             return
         self._gate.sleep(tags)
         self._machine.sleep(tags)
@@ -270,20 +271,6 @@ class RolloutEngine(Worker):
             version=self.version,
             paused=self._gate.mode,
         )
-
-    def _tell(self) -> None:
-        """Say how it stands, for `phalanx top`, which never asks a rank."""
-        if self._context.tell is not None:
-            self._context.tell(self._statistics().line())
-
-    def _cannot(self, what: str, able: bool) -> bool:
-        if not able and what not in self._warned:
-            self._warned.add(what)
-            warnings.warn(
-                f"{type(self).__name__}.{what}() does nothing here: {self._machine.why_not(what)}",
-                stacklevel=3,
-            )
-        return not able
 
     def _call(
         self,
@@ -381,7 +368,7 @@ class RolloutEngine(Worker):
                 raise
         finally:
             self._stepping = None
-            self._tell()
+            self._teller.rests()
 
     async def _step(self) -> None:
         self._check_weights()
@@ -397,7 +384,7 @@ class RolloutEngine(Worker):
         drawn = list(await stepped if isinstance(stepped, Awaitable) else stepped)
         self._meter.drew(len(drawn))
         if self._meter.due():
-            self._tell()
+            self._teller.tell()
         changed = list(self._requests.take(drawn, version))
         for answer in changed:
             self._calls[answer.row].drew(answer)

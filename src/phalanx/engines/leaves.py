@@ -219,6 +219,17 @@ class EngineStatistics:
     version: int = 0
     paused: PauseMode | None = None
 
+    def numbers(self) -> dict[str, float]:
+        """What changes while it works, by name: for metrics and traces."""
+        return {
+            "tokens_per_second": self.tokens_per_second,
+            "running": float(self.running),
+            "waiting": float(self.waiting),
+            "cache_use": self.cache_use,
+            "tokens": float(self.tokens),
+            "weights_version": float(self.version),
+        }
+
     def line(self) -> str:
         """The same for people."""
         parts = [

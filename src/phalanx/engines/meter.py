@@ -8,9 +8,11 @@ from collections.abc import Callable
 from phalanx.engines.leaves import EngineStatistics, PauseMode
 from phalanx.engines.requests import Row
 
-__all__ = ["Meter"]
+__all__ = ["IDLE_S", "Meter"]
 
 _WINDOW_S = 10.0
+IDLE_S = _WINDOW_S + 0.5
+"""After so many seconds without a step no tokens per second are told any more."""
 _TELL_S = 0.5
 _BREAK_S = 1.0
 """A longer time between two steps is none at work."""

@@ -158,6 +158,7 @@ class Host:
         shared.in_driver = self._services.in_driver
         channel = self._presence.control
         shared.tell = None if channel is None else channel.page.tell
+        shared.measure = getattr(self._services, "measure", None)
         self._presence.context = shared
         if not self._services.in_driver:
             set_context_of_process(shared)

@@ -34,13 +34,13 @@ class Journals:
         if journal is None:
             journal = self._make(trace)
         if self._own_process:
-            process.sink = journal
+            process.sink, process.count = journal, journal.count
             self.on = True
         return Noted(journal, number, waits=waits)
 
     def off(self) -> None:
         """The driver has ended its trace: spans that lie in no call have nobody to hear of them."""
-        process.sink = None
+        process.sink = process.count = None
         self.on = False
 
     def _make(self, trace: str) -> Journal:

@@ -142,7 +142,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """How much there was of something of the driver's, from each time in ``at`` on: what waits in a channel, say.
+    """How much there was of something, from each time in ``at`` on: what waits in a channel, what an engine draws.
 
     ``values`` has a series for each thing that is counted, as long as ``at``.
     """

@@ -253,6 +253,8 @@ def _chart(name: str, values: list[float], seconds: float | None = None) -> str:
         return f'<div class="chart"><h2>{html.escape(name)}</h2><p class="soft">no values</p></div>'
     low, most = min([*known, 0.0]), max(known)
     most = most if most > low else low + 1.0
+    marks = [low + (most - low) * tick / 4 for tick in range(5)]
+    left = max(left, 10 + 7 * max(len(f"{value:.3g}") for value in marks))
     window = max(1, len(values) // 30)
 
     def x(index: int) -> float:
@@ -265,8 +267,7 @@ def _chart(name: str, values: list[float], seconds: float | None = None) -> str:
         return " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(points) if math.isfinite(v))
 
     parts = [f'<div class="chart"><h2>{html.escape(name)}</h2><svg viewBox="0 0 {wide} {high}" role="img">']
-    for tick in range(5):
-        value = low + (most - low) * tick / 4
+    for value in marks:
         parts.append(
             f'<line class="grid" x1="{left}" x2="{wide - 8}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
         )

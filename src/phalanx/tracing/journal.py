@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -25,7 +25,7 @@ _TEXT = 300
 _log = logging.getLogger("phalanx")
 
 #: Line kinds.
-IN, RUN, OUT, ENTER, LEAVE, FULL = "in", "run", "out", "enter", "leave", "full"
+IN, RUN, OUT, ENTER, LEAVE, COUNT, FULL = "in", "run", "out", "enter", "leave", "count", "full"
 
 
 def path_of(files: str, trace: str) -> str:
@@ -105,6 +105,10 @@ class Journal:
         self.write(ENTER, number, call, time.time_ns(), name, plain(attributes))
         return number
 
+    def count(self, name: str, values: Mapping[str, float]) -> None:
+        """Note how much there is of something from now on."""
+        self.write(COUNT, time.time_ns(), name, dict(values))
+
     def leave(self, number: int, error: BaseException | None) -> None:
         """Note that a span ends."""
         self.write(LEAVE, number, time.time_ns(), None if error is None else describe(error))
@@ -182,10 +186,14 @@ current: ContextVar[Noted | None] = ContextVar("phalanx_traced_call", default=No
 
 @dataclass
 class Reading:
-    """What a rank's file said: its part of each call by number, and its spans, on the clock of its host."""
+    """What a rank's file said: its part of each call by number, its spans, and what it counted when, on the clock of
+    its host."""
 
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
     spans: list[Span] = field(default_factory=list[Span])
+    counts: list[tuple[str, int, dict[str, float]]] = field(
+        default_factory=list[tuple[str, int, dict[str, float]]]
+    )
     full: bool = False
 
 
@@ -217,6 +225,8 @@ def read(lines: Iterable[bytes], track: TrackKey) -> Reading:
             case ["leave", number, at, error] if number in open_spans:
                 index = open_spans.pop(number)
                 reading.spans[index] = replace(reading.spans[index], ended=at, error=error)
+            case ["count", at, name, values]:
+                reading.counts.append((name, at, values))
             case ["full"]:
                 reading.full = True
             case _:

@@ -9,13 +9,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.tracing.clocks import bounds_of, corrected, corrected_span, estimate
 from phalanx.tracing.counters import Points
-from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
 from phalanx.tracing.journal import Reading, describe, plain
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
@@ -176,7 +176,7 @@ class TraceRecorder:
         here = [draft for draft in drafts if began <= draft.began <= ended]
         seen = [span for span in spans if began <= span.began <= ended]
         made = assemble(places, here, seen, began, ended, title, self.dropped)
-        return replace(made, counters=tuple(one for one in counted if one is not None))
+        return replace(made, counters=(*(one for one in counted if one is not None), *made.counters))
 
 
 def assemble(
@@ -237,8 +237,21 @@ def assemble(
         calls=tuple(sorted(calls, key=lambda call: (call.began, call.id))),
         spans=tuple(sorted([*spans, *of_ranks], key=lambda span: span.began)),
         clocks=clocks,
+        counters=_counted(readings, offset, began, ended),
         notes=tuple(notes),
     )
+
+
+def _counted(
+    readings: Mapping[TrackKey, Reading], offset: Callable[[TrackKey], int], began: int, ended: int
+) -> tuple[Counter, ...]:
+    """What ranks counted, under the names that they gave it."""
+    found: dict[str, Points] = {}
+    for key, reading in readings.items():
+        for name, at, values in reading.counts:
+            found.setdefault(name, Points()).add(at - offset(key), values)
+    made = (points.counter(name, began, ended) for name, points in sorted(found.items()))
+    return tuple(one for one in made if one is not None)
 
 
 def _call(draft: Draft, parts: Sequence[Part]) -> Call:

@@ -30,7 +30,7 @@ class _Process:
 
     sink: Sink | None = None
     count: Callable[[str, Mapping[str, float]], None] | None = None
-    """Hears how much there is of something, by name, while a trace of this driver is on."""
+    """Hears how much there is of something, by name, while a trace of this driver, or of this rank's calls, is on."""
 
 
 process = _Process()

@@ -43,10 +43,12 @@ def start(pool: px.ResourcePool, folder: str, **options: Any) -> Roles:
 @pytest.fixture(scope="module")
 def roles(cluster: None, models: dict[str, str]) -> Iterator[Roles]:
     with px.ResourcePool([2], use_gpu=False) as pool:
-        yield start(pool, models["tied"])
+        yield start(pool, models["tied"], tokenizer=models["tied"])
 
 
-def ask(endpoint: Endpoint, prompt: list[int], *, token: str | None = None, **given: Any) -> dict[str, Any]:
+def ask(
+    endpoint: Endpoint, prompt: list[int] | str, *, token: str | None = None, **given: Any
+) -> dict[str, Any]:
     """A completion, by HTTP."""
     body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "return_token_ids": True, **given}
     headers = {"Authorization": f"Bearer {token or endpoint.token}", "Content-Type": "application/json"}
@@ -69,6 +71,16 @@ def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
 
         assert [served(endpoint, prompt, 8) for prompt in PROMPTS[:2]] == expected
         assert [one.tokens for one in roles.rollout.generate(PROMPTS[:2], GREEDY)] == expected
+
+
+def test_texts_go_in_and_come_out(roles: Roles) -> None:
+    (endpoint,) = px.endpoints(roles.rollout)
+    (tokens,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
+    (text,) = roles.rollout.generate(["w5 w6 w7"], GREEDY)
+    answer = ask(endpoint, "w5 w6 w7", max_tokens=8, ignore_eos=True)
+
+    assert text.text == " ".join(f"w{token}" for token in tokens.tokens)
+    assert answer["text"].split() == str(text.text).split()
 
 
 def test_nobody_is_served_without_the_token(roles: Roles) -> None:

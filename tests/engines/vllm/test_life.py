@@ -98,3 +98,45 @@ def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, s
         assert [one.tokens for one in rollout.generate(PROMPTS, GREEDY)] == source.greedy(PROMPTS, 8)
 
     assert shared_memory() <= before
+
+
+def test_two_tensor_parallel_engines_of_a_group(cluster: None, models: dict[str, str]) -> None:
+    """They split prompts, say which of them cannot load, and come back by a restart."""
+    before = shared_memory()
+    folder = models["untied"]
+    with px.ResourcePool([5], use_gpu=False) as pool:
+        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
+        bound = VllmRollout.bind(folder, tensor_parallel_size=2, **SMALL)
+        rollout = px.WorkerGroup(pool[1:5], bound, name="rollout", env=ONE_THREAD)
+        sync = px.WeightSync(source, rollout, "policy")
+        source.change(1)
+        sync()
+        check(rollout, source)
+        assert [one.requests > 0 for one in rollout.engine_statistics()] == [True, False, True, False]
+
+        rollout.run(break_loading)
+        with pytest.raises(px.WeightsError, match=r"tp rank 1: .*this rank is broken"):
+            sync()
+        rollout.restart()
+        source.change(2)
+        sync()
+        check(rollout, source)
+
+    assert shared_memory() <= before
+
+
+def check(rollout: px.WorkerGroup, source: px.WorkerGroup) -> None:
+    """Answers are those of the source's model."""
+    made = [one.tokens for one in rollout.generate(PROMPTS, GREEDY)]
+    assert made == source.greedy(PROMPTS, GREEDY.max_tokens)
+
+
+def break_loading(worker: VllmRollout) -> None:
+    """On a rank that follows another, no weights can be loaded any more."""
+    if worker.rank == 1:
+        from phalanx.engines.vllm import team
+
+        def broken(*_: object) -> None:
+            raise MemoryError("this rank is broken")
+
+        team.reload = broken  # type: ignore[assignment]

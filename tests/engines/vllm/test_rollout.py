@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -30,7 +31,8 @@ def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str])
     folder = models[request.param]
     with px.ResourcePool([2], use_gpu=False) as pool:
         source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
-        rollout = px.WorkerGroup(pool[1:2], VllmRollout.bind(folder, **SMALL), name="rollout", env=ONE_THREAD)
+        bound = VllmRollout.bind(folder, tokenizer=folder, **SMALL)
+        rollout = px.WorkerGroup(pool[1:2], bound, name="rollout", env=ONE_THREAD)
         yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
 
 
@@ -89,3 +91,26 @@ def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Ro
         old = one.versions[0][1]
         (expected,) = roles.source.greedy([[*prompt, *one.tokens[:old]]], 100 - old)
         assert one.tokens[old:] == expected
+
+
+def test_texts_go_in_and_come_out(roles: Roles) -> None:
+    (tokens,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
+    words = [f"w{token}" for token in tokens.tokens]
+    (text,) = roles.rollout.generate(["w5 w6 w7"], GREEDY)
+    stop = f"{words[2]} {words[3]}"
+    (stopped,) = roles.rollout.generate(["w5 w6 w7"], replace(GREEDY, stop=(stop,)))
+
+    assert (text.tokens, text.text) == (tokens.tokens, " ".join(words))
+    assert stopped.finish_reason == "stop"
+    assert stop not in str(stopped.text)
+
+
+def test_the_first_sync_is_compared_with_the_sources_own_forward(roles: Roles) -> None:
+    with px.WeightSync(roles.source, roles.rollout, "policy") as sync:
+        first, second = sync(), sync()
+        roles.source.change(5)
+        third = sync(verify="full")
+
+    assert first.probe is not None and first.probe.largest < 1e-3
+    assert second.probe is None
+    assert third.probe is not None

@@ -62,6 +62,7 @@ def unlink_shared_memory() -> None:
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if f"{_FOLDER}/" in line}
     for path in sorted(paths):
-        if os.path.basename(path).startswith(("psm_", "sem.mp-")):
+        name = os.path.basename(path)
+        if name.startswith(("psm_", "sem.mp-")) or "cpushm" in name:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

@@ -15,7 +15,7 @@ from phalanx.execution.weights.orders import DELTA_MOVERS, Description, Joined, 
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.runtime.links.probing import ProbePlan, plan_probe
+from phalanx.runtime.links.probing import NO_PROBE, ProbePlan, plan_probe
 from phalanx.runtime.links.sides import WeightsSide, send_to
 from phalanx.transfer.boxes import Patch, whole
 from phalanx.transfer.fused import Fused
@@ -62,7 +62,7 @@ class Pair:
     newest: int
     epochs: tuple[Epoch, Epoch]
     takeovers: tuple[Takeover, ...] = ()
-    probe: ProbePlan = ProbePlan()
+    probe: ProbePlan = NO_PROBE
 
     @property
     def current(self) -> bool:

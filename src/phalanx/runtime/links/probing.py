@@ -12,7 +12,7 @@ from phalanx.execution.weights.orders import Description, Probed
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.links.sides import WeightsSide, send_to
 
-__all__ = ["Probe", "ProbeCalls", "ProbePlan", "plan_probe", "send_probe"]
+__all__ = ["NO_PROBE", "Probe", "ProbeCalls", "ProbePlan", "plan_probe", "send_probe"]
 
 _EXACT = 0.02
 _ROUNDED = 0.5
@@ -28,6 +28,9 @@ class ProbePlan(NamedTuple):
     prompts: tuple[tuple[int, ...], ...] = ()
     mute: str = ""
     within: float = _ROUNDED
+
+
+NO_PROBE = ProbePlan()
 
 
 class Probe(NamedTuple):

@@ -19,6 +19,7 @@ from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.base import Facade, HostFactory
 from phalanx.transport.facade import NOT_TRACED, TRACED, bare_name
+from phalanx.transport.ray import gauges
 from phalanx.transport.ray.errors import log_once
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.failure import RankFailure
@@ -62,6 +63,10 @@ class RayServices:
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
+
+    def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
+        """Show values of this rank in Ray's metrics, as ``phalanx_WHAT_NAME``; see ``WorkerContext.measure``."""
+        gauges.show(what, rank, values)
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         try:

@@ -1,0 +1,1 @@
+"""vLLM through a group against vLLM alone; runs in the environment of vLLM."""

@@ -1,0 +1,57 @@
+"""Models and requests that both contenders get."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+THREADS = "2"
+OPTIONS: dict[str, Any] = {
+    "kv_cache_memory_bytes": 128 << 20,
+    "load_format": "dummy",
+    "max_num_seqs": 64,
+    "enforce_eager": True,
+}
+REQUESTS, TOKENS = 128, 48
+SMALL, LARGE = "small", "large"
+
+
+def save_models(folder: Path) -> None:
+    """Configurations: one whose steps are short, so that what lies around them shows, and one of 520 MB."""
+    from transformers import LlamaConfig
+
+    shapes = {
+        SMALL: {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4},
+        LARGE: {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 24},
+    }
+    for name, shape in shapes.items():
+        LlamaConfig(
+            vocab_size=8192,
+            num_attention_heads=shape["hidden_size"] // 64,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            architectures=["LlamaForCausalLM"],
+            eos_token_id=None,
+            bos_token_id=None,
+            dtype="float32" if name == SMALL else "bfloat16",
+            **shape,
+        ).save_pretrained(folder / name)
+
+
+def prompts() -> list[list[int]]:
+    """The same in every process."""
+    source = random.Random(0)
+    return [[source.randrange(8192) for _ in range(source.randrange(8, 32))] for _ in range(REQUESTS)]
+
+
+def model_of(folder: str) -> Any:
+    """A model of transformers with random weights, of the type that its configuration says."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder)
+    return AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, str(config.dtype).removeprefix("torch."))
+    )
