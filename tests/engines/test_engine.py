@@ -299,3 +299,28 @@ def test_a_saved_engine_goes_on_with_the_seeds_that_it_gives_rows(monkeypatch: p
 
     assert seeds[:2] == seeds[2:]
     assert seeds[0] != seeds[1]
+
+
+def test_a_trace_has_what_each_engine_does_as_counters(pool: px.ResourcePool) -> None:
+    with px.trace() as trace:
+        group = px.WorkerGroup(pool, CountingEngine)
+        group.generate([[10], [20], [30], [40]], Sampling(max_tokens=3))
+    found = {counter.name: counter for counter in trace.events.counters}
+
+    assert sorted(found) == [f"engine of {group.name} rank {rank}" for rank in range(group.world_size)]
+    assert sum(counter.values["tokens"][-1] for counter in found.values()) == 12
+
+
+def test_the_clusters_metrics_have_the_numbers_of_each_engine() -> None:
+    told: dict[str, dict[str, float]] = {}
+
+    async def run() -> None:
+        engine = CountingEngine()
+        engine._context.measure = lambda what, rank, values: told.update({f"{what} {rank}": dict(values)})
+        await engine.generate([[10], [20]], Sampling(max_tokens=3))
+
+    asyncio.run(run())
+
+    ((name, values),) = told.items()
+    assert name.startswith("engine ")
+    assert (values["tokens"], values["running"]) == (6.0, 0.0)

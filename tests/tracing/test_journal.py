@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.tracing.journal import Journal, Noted, Reading, path_of, read
+from phalanx.tracing.recorder import Place, assemble
 from phalanx.tracing.spans import process, span
 from tests.tracing.made_up import key
 
@@ -210,3 +211,15 @@ def test_items_that_went_out_one_by_one_are_counted(path: Path) -> None:
         note.yielded(3)
 
     assert reading(path).parts[5].items == 3
+
+
+def test_what_a_rank_counts_is_a_counter_of_the_trace(path: Path) -> None:
+    journal = Journal(str(path))
+    journal.count("engine of g rank 0", {"running": 1.0})
+    journal.count("engine of g rank 0", {"running": 3.0})
+    place = Place("g", 1, readings={key(0): reading(path)})
+    began, ended = reading(path).counts[0][1] - 1, reading(path).counts[-1][1] + 1
+
+    (counter,) = assemble([place], [], [], began, ended).counters
+
+    assert (counter.name, counter.values) == ("engine of g rank 0", {"running": (1.0, 3.0)})

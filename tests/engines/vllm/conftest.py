@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "endless": save_model(folder / "endless", end=None),
         "tied Llama": save_model(folder / "llama", "Llama", tied=True),
     }
+
+
+def folders_of_sockets() -> set[str]:
+    """What engines may leave beside it."""
+    return {path.name for path in Path(tempfile.gettempdir()).glob("phalanx-vllm-*")}
 
 
 def shared_memory() -> set[str]:

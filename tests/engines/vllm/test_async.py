@@ -8,7 +8,6 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlparse
 
@@ -18,7 +17,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import Endpoint, Sampling
 from phalanx.engines.vllm import AsyncVllmRollout
-from tests.engines.vllm.conftest import ONE_THREAD, SMALL, shared_memory
+from tests.engines.vllm.conftest import ONE_THREAD, SMALL, folders_of_sockets, shared_memory
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
@@ -120,7 +119,7 @@ def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
 
 
 def test_nothing_is_left_of_a_group_of_two_ranks_of_tensors(cluster: None, models: dict[str, str]) -> None:
-    before, sockets = shared_memory(), left_in_tmp()
+    before, sockets = shared_memory(), folders_of_sockets()
     with px.ResourcePool([2], use_gpu=False) as pool:
         roles = start(pool, models["untied"], tensor_parallel_size=2)
         (endpoint,) = px.endpoints(roles.rollout)
@@ -134,12 +133,7 @@ def test_nothing_is_left_of_a_group_of_two_ranks_of_tensors(cluster: None, model
 
     assert not [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     assert shared_memory() <= before
-    assert left_in_tmp() <= sockets
+    assert folders_of_sockets() <= sockets
     place = urlparse(endpoint.url)
     with pytest.raises(ConnectionRefusedError), socket.socket() as asked:
         asked.connect((place.hostname, place.port))
-
-
-def left_in_tmp() -> set[str]:
-    """Folders of sockets of engines."""
-    return {path.name for path in Path("/tmp").glob("phalanx-vllm-*")}

@@ -13,7 +13,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import Sampling
 from phalanx.engines.vllm import VllmRollout
-from tests.engines.vllm.conftest import ONE_THREAD, SMALL, shared_memory
+from tests.engines.vllm.conftest import ONE_THREAD, SMALL, folders_of_sockets, shared_memory
 from tests.engines.vllm.models import Source
 
 GREEDY = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
@@ -21,15 +21,18 @@ PROMPTS = [[5, 6], [7, 8, 9], [10]]
 
 DRIVER = """
 import os, sys, time
+import psutil
 import phalanx as px
-from phalanx.engines.vllm import VllmRollout
+from phalanx.engines.vllm import AsyncVllmRollout, VllmRollout
 px.init(num_cpus=4)
 pool = px.ResourcePool([1], use_gpu=False)
-bound = VllmRollout.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24)
+kind = {"own": VllmRollout, "beside": AsyncVllmRollout}[sys.argv[3]]
+bound = kind.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24)
 group = px.WorkerGroup(pool, bound, env={"OMP_NUM_THREADS": "1"})
 group.generate([[5]])
 with open(sys.argv[2] + ".new", "w") as file:
-    print(*group.run(lambda worker: os.getpid()), file=file)
+    (pid,) = group.run(lambda worker: os.getpid())
+    print(pid, *(child.pid for child in psutil.Process(pid).children(recursive=True)), file=file)
 os.rename(sys.argv[2] + ".new", sys.argv[2])
 time.sleep(600)
 """
@@ -59,13 +62,14 @@ def test_engines_that_were_closed_leave_nothing(cluster: None, models: dict[str,
 
 
 @pytest.mark.soak
-def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
-    before = shared_memory()
+@pytest.mark.parametrize("where", ["own", "beside"])
+def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path, where: str) -> None:
+    before, folders = shared_memory(), folders_of_sockets()
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     told = tmp_path / "pids"
     quiet = subprocess.DEVNULL
-    command = [sys.executable, str(script), models["untied"], str(told)]
+    command = [sys.executable, str(script), models["untied"], str(told), where]
     driver = subprocess.Popen(command, stdout=quiet, stderr=quiet)
     while not told.exists():
         assert driver.poll() is None
@@ -80,6 +84,7 @@ def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path
         time.sleep(0.05)
     assert not [pid for pid in pids if lives(pid)]
     assert shared_memory() <= before
+    assert folders_of_sockets() <= folders
 
 
 def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, str]) -> None:
