@@ -45,8 +45,8 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of small models, by what they are."""
-    from tests.engines.vllm.models import save_model
+    """Folders of small models, by what they are, and of a tokenizer."""
+    from tests.engines.vllm.models import save_model, save_tokenizer
 
     folder = tmp_path_factory.mktemp("models")
     return {
@@ -54,6 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "tied": save_model(folder / "tied", tied=True),
         "endless": save_model(folder / "endless", end=None),
         "tied Llama": save_model(folder / "llama", "Llama", tied=True),
+        "words": save_tokenizer(folder / "words"),
     }
 
 

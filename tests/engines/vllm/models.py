@@ -34,17 +34,17 @@ def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, end: in
     )
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     model.save_pretrained(folder)
-    save_tokenizer(folder)
     return str(folder)
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Words "w0" to "w127", one token each."""
+def save_tokenizer(folder: Path) -> str:
+    """Words "w0" to "w127", one token each; apart from a model, whose own kind of tokenizer would be taken."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({f"w{token}": token for token in range(128)}, unk_token="w0"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+    return str(folder)
 
 
 class Source(px.Worker):

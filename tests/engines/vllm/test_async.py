@@ -42,7 +42,7 @@ def start(pool: px.ResourcePool, folder: str, **options: Any) -> Roles:
 @pytest.fixture(scope="module")
 def roles(cluster: None, models: dict[str, str]) -> Iterator[Roles]:
     with px.ResourcePool([2], use_gpu=False) as pool:
-        yield start(pool, models["tied"], tokenizer=models["tied"])
+        yield start(pool, models["tied"], tokenizer=models["words"])
 
 
 def ask(

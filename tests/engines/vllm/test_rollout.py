@@ -31,7 +31,7 @@ def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str])
     folder = models[request.param]
     with px.ResourcePool([2], use_gpu=False) as pool:
         source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
-        bound = VllmRollout.bind(folder, tokenizer=folder, **SMALL)
+        bound = VllmRollout.bind(folder, tokenizer=models["words"], **SMALL)
         rollout = px.WorkerGroup(pool[1:2], bound, name="rollout", env=ONE_THREAD)
         yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
 
