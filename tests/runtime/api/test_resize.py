@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import phalanx as px
 
@@ -174,3 +175,82 @@ def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) ->
     with pytest.raises(px.DeclarationError, match="via="):
         px.resize(group, 2, via="folder")
     assert len(group) == 4
+
+
+def test_a_pool_grows_for_a_group_and_shrinks_once_its_slots_are_free(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        pool.grow(2)
+        before = group.who()
+        px.resize(group, 3)
+        grown = group.who()
+        with pytest.raises(px.PlacementError, match=group.name):
+            pool.shrink()
+        px.resize(group, 1)
+        pool.shrink()
+
+        assert (before, grown) == ([(0, 1)], [(0, 3), (1, 3), (2, 3)])
+        assert (pool.world_size, group.who()) == (1, [(0, 1)])
+
+
+def test_a_pool_gives_back_only_what_it_got(four: px.ResourcePool) -> None:
+    with pytest.raises(px.DeclarationError, match="made with"):
+        four.shrink()
+    with pytest.raises(px.DeclarationError, match="view"):
+        four[0:2].grow()
+
+
+def test_a_policy_follows_the_depth_of_a_queue(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    px.resize(group, 1)
+    elastic = px.Elastic(1, 3, decide=4, shrink_after_s=0.0)
+    sizes = []
+    with px.Channel() as prompts:
+        for depth in (0, 3, 20):
+            while len(prompts) < depth:
+                prompts.put(len(prompts))
+            sizes.append(px.adapt(group, elastic, prompts))
+        answers = [group.any.answer(prompts.get())[1] for _ in range(20)]
+        sizes.append(px.adapt(group, elastic, prompts))
+
+    assert sizes == [1, 1, 3, 1]
+    assert answers == [10 * number for number in range(20)]
+
+
+class Model(px.Worker):
+    independent = True
+
+    def __init__(self, value: float) -> None:
+        self.module = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(self.module.weight, value)
+        self.publish_weights("policy", self.module)
+        self.accept_weights("served", self.module)
+
+    @px.register
+    def value(self) -> float:
+        return self.module.weight[0, 0].item()
+
+    @px.register
+    def train(self) -> None:
+        with torch.no_grad():
+            self.module.weight += 1.0
+
+    @px.register
+    def version(self) -> int | None:
+        return px.weights_version("served")
+
+
+def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.ResourcePool) -> None:
+    trainer = px.WorkerGroup(four[0:1], Model.bind(3.0))
+    group = px.WorkerGroup(four, Model.bind(0.0))
+    px.resize(group, 1)
+    with px.WeightSync(trainer, group, "served", source_name="policy") as sync:
+        sync()
+        px.resize(group, 3)
+
+        assert group.value() == [3.0] * 3
+        assert len(set(group.version())) == 1
+        px.resize(group, 2)
+        trainer.train()
+        sync()
+        assert group.value() == [4.0] * 2

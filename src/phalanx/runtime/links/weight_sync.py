@@ -169,7 +169,10 @@ class WeightSync:
     def bring(self) -> None:
         """Bring the weights to ranks that have joined a target: a sync, where there was one before."""
         if not self._closed and any(one.key in one.core.life.had_weights for one in self._targets):
-            self()
+            with self._lock:
+                before, self._stillness = self._stillness, Stillness()
+                self(expect_change=False)  # that nothing has changed since says nothing of the trainer
+                self._stillness = before
 
     def stage(self, *, step: int | None = None, expect_change: bool | None = None) -> CallFuture[Version]:
         """Begin to bring a version into a second set of tensors at each target, beside what the targets do.

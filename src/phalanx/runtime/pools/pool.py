@@ -7,11 +7,13 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.runtime.pools.booking import Holding, Tenant, accelerator_text, check_options, resource_of
+from phalanx.runtime.pools.booking import Holding, Tenant, check_options, resource_of
 from phalanx.runtime.pools.dropped import dropped_slots
+from phalanx.runtime.pools.growing import check_free, reserve_more
+from phalanx.runtime.pools.slot_books import book, explain_slots
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.topology.placement import bundle_resources
@@ -85,9 +87,10 @@ class ResourcePool:
             detached=detached,
             reservation_name=request.name,
         )
-        self._finalizer = dropped_slots.give_back_without(holding, transport, holding.reservation)
+        self._finalizers = {name: dropped_slots.give_back_without(holding, transport, holding.reservation)}
         if detached:
-            self._finalizer.detach()
+            self._finalizers[name].detach()
+        self._grown = itertools.count(2)
         self.number = number
         self._detached = detached
         self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
@@ -245,41 +248,9 @@ class ResourcePool:
 
     def explain(self) -> Table:
         """Which slot lies where and which groups are on it."""
-        rows: list[tuple[Any, ...]] = []
-        nodes = [""] * self.world_size if self.closed else self._nodes()
-        for rank, slot in enumerate(self._view.slots):
-            holding = self._holdings[slot.pool]
-            known = holding.facts.get(slot)
-            groups = [group.name for group in holding.groups.get(slot, ())]
-            rows.append(
-                (
-                    rank,
-                    slot.pool,
-                    slot.block,
-                    self.local_ranks[rank],
-                    known.host if known else None,
-                    nodes[rank][:8] or None,
-                    accelerator_text(holding, slot),
-                    f"{len(groups)} of {holding.max_colocate_count}",
-                    groups,
-                )
-            )
-        columns = (
-            "rank",
-            "pool",
-            "block",
-            "local rank",
-            "host",
-            "node",
-            "accelerator",
-            "shares used",
-            "groups",
-        )
-        return Table(f"pool {self.name}: {self.world_size} slots", columns, tuple(rows))
-
-    def _nodes(self) -> list[str]:
         reservations = {name: holding.reservation for name, holding in self._holdings.items()}
-        return self.transport.nodes_of(self._view.slots, reservations)
+        nodes = () if self.closed else self.transport.nodes_of(self.slots, reservations)
+        return explain_slots(self.name, self._view, self._holdings, nodes)
 
     def close(self) -> None:
         """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
@@ -306,8 +277,56 @@ class ResourcePool:
             self._forget()
 
     def _forget(self) -> None:
-        self._finalizer.detach()
+        for finalizer in self._finalizers.values():
+            finalizer.detach()
         _open.discard(self)
+
+    def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
+        """Reserve more slots like those that there are, behind them: ``pool.grow([8, 8])`` two blocks of 8.
+
+        Groups stay as they are; ``px.resize`` has them use the slots. Views that were taken before do not see them.
+
+        Raises:
+            PlacementError: the cluster cannot hold them, or not within ``timeout`` seconds; nothing has changed.
+            DeclarationError: this is a view, or a detached pool.
+        """
+        self._check_own("grow")
+        blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
+        added = reserve_more(self._holdings[self.name], next(self._grown), blocks, timeout)
+        finalizer = dropped_slots.give_back_without(added, added.transport, added.reservation)
+        self._finalizers[added.pool] = finalizer
+        self._holdings = {**self._holdings, added.pool: added}
+        self._view = self._view + PoolShape(tuple(blocks)).slots(added.pool)
+
+    def shrink(self) -> None:
+        """Give back the slots that the last ``grow()`` reserved.
+
+        Raises:
+            PlacementError: groups are on them; says which, and what to do.
+            DeclarationError: this is a view, or the pool has not grown.
+        """
+        self._check_own("shrink")
+        *kept, last = self._holdings
+        if not kept:
+            raise DeclarationError(
+                f"{self!r}.shrink(): it has the slots it was made with; close() gives them back"
+            )
+        with _booking:
+            holding = self._holdings[last]
+            check_free(self.name, holding, self._view.slots)
+            holding.open = False
+        self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
+        self._holdings = {name: self._holdings[name] for name in kept}
+        self._finalizers.pop(last).detach()
+        holding.transport.release(holding.reservation)
+
+    def _check_own(self, verb: str) -> None:
+        self._check_open()
+        if not self._owner or self._detached:
+            kind = "detached" if self._owner else "a view of another pool's slots"
+            raise DeclarationError(
+                f"{self!r}.{verb}(): it is {kind}; {verb} one made by px.ResourcePool(...)"
+            )
 
     def keep(self) -> None:
         """Hold the slots until they are given back, even if nobody in this process holds the pool any more."""
@@ -346,20 +365,8 @@ class ResourcePool:
             PlacementError: the pool is closed, or a slot has no share left.
         """
         self._check_open()
-        slots = self._view.slots if slots is None else slots
         with _booking:
-            for slot in slots:
-                holding = self._holdings[slot.pool]
-                on_it = holding.groups.get(slot, [])
-                if len(on_it) >= holding.max_colocate_count:
-                    raise PlacementError(
-                        f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
-                        f"max_colocate_count={holding.max_colocate_count} groups already "
-                        f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
-                        "max_colocate_count"
-                    )
-            for slot in slots:
-                self._holdings[slot.pool].groups.setdefault(slot, []).append(group)
+            book(self._holdings, self._view.slots if slots is None else slots, group)
 
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
