@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from phalanx.errors import DispatchError
-from phalanx.execution.journals import Journals
+from phalanx.execution.journals import Journals, size_of
 from phalanx.execution.loops import Loop
 from phalanx.execution.presence import Presence
 from phalanx.tracing.journal import Noted
@@ -18,7 +18,8 @@ from phalanx.wire.side_channel import PLAIN_CALL
 class PlainCalls:
     """Of one rank. ``instances`` are its objects by role, as they are made and closed.
 
-    ``traced`` of a call is the trace that it is in, if any, and its number there.
+    ``traced`` of a call is the trace that it is in, if any, its number there, and the bytes of its arguments; ``pack``
+    makes of its result what is sent back.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class PlainCalls:
         method: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        traced: tuple[str, int] = ("", PLAIN_CALL),
+        traced: tuple[str, int, int] = ("", PLAIN_CALL, 0),
+        pack: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         """Call a method on this thread.
 
@@ -45,9 +47,7 @@ class PlainCalls:
         with self._noted(role, method, traced) as note:
             result = self._called(role, method, args, kwargs)
             result = self._loop.to_end(result) if isinstance(result, Awaitable) else result
-            if note is not None:
-                note.finished()
-            return result
+            return _packed(result, note, pack)
 
     async def run_async(
         self,
@@ -55,26 +55,26 @@ class PlainCalls:
         method: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        traced: tuple[str, int] = ("", PLAIN_CALL),
+        traced: tuple[str, int, int] = ("", PLAIN_CALL, 0),
+        pack: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         """As :meth:`run`, on the running loop."""
         with self._noted(role, method, traced) as note:
             result = self._called(role, method, args, kwargs)
             result = await result if isinstance(result, Awaitable) else result
-            if note is not None:
-                note.finished()
-            return result
+            return _packed(result, note, pack)
 
     @contextmanager
-    def _noted(self, role: str, method: str, traced: tuple[str, int]) -> Generator[Noted | None]:
+    def _noted(self, role: str, method: str, traced: tuple[str, int, int]) -> Generator[Noted | None]:
         """The time of such a call, which nobody can cancel."""
         control = self._presence.control
         page = None if control is None else control.page
         slot = 0 if page is None else page.begin(PLAIN_CALL, full_name(role, method))
         try:
-            with self._journals.of(*traced, waits=False) as note:
+            trace, number, nbytes = traced
+            with self._journals.of(trace, number, waits=False) as note:
                 if note is not None:
-                    note.started(0)
+                    note.started(nbytes)
                 yield note
         finally:
             if page is not None:
@@ -87,3 +87,12 @@ class PlainCalls:
                 "closed; call it once the group has started and before it is closed"
             )
         return getattr(self._instances[role], method)(*args, **kwargs)
+
+
+def _packed(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
+    if note is None:
+        return pack(result)
+    note.finished()
+    packed = pack(result)
+    note.returned(size_of(packed))
+    return packed

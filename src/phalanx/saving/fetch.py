@@ -62,7 +62,7 @@ def check_values(catalogue: Catalogue, world_size: int) -> None:
     differing = sorted(key for key, one in catalogue.values.items() if one.by_rank)
     if differing:
         parts = sorted({str(catalogue.paths[key][0]) for key in differing if catalogue.paths[key]})
-        rest = [part for part in catalogue.parts() if part not in parts]
+        rest = [part for part in catalogue.parts() if part not in (*parts, "rng")]
         advice = f"load the parts without them (parts={rest!r}), or " if rest else ""
         raise SaveMismatch(
             f"{len(differing)} values differed by rank on the {catalogue.world_size} ranks that saved, and nothing "

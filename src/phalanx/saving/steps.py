@@ -285,8 +285,9 @@ def read_step(path: str, step: int | None = None) -> SavedStep:
         broken = [one for one in found if one.faults and (step is None or one.step == step)]
         if broken:
             raise _damaged(f"{place.root}/{broken[-1].folder}", broken[-1].faults, f"; whole steps: {whole}")
-        what = "a saved step" if step is None else f"step {step}"
-        raise SaveError(f"{what} is not in {place.root}; whole steps there: {whole}")
+        if not steps:
+            raise SaveError(f"nothing was saved in {place.root} yet; give the path that px.save was given")
+        raise SaveError(f"step {step} is not in {place.root}; whole steps there: {whole}")
     if chosen.faults:
         raise _damaged(f"{place.root}/{chosen.folder}", chosen.faults, f"; whole steps: {whole}")
     return SavedStep(place, chosen)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from phalanx.wire.side_channel import PLAIN_CALL
 
-#: Keyword of a call without a message: the trace that it is in, and its number there; for the process, not the method.
+#: Keyword of a call without a message: the trace that it is in, its number there, and the bytes of its arguments; for
+#: the process, not the method.
 TRACED = "_px_traced"
-NOT_TRACED = ("", PLAIN_CALL)
+NOT_TRACED = ("", PLAIN_CALL, 0)
 
 
 def facade_name(role: str, method: str) -> str:

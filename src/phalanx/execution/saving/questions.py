@@ -45,6 +45,11 @@ def told(host: Host, notes: str) -> RankFiles | str | None:
     return _of(host).told(notes)
 
 
+def rest(host: Host, notes: str) -> None:
+    """Have the thread that tells its end in ``notes`` stop, and wait until it writes no more."""
+    _of(host).rest(notes)
+
+
 def write_model(host: Host, order: WriteModel) -> int:
     """Write boxes of a model into safetensors files that are there already."""
     return _of(host).write_model(order)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -44,6 +46,7 @@ from phalanx.transfer.tensors import cut, name_of
 __all__ = ["RankSaving"]
 
 _END_S = 2.0
+_NICE = 10  # not more: whoever holds the interpreter's lock has to get on, or the step waits for it
 
 
 class RankSaving:
@@ -56,6 +59,7 @@ class RankSaving:
         self._buffers: dict[tuple[str, str, Any], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._given_up = ""
         self._told: tuple[str, RankFiles | str] = ("", "")
         self._loads: dict[str, tuple[Catalogue, list[Part], list[Want]]] = {}
 
@@ -132,9 +136,15 @@ class RankSaving:
 
     def wait(self) -> None:
         """Until the thread of the save before has ended."""
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
             self._thread = None
+
+    def rest(self, notes: str) -> None:
+        """The driver has given up the save whose thread tells its end in ``notes``; returns once that has ended."""
+        self._given_up = notes
+        self.wait()
 
     def told(self, notes: str) -> RankFiles | str | None:
         """What came of the save whose thread tells it in ``notes``; None where it has not ended."""
@@ -181,17 +191,22 @@ class RankSaving:
         written, files = {}, dict[str, FileFacts]()
         for role, folder in order.folders.items():
             with span("write", **span_attributes(title_of(role), order.nbytes.get(role, 0))):
-                found, facts = write_file(f"{folder}/{file_of(order.index)}", self._until_end(items[role]))
+                found, facts = write_file(
+                    f"{folder}/{file_of(order.index)}", self._until_end(order, items[role])
+                )
             written[role], files[role] = tuple(found), facts
         return RankFiles(written, files, time.monotonic() - began)
 
-    def _until_end(self, items: Any) -> Iterator[Any]:
+    def _until_end(self, order: WriteFiles, items: Any) -> Iterator[Any]:
         for item in items:
             if self._ended:
                 raise SaveError("the group was closed before its state was written")
+            if order.notes and order.notes == self._given_up:
+                raise SaveError("the driver gave it up")
             yield item
 
     def _write_staged(self, order: WriteFiles, staged: Mapping[str, list[torch.Tensor | bytes]]) -> None:
+        _give_way()
         try:
             told: RankFiles | str = self._written(order, staged)
         except BaseException as error:
@@ -211,14 +226,16 @@ class RankSaving:
             check_values(chosen, order.world_size)
             keys = keys_for(chosen, order.index, order.world_size)
             parts = [part for part in self._parts(role) if not part.name or _is_chosen(part.name, names)]
-            wants = [part.wanted(chosen, keys, names) for part in parts]
-            taken = {key for want in wants for key in (*want.tensors, *want.values)}
             missing = [part.name for part in parts if part.name and part.name not in chosen.parts()]
             if missing:
+                # Generators are by rank: whoever asks for parts seldom wants them.
+                alone = [name for name in chosen.parts() if name != "rng"]
                 raise SaveMismatch(
                     f"{folder} has no part {missing[0]!r}, which the worker has; it has {', '.join(chosen.parts())}. "
-                    f"Load those alone: parts={[*chosen.parts()]!r}"
+                    f"Load those alone: parts={alone!r}"
                 )
+            wants = [part.wanted(chosen, keys, names) for part in parts]
+            taken = {key for want in wants for key in (*want.tensors, *want.values)}
             for want in wants:
                 check_forms(chosen, {key: held for key, (_, held) in want.tensors.items()})
             left[role] = sorted((chosen.tensors.keys() | chosen.values.keys()) - taken)
@@ -272,6 +289,14 @@ class RankSaving:
             for part, found in zip(parts, values, strict=True):
                 part.apply(found)
         return Loaded(nbytes, time.monotonic() - began)
+
+
+def _give_way() -> None:
+    """Have this thread take what the next step leaves of the processors; a step that needs them all keeps its pace."""
+    if sys.platform == "linux":  # elsewhere threads have no priorities of their own
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 def _values(files: Files, catalogue: Catalogue, want: Want, order: LoadOrder) -> dict[str, Any]:

@@ -39,7 +39,21 @@ class Stream(Iterator[tuple[int, Any]]):
         return self._left
 
 
-class CallFuture(Generic[T]):
+class Awaited(Generic[T]):
+    """What ``px.gather`` waits for."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for it, and give it."""
+        raise NotImplementedError
+
+    def pending(self, deadline: float | None = None) -> Pending | None:
+        """What a wait for its end is for; None: a thread has to wait for it."""
+        raise NotImplementedError
+
+
+class CallFuture(Awaited[T]):
     """The result of a call that was submitted.
 
     ``result()`` waits for it, ``await`` does so in an event loop, ``stream()`` gives each rank's output as it
@@ -200,11 +214,11 @@ class CallFuture(Generic[T]):
         return f"<CallFuture {call.group}.{call.method} on {len(call.plan.ranks)} ranks: {state}>"
 
 
-def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]:
+def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
     """The results of several futures, of any groups, in their order.
 
     Args:
-        *futures: what ``.submit()`` gave.
+        *futures: what ``.submit()`` gave: of methods, of ``px.save``, of a run.
         timeout: seconds to wait for all of them together; the calls go on when they are over.
 
     Raises:
@@ -212,12 +226,13 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
         CallTimeout: not all are here in time.
     """
     for future in futures:
-        if not isinstance(future, CallFuture):
+        if not isinstance(future, Awaited):
             raise DispatchError(
                 f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
             )
     timeout = checked(timeout, "px.gather")
-    if not together([future.call for future in futures], timeout):
+    calls = [future.call for future in futures if isinstance(future, CallFuture)]
+    if len(calls) < len(futures) or not together(calls, timeout):
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [
             waiters.submit(functools.partial(_result_by, future, deadline), future.pending(deadline))
@@ -230,5 +245,5 @@ def gather(*futures: CallFuture[Any], timeout: float | None = None) -> list[Any]
     return [future.result() for future in futures]
 
 
-def _result_by(future: CallFuture[Any], deadline: float | None) -> Value:
+def _result_by(future: Awaited[Any], deadline: float | None) -> Value:
     return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))

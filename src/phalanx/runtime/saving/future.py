@@ -6,21 +6,27 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from phalanx.errors import CallTimeout
+from phalanx.errors import CallCancelled, CallTimeout
+from phalanx.runtime.calls.future import Awaited
 from phalanx.runtime.calls.seconds import checked
+from phalanx.runtime.session.waiters import Pending
 
 __all__ = ["SaveFuture"]
 
 T = TypeVar("T")
 
 
-class SaveFuture(Generic[T]):
-    """What a thread of the driver does beside: ``result()`` waits for it, ``await`` does so in an event loop."""
+class SaveFuture(Awaited[T]):
+    """What a thread of the driver does beside: ``result()`` waits for it, ``await`` does so in an event loop.
 
-    def __init__(self, work: Callable[[], T], what: str) -> None:
+    ``px.gather`` takes it beside those of calls.
+    """
+
+    def __init__(self, work: Callable[[], T], what: str, cancelled: threading.Event) -> None:
         self._what = what
+        self._cancelled = cancelled
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._future.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run, args=(work,), name="phalanx-save", daemon=True)
@@ -65,6 +71,28 @@ class SaveFuture(Generic[T]):
     def done(self) -> bool:
         """Whether it is over; does not wait."""
         return self._future.done()
+
+    def cancel(self) -> bool:
+        """End it before the step is whole, and wait until no rank writes any more.
+
+        Nothing is left of that step, and ``result()`` raises ``CallCancelled``.
+
+        Returns:
+            False if it was over before, or its step was just becoming whole: what came of it stands.
+        """
+        if self.done():
+            return False
+        self._cancelled.set()
+        self._thread.join()
+        return self.cancelled()
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.done() and isinstance(self._future.exception(), CallCancelled)
+
+    def pending(self, deadline: float | None = None) -> Pending | None:
+        """Nothing of a backend's is waited for."""
+        return None
 
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self._future).__await__()

@@ -8,7 +8,7 @@ from phalanx.errors import SaveMismatch
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Loaded, LoadOrder, title_of
 from phalanx.runtime.links.sides import Ranks
-from phalanx.runtime.saving.group_save import outputs_of, send_each
+from phalanx.runtime.saving.asking import answers_of, outputs_of, send_each
 from phalanx.saving.catalogue import CATALOGUE
 from phalanx.saving.steps import SavedStep
 
@@ -44,12 +44,11 @@ def load_group(
         for index in range(len(group.ranks))
     ]
     title = f"load {group.name!r} step {step.number}"
-    left: list[dict[str, list[str]]] = send_each(group, f"{title}: plan", questions.plan_load, orders).result(
-        None
-    )
+    planned = send_each(group, f"{title}: plan", questions.plan_load, orders)
+    left: list[dict[str, list[str]]] = answers_of(group, planned)
     check_taken(left, {role: step.path(part) for role, part in roles.items()})
     call = send_each(group, f"{title}: read", questions.load, orders)
-    return outputs_of(call, title)
+    return outputs_of(group, call, title)
 
 
 def _roles(group: Ranks, step: SavedStep, prefix: str) -> dict[str, str]:

@@ -3,81 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, SaveError
+from phalanx.errors import DeclarationError, SaveError
 from phalanx.execution.saving import questions
-from phalanx.execution.saving.orders import RankFiles, WriteFiles, file_of, note_of, title_of
+from phalanx.execution.saving.orders import RankFiles, WriteFiles, file_of, title_of
 from phalanx.runtime.calls.call import Call
-from phalanx.runtime.calls.future import CallFuture
-from phalanx.runtime.calls.request import CallRequest
-from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.links.sides import Ranks
+from phalanx.runtime.saving.asking import Count, ask_same, outputs_of, send_each
+from phalanx.runtime.saving.notes import Notes
 from phalanx.runtime.saving.torch_metadata import METADATA, torch_metadata
 from phalanx.saving.catalogue import CATALOGUE, Catalogue
-from phalanx.saving.places import place_at
 from phalanx.saving.spread import Offer, Spread, catalogue_of, spread
 from phalanx.saving.steps import StepWriter
-from phalanx.show.progress import progress
 from phalanx.show.sizes import size
-from phalanx.transport.base import NotReady
-from phalanx.wire.messages import HOST
 
-__all__ = ["GroupSave", "checked_group", "send_each"]
-
-_LOOK_S = (0.005, 0.1)
-"""How often the driver looks for the notes of ranks' threads: at first, and at last."""
-_ASK_S = 2.0
-"""How often it asks the ranks themselves."""
-
-
-def checked_group(given: Any, verb: str) -> Ranks:
-    """A group, a role of it, or some of its ranks.
-
-    Raises:
-        DeclarationError: it is none of these.
-    """
-    if isinstance(getattr(given, "core", None), GroupCore) and given.ranks:
-        return given
-    raise DeclarationError(
-        f"{verb}: {given!r} is no group; give a group, a role of it such as group.actor, or some of its ranks"
-    )
-
-
-def send_each(group: Ranks, title: str, function: Callable[..., Any], values: Sequence[Any]) -> Call:
-    """Have a function of the library run on all ranks of ``group``, each with its own value.
-
-    Raises:
-        GroupClosed, GroupBroken: the group takes no calls.
-    """
-    plan = CallPlan(
-        tuple(group.ranks), (Same(function), Each(values)), {}, GatherPlan("list", range(len(group.ranks)))
-    )
-    return group.core.send(CallRequest(plan, MethodSpec(HOST, title=title), ""))
-
-
-def ask_same(group: Ranks, title: str, function: Callable[..., Any], *values: Any) -> list[Any]:
-    """The same to all ranks; waits for their answers."""
-    given = tuple(map(Same, (function, *values)))
-    plan = CallPlan(tuple(group.ranks), given, {}, GatherPlan("list", range(len(group.ranks))))
-    return group.core.send(CallRequest(plan, MethodSpec(HOST, title=title), "")).result(None)
-
-
-def outputs_of(call: Call, description: str) -> list[Any]:
-    """The outputs by rank, with a bar where somebody looks."""
-    future: CallFuture[list[Any]] = CallFuture(call)
-    for _ in progress(future.stream(), description=description):
-        pass
-    return future.result()
+__all__ = ["GroupSave"]
 
 
 @dataclass(frozen=True)
@@ -90,40 +36,6 @@ class _Begun:
 
 _turns: weakref.WeakKeyDictionary[GroupCore, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
 """One save of a role at a time: the second waits until the first one's threads have ended."""
-
-
-class _Questions:
-    """Asks ranks whose notes do not come: on a full disk there may be no room for one.
-
-    They answer between their calls, and so later than by a note.
-    """
-
-    def __init__(self, group: Ranks, notes: str) -> None:
-        self._group = group
-        self._notes = notes
-        self._due = time.monotonic() + _ASK_S
-        self._asked: Asked | None = None
-
-    def answers(self, left: Sequence[int]) -> dict[int, RankFiles | str]:
-        """What the ranks of these places have answered by now; does not wait."""
-        if time.monotonic() < self._due:
-            return {}
-        ranks = [self._group.ranks[index] for index in left]
-        found: dict[int, Any] = {}
-        with contextlib.suppress(
-            PhalanxError
-        ):  # of a group that is closed, or has lost a rank: that is seen apart
-            if self._asked is None:
-                self._asked = ask(self._group.core, "px.save", ranks, questions.told, self._notes)
-            found = self._asked.answers(0.0)
-        if not any(isinstance(one, NotReady) for one in found.values()):
-            self._asked, self._due = None, time.monotonic() + _ASK_S
-        places = {self._group.ranks[index]: index for index in left}
-        return {
-            places[rank]: one
-            for rank, one in found.items()
-            if rank in places and isinstance(one, RankFiles | str)
-        }
 
 
 class GroupSave:
@@ -139,9 +51,18 @@ class GroupSave:
         group: a group, a role of it, or some of its ranks.
         writer: of the step.
         prefix: of the folders that it makes there, such as "groups/policy/"; each role has one.
+        cancelled: set by whoever wants a staged save to end before it is written.
+        count: counts each rank that has staged or written; None: a bar of this group's own.
     """
 
-    def __init__(self, group: Ranks, writer: StepWriter, prefix: str = "") -> None:
+    def __init__(
+        self,
+        group: Ranks,
+        writer: StepWriter,
+        prefix: str = "",
+        cancelled: threading.Event | None = None,
+        count: Count | None = None,
+    ) -> None:
         self._group = group
         self._writer = writer
         self._prefix = prefix
@@ -150,7 +71,9 @@ class GroupSave:
         self._call: Call | None = None
         self._turn = _turns.setdefault(group.core, {}).setdefault(group.role, threading.Lock())
         self._has_turn = False
-        self._notes = ""
+        self._notes: Notes | None = None
+        self._cancelled = threading.Event() if cancelled is None else cancelled
+        self._count = count
         self.nbytes = 0
 
     @property
@@ -175,14 +98,15 @@ class GroupSave:
             self._epoch = self._group.core.epoch
             plans = self._plans()
             folders = {role: self._writer.part(self._prefix + title_of(role)) for role in plans}
+            notes = self._writer.part(f"{self._prefix}notes") if staged else ""
             if staged:
-                self._notes = self._writer.part(f"{self._prefix}notes")
+                self._notes = Notes(self._group, self._epoch, self._writer.step, notes)
             orders = [
                 WriteFiles(
                     {role: plan.orders[index] for role, plan in plans.items()},
                     folders,
                     index,
-                    self._notes,
+                    notes,
                     {role: plan.nbytes(index) for role, plan in plans.items()},
                 )
                 for index in range(len(self._group.ranks))
@@ -193,9 +117,9 @@ class GroupSave:
                 self._group, f"{self.title}: {'stage' if staged else 'write'}", function, orders
             )
             if staged:
-                outputs_of(self._call, f"{self.title}: staged")
-        except BaseException:
-            self.end()
+                outputs_of(self._group, self._call, f"{self.title}: staged", self._count)
+        except BaseException as error:
+            self.abandon(error)
             raise
 
     def _plans(self) -> dict[str, Spread]:
@@ -217,17 +141,23 @@ class GroupSave:
 
         Raises:
             SaveError: a rank could not write, or is gone.
+            CallCancelled: somebody wanted it to end.
             As ``CallFuture.result``.
         """
         if self._begun is None or self._call is None:
             raise DeclarationError("a save is begun before it is finished: call begin() first")
         try:
             files: list[RankFiles]
-            files = self._noted() if self._notes else outputs_of(self._call, f"{self.title}: written")
+            if self._notes is None:
+                files = outputs_of(self._group, self._call, f"{self.title}: written", self._count)
+            else:
+                files = self._notes.wait(self._cancelled.is_set)
             for role, plan in self._begun.plans.items():
                 self._list(role, plan, files)
-        finally:
-            self.end()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self._end()
 
     def _list(self, role: str, plan: Spread, files: Sequence[RankFiles]) -> None:
         part = self._prefix + title_of(role)
@@ -253,53 +183,25 @@ class GroupSave:
             "values": len(catalogue.values),
         }
 
-    def _noted(self) -> list[RankFiles]:
-        """What the ranks' threads tell when they have written."""
-        place = place_at(self._notes)
-        found: dict[int, RankFiles] = {}
-        questions_asked = _Questions(self._group, self._notes)
-        pause, last = _LOOK_S
-        while True:
-            left = [index for index in range(len(self._group.ranks)) if index not in found]
-            gone = {index: self._loss(index) for index in left}
-            answers = questions_asked.answers(left)
-            for index in left:
-                data = place.read(note_of(index))
-                told = answers.get(index) if data is None else pickle.loads(data)
-                if told is not None:
-                    found[index] = self._told(index, told)
-                elif gone[index]:
-                    raise SaveError(gone[index])
-            if len(found) == len(self._group.ranks):
-                break
-            time.sleep(pause)
-            pause = min(2 * pause, last)
-        place.remove_folder("")
-        return [found[index] for index in range(len(found))]
+    def abandon(self, error: BaseException) -> None:
+        """Let the next save of the group begin, once no rank writes this one any more. Idempotent.
 
-    def _told(self, index: int, told: RankFiles | str) -> RankFiles:
-        if isinstance(told, RankFiles):
-            return told
-        raise SaveError(
-            f"rank {self._group.ranks[index]} of {self._group.name!r} could not write step {self._writer.step}: {told}"
-        )
+        Its files may be removed then. After an interrupt or the like (``error`` is no ``Exception``) nothing is
+        waited for.
+        """
+        if not self._has_turn:
+            return
+        try:
+            if isinstance(error, Exception) and self._call is not None:
+                with contextlib.suppress(
+                    Exception
+                ):  # what it raises was raised, or is another group's to raise
+                    self._call.result(None)
+                if self._notes is not None:
+                    self._notes.rest()
+        finally:
+            self._end()
 
-    def _loss(self, index: int) -> str:
-        """Why nothing is to be expected of a rank any more; asked before its note is looked for."""
-        core, rank = self._group.core, self._group.ranks[index]
-        if core.closed:
-            raise GroupClosed(
-                f"group {core.name!r} was closed before step {self._writer.step} was written", group=core.name
-            )
-        if core.transport.alive(self._epoch.endpoints[rank]):
-            return ""
-        return (
-            f"rank {rank} of {self._group.name!r} died while it wrote step {self._writer.step}; that step is not "
-            "saved, those before are whole"
-        )
-
-    def end(self) -> None:
-        """Let the next save of the group begin. Idempotent; :meth:`finish` does so."""
-        if self._has_turn:
-            self._has_turn = False
-            self._turn.release()
+    def _end(self) -> None:
+        self._has_turn = False
+        self._turn.release()

@@ -13,8 +13,8 @@ from phalanx.errors import SaveDamaged, SaveError
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Loaded, LoadOrder, WriteModel
 from phalanx.runtime.links.sides import Ranks
+from phalanx.runtime.saving.asking import answers_of, ask_same, outputs_of, send_each
 from phalanx.runtime.saving.group_load import check_taken
-from phalanx.runtime.saving.group_save import ask_same, outputs_of, send_each
 from phalanx.saving.catalogue import Path
 from phalanx.saving.hugging_face import INDEX, Place, Shards, plan_shards
 from phalanx.saving.places import advice
@@ -125,7 +125,7 @@ def _written(group: Ranks, role: str, plan: Spread, places: Mapping[str, Place],
         for index, orders in enumerate(plan.orders)
     ]
     title = f"save model of {group.name!r}: write"
-    return outputs_of(send_each(group, title, questions.write_model, orders), title)
+    return outputs_of(group, send_each(group, title, questions.write_model, orders), title)
 
 
 def load_model(group: Ranks, path: str) -> list[Loaded]:
@@ -141,9 +141,10 @@ def load_model(group: Ranks, path: str) -> list[Loaded]:
     count = len(group.ranks)
     orders = [LoadOrder({role: path}, {}, None, index, count, {role: headers}) for index in range(count)]
     title = f"load model of {group.name!r}"
-    left: list[dict[str, Any]] = send_each(group, f"{title}: plan", questions.plan_load, orders).result(None)
+    planned = send_each(group, f"{title}: plan", questions.plan_load, orders)
+    left: list[dict[str, Any]] = answers_of(group, planned)
     check_taken(left, {role: path})
-    return outputs_of(send_each(group, f"{title}: read", questions.load, orders), title)
+    return outputs_of(group, send_each(group, f"{title}: read", questions.load, orders), title)
 
 
 def _headers(path: str) -> dict[str, bytes]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -11,10 +13,11 @@ from phalanx.errors import DeclarationError, SaveError, SaveMismatch
 from phalanx.runtime.links.channel import Channel
 from phalanx.runtime.links.sides import Ranks
 from phalanx.runtime.links.staleness import Staleness
+from phalanx.runtime.saving.asking import Count, checked_group, counting
 from phalanx.runtime.saving.driver import Driver
 from phalanx.runtime.saving.future import SaveFuture
 from phalanx.runtime.saving.group_load import load_group
-from phalanx.runtime.saving.group_save import GroupSave, checked_group
+from phalanx.runtime.saving.group_save import GroupSave
 from phalanx.runtime.saving.linked import Links, SavedLinks
 from phalanx.saving.holding import hold, let_go
 from phalanx.saving.places import place_at
@@ -83,7 +86,7 @@ class Run:
         self._keep = keep
         self._under_way: _StepFuture | None = None
         self._closed = False
-        self.save = RunSave(self._begin, self._note)
+        self.save = RunSave(self._save, self._submit)
         """``run.save(step)`` saves and waits; ``run.save.submit(step)`` goes on beside the next steps."""
         self._place = place_at(self.path)
         self._hold = hold(self._place)
@@ -123,7 +126,27 @@ class Run:
         """The steps that are whole, in the order in which they were saved."""
         return [one.step for one in listed(self.path) if one.whole]
 
-    def _begin(self, step: int, staged: bool) -> Callable[[], SavedStep]:
+    def _counting(self, step: int, what: str) -> AbstractContextManager[Count]:
+        """A bar that counts the ranks of all groups."""
+        total = sum(len(group.ranks) for group in self._groups.values())
+        return counting(total, f"save step {step} of {self.path}: {what}")
+
+    def _save(self, step: int) -> SavedStep:
+        with self._counting(step, "written") as count:
+            return self._begin(step, False, threading.Event(), count)()
+
+    def _submit(self, step: int) -> SaveFuture[SavedStep]:
+        cancelled = threading.Event()
+        with self._counting(
+            step, "staged"
+        ) as count:  # none beside the next steps, which may have one of their own
+            finish = self._begin(step, True, cancelled, count)
+        self._under_way = _StepFuture(finish, f"save of step {step}", cancelled)
+        return self._under_way
+
+    def _begin(
+        self, step: int, staged: bool, cancelled: threading.Event, count: Count
+    ) -> Callable[[], SavedStep]:
         """Take down all that changes; what is given waits for the ranks, and commits."""
         self._check_open()
         self._settle()
@@ -131,7 +154,7 @@ class Run:
         saves: list[GroupSave] = []
         try:
             for name, group in self._groups.items():
-                saves.append(GroupSave(group, writer, f"groups/{name}/"))
+                saves.append(GroupSave(group, writer, f"groups/{name}/", cancelled, count))
                 saves[-1].begin(staged=staged)
             writer.write(_DRIVER, self._driver.save())
             writer.note("driver", self._driver.described())
@@ -140,13 +163,10 @@ class Run:
             for part, facts in links.described().items():
                 writer.note(part, facts)
             writer.note(_LAYOUT, {"groups": sorted(self._groups)})
-        except BaseException:
-            _end(saves, writer)
+        except BaseException as error:
+            _abandon(saves, writer, error)
             raise
         return lambda: _finished(saves, writer)
-
-    def _note(self, future: _StepFuture) -> None:
-        self._under_way = future
 
     def _settle(self) -> None:
         """Wait for the save under way. Its error belongs to whoever asks its future, and else is raised here."""
@@ -217,16 +237,22 @@ class _StepFuture(SaveFuture[SavedStep]):
         finally:
             self.asked = self.asked or self.done()
 
+    def __await__(self) -> Generator[Any, None, SavedStep]:
+        try:
+            return (yield from super().__await__())
+        finally:
+            self.asked = self.asked or self.done()
+
 
 class RunSave:
     """What ``run.save`` is."""
 
     def __init__(
         self,
-        begin: Callable[[int, bool], Callable[[], SavedStep]],
-        note: Callable[[_StepFuture], None],
+        save: Callable[[int], SavedStep],
+        submit: Callable[[int], SaveFuture[SavedStep]],
     ) -> None:
-        self._begin, self._note = begin, note
+        self._save, self._submit = save, submit
 
     def __call__(self, step: int) -> SavedStep:
         """Save everything as ``step``, and wait until it is committed.
@@ -237,7 +263,7 @@ class RunSave:
             SaveError: no room, no right, a path that not all see; the steps before stay whole.
             WorkerDiedError: a rank died under way; likewise.
         """
-        return self._begin(step, False)()
+        return self._save(step)
 
     def submit(self, step: int) -> SaveFuture[SavedStep]:
         """Take down everything as it is now, and write it beside what comes next.
@@ -247,9 +273,7 @@ class RunSave:
         Raises:
             SaveError: as for a call, or the save before this one failed.
         """
-        future = _StepFuture(self._begin(step, True), f"save of step {step}")
-        self._note(future)
-        return future
+        return self._submit(step)
 
 
 def _finished(saves: Sequence[GroupSave], writer: StepWriter) -> SavedStep:
@@ -257,14 +281,14 @@ def _finished(saves: Sequence[GroupSave], writer: StepWriter) -> SavedStep:
         for save in saves:
             save.finish()
         return writer.commit()
-    except BaseException:
-        _end(saves, writer)
+    except BaseException as error:
+        _abandon(saves, writer, error)
         raise
 
 
-def _end(saves: Sequence[GroupSave], writer: StepWriter) -> None:
+def _abandon(saves: Sequence[GroupSave], writer: StepWriter, error: BaseException) -> None:
     for save in saves:
-        save.end()
+        save.abandon(error)
     writer.abandon()
 
 

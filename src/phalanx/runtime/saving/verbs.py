@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Literal
 
 from phalanx.errors import DeclarationError
 from phalanx.runtime.links.sides import Ranks
+from phalanx.runtime.saving.asking import checked_group
 from phalanx.runtime.saving.future import SaveFuture
 from phalanx.runtime.saving.group_load import load_group
-from phalanx.runtime.saving.group_save import GroupSave, checked_group
+from phalanx.runtime.saving.group_save import GroupSave
 from phalanx.runtime.saving.hugging_face import load_model, save_model
 from phalanx.saving.steps import StepWriter, open_step, read_step
 from phalanx.show.sizes import size
@@ -100,7 +102,8 @@ class _Save:
         ranks = checked_group(group, "px.save.submit")
         began = time.monotonic()
         writer = open_step(os.fspath(path), step, keep=keep)
-        saving = GroupSave(ranks, writer)
+        cancelled = threading.Event()
+        saving = GroupSave(ranks, writer, cancelled=cancelled)
         try:
             saving.begin(staged=True)
         except BaseException:
@@ -111,7 +114,7 @@ class _Save:
             with writer:
                 return _committed(saving, writer, began)
 
-        return SaveFuture(work, f"save of {ranks.name!r} as step {step}")
+        return SaveFuture(work, f"save of {ranks.name!r} as step {step}", cancelled)
 
     def __repr__(self) -> str:
         return "<function px.save>"

@@ -220,13 +220,13 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
             return await self._host.run_async(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
         await self._turns.come(self._services.upstream(args, kwargs))
-        return portable(await self._host.plain.run_async(role, method, args, kwargs, traced))
+        return await self._host.plain.run_async(role, method, args, kwargs, traced, portable)
 
     def forward(self: Shell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
             return self._host.run(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
-        return portable(self._host.plain.run(role, method, args, kwargs, traced))
+        return self._host.plain.run(role, method, args, kwargs, traced, portable)
 
     chosen = forward_async if asynchronous else forward
     chosen.__name__ = name

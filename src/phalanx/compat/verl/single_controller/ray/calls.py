@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ray
@@ -134,18 +134,29 @@ def _trimmed(output: Any, padding: int, total: int) -> Any:
 
 
 class Parcels:
-    """The arguments of one call as Ray is to carry them; what several ranks get is encoded and stored once."""
+    """The arguments of one call as Ray is to carry them; what several ranks get is encoded and stored once.
+
+    ``stored`` counts the bytes that come to lie in the object store: Ray puts there what is large, and not shared.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Any, Any]] = {}
+        self._made: dict[int, tuple[Any, Any, int]] = {}
         self._limit = settings().inline_bytes
+        self.stored = 0
 
     def of(self, value: Any, shared: bool) -> Any:
         """``value``, to be sent to one rank, or to several where it is ``shared``."""
         known = self._made.get(id(value))
         if known is None:
             made = portable(value)
-            if shared and isinstance(made, Encoded) and made.nbytes > self._limit:
-                made = ray.put(made)
-            known = self._made[id(value)] = (value, made)  # the value is kept, so that its id stays its own
+            nbytes = made.nbytes if isinstance(made, Encoded) else 0
+            if nbytes > self._limit:
+                self.stored += nbytes
+                made = ray.put(made) if shared else made
+            # The value is kept, so that its id stays its own.
+            known = self._made[id(value)] = (value, made, nbytes)
         return known[1]
+
+    def nbytes(self, values: Iterable[Any]) -> int:
+        """Bytes of values that were encoded, as one rank gets them."""
+        return sum(self._made[id(value)][2] for value in values if id(value) in self._made)

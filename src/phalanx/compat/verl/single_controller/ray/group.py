@@ -270,22 +270,22 @@ class RayWorkerGroup(WorkerGroup):
     def _send(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
         self._check_cluster()
         parcels, shared = Parcels(), len(workers) > 1
+        given = [*args, *kwargs.values()]
         args = [parcels.of(arg, shared) for arg in args]
         kwargs = {key: parcels.of(value, shared) for key, value in kwargs.items()}
-        call = self._begin(method_name, len(workers), kwargs)
+        call = self._begin(method_name, len(workers), parcels)
+        traced = _traced(call, parcels.nbytes(given))
         refs = [
-            self._execute_remote_single_worker(worker, method_name, *args, **kwargs) for worker in workers
+            self._execute_remote_single_worker(worker, method_name, *args, **kwargs, **traced)
+            for worker in workers
         ]
         return self._sent(call, refs)
 
-    def _begin(self, method_name: str, ranks: int, kwargs: dict[str, Any]) -> Call | None:
+    def _begin(self, method_name: str, ranks: int, parcels: Parcels) -> Call | None:
         """A call that is looked after, where this process started the ranks under the real verl."""
         if self._calls is None:
             return None
-        call = self._calls.begin(self._on_handle(method_name), ranks)
-        if call.trace:
-            kwargs[TRACED] = (call.trace, call.number)
-        return call
+        return self._calls.begin(self._on_handle(method_name), ranks, parcels.stored)
 
     def _sent(self, call: Call | None, refs: list[Any]) -> list[Any]:
         if call is not None and self._calls is not None:
@@ -309,17 +309,20 @@ class RayWorkerGroup(WorkerGroup):
         def piece(element: Any) -> Any:
             return parcels.of(element, times[id(element)] > 1)
 
-        traced: dict[str, Any] = {}
-        call = self._begin(method_name, len(self._workers), traced)
+        pieces = [
+            ([piece(arg[rank]) for arg in args], {key: piece(value[rank]) for key, value in kwargs.items()})
+            for rank in range(len(self._workers))
+        ]
+        call = self._begin(method_name, len(self._workers), parcels)
         refs = [
             self._execute_remote_single_worker(
                 worker,
                 method_name,
-                *(piece(arg[rank]) for arg in args),
-                **{key: piece(value[rank]) for key, value in kwargs.items()},
-                **traced,
+                *some,
+                **named,
+                **_traced(call, parcels.nbytes(column[rank] for column in columns)),
             )
-            for rank, worker in enumerate(self._workers)
+            for rank, (worker, (some, named)) in enumerate(zip(self._workers, pieces, strict=True))
         ]
         return self._sent(call, refs)
 
@@ -381,6 +384,11 @@ class RayWorkerGroup(WorkerGroup):
             if key not in _OF_THIS_PROCESS and not isinstance(value, WorkerGroup | GroupMethod)
         }
         return _rebuild, (type(self), state, list(self.wg_dict or ()))
+
+
+def _traced(call: Call | None, nbytes: int) -> dict[str, Any]:
+    """What a rank is told besides the arguments of a call that is in a trace."""
+    return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
 
 
 def _failed(refs: list[Any]) -> str:

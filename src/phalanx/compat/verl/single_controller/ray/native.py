@@ -120,8 +120,12 @@ class Calls:
         self._core = core
         self._with_deadline: deque[Call] = deque()
 
-    def begin(self, method: str, ranks: int) -> Call:
-        """A call of the first ``ranks`` ranks, which is about to be sent. Raises GroupBroken, GroupClosed."""
+    def begin(self, method: str, ranks: int, stored: int) -> Call:
+        """A call of the first ``ranks`` ranks, which is about to be sent, with so many bytes in the object store.
+
+        Raises:
+            GroupBroken, GroupClosed: the group takes no calls.
+        """
         core = self._core
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
@@ -130,6 +134,8 @@ class Calls:
         )
         call.numbers = [PLAIN_CALL] * ranks  # as the ranks know it
         call.tell(call.heard.planned)
+        if stored:
+            call.tell(call.heard.stored, stored)
         return call
 
     def sent(self, call: Call, refs: Sequence[Any]) -> None:
@@ -182,6 +188,7 @@ def start(
         callables={"": frozenset()},
         classes={"": class_name},
         call_timeout=settings().call_timeout,
+        pool=pool.name,
     )
     core = GroupCore(card, pool.transport, pool.world_size, owner=True)
     methods = tuple(Facade(name, "", name) for name in names.methods)
