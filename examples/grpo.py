@@ -21,16 +21,15 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+from around import Saving, add_saving, save_curve, shown, wants_gpu
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -218,32 +217,19 @@ def average_gradients(model: nn.Module, count: int) -> None:
         gradient.copy_(average.view_as(gradient))
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Where the run is saved, if it is, and how often; whether it goes on from what is there."""
-
-    path: Path | None = None
-    resume: bool = False
-    every: int = 10
-
-
 def saved(
     groups: Groups, sync: px.WeightSync, settings: Settings, saving: Saving, console: Console
 ) -> list[float]:
     """Run, and save it all as one commit now and then; the mean reward of each step, those before a resume too."""
     state: dict[str, Any] = {"questions": torch.Generator().manual_seed(settings.seed), "rewards": []}
-    if saving.path is None:
-        return list(shown(grpo(groups, sync, settings, state["questions"]), settings.steps, console))
     # The reference is what it was by its seed.
     roles = {"actor": groups.policy.actor, "rollout": groups.rollout}
-    with px.Run(str(saving.path), roles, state=state) as run:
-        if run.steps() and not saving.resume:
-            raise SystemExit(f"{saving.path} has a run: --resume goes on with it, or give another path")
-        done = run.resume() or 0
+    with saving.run(roles, state) as run:
+        done = saving.resumed(run)
         rewards = grpo(groups, sync, settings, state["questions"], done)
         for step, reward in enumerate(shown(rewards, settings.steps, console, done), start=done + 1):
             state["rewards"].append(reward)
-            if step % saving.every == 0 or step == settings.steps:
+            if run is not None and saving.is_due(step, settings.steps):
                 run.save.submit(step)  # written beside the next steps
     return state["rewards"]
 
@@ -274,43 +260,6 @@ def train(
     return rewards, final
 
 
-def wants_gpu(device: str, ranks: int) -> bool:
-    """Whether each rank gets a GPU; on ``auto``, if there are enough of them (NCCL needs one per rank)."""
-    return device == "gpu" or (device == "auto" and torch.cuda.device_count() >= ranks)
-
-
-def shown(rewards: Iterator[float], steps: int, console: Console, done: int = 0) -> Iterator[float]:
-    """Pass the rewards on, with a progress bar; in a log, with a line now and then."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("reward {task.fields[reward]:.3f}"),
-        TimeElapsedColumn(),
-    )
-    with Progress("GRPO", *columns, console=console) as progress:
-        task = progress.add_task("", total=steps, completed=done, reward=0.0)
-        for step, reward in enumerate(rewards, start=done + 1):
-            progress.update(task, advance=1, reward=reward)
-            if not console.is_terminal and step % 50 == 0:
-                console.print(f"step {step}: mean reward {reward:.3f}")
-            yield reward
-
-
-def save_curve(rewards: Sequence[float], path: Path) -> None:
-    """Mean reward over steps, as a picture."""
-    window = 10
-    smooth = [sum(rewards[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(rewards))]
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(rewards, color="tab:blue", alpha=0.3, label="each step")
-    axes.plot(smooth, color="tab:blue", label=f"mean of {window} steps")
-    axes.set(
-        xlabel="step", ylabel="mean reward", ylim=(0, 1.02), title="GRPO: a small Llama learns to copy digits"
-    )
-    axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small Llama to copy digits by GRPO.")
     parser.add_argument("--steps", type=int, default=Settings.steps)
@@ -320,11 +269,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
-    parser.add_argument("--save", type=Path, help="where the run is saved, by all ranks; see `phalanx runs`")
-    parser.add_argument("--save-every", type=int, default=Saving.every, metavar="STEPS")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the last step that --save has whole"
-    )
+    add_saving(parser)
     parser.add_argument(
         "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
     )

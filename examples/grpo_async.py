@@ -4,6 +4,7 @@
     python examples/grpo_async.py --compare                # first in turn, then at the same time: how much faster
     python examples/grpo_async.py --max-lag 0              # no answer is older than the weights that it trains
     python examples/grpo_async.py --at-commit wait         # answers end under the weights that they began with
+    python examples/grpo_async.py --save out/run           # a step now and then is saved; --resume goes on with it
 
 Task and objective are those of ``grpo.py``; ``in_turn`` is that algorithm on these groups. ``grpo`` is the trainer's
 side of the asynchronous one: it takes a batch as soon as there are enough answers, and sends its new weights while the
@@ -29,21 +30,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from grpo import (
-    answer_distribution,
-    ask,
-    average_gradients,
-    group_advantages,
-    of_answer,
-    save_curve,
-    shown,
-    small_llama,
-    wants_gpu,
-)
+from around import NOT_SAVED, Saving, add_saving, beside, save_curve, shown, wants_gpu
+from grpo import answer_distribution, ask, average_gradients, group_advantages, of_answer, small_llama
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -90,30 +82,47 @@ class Groups:
     trainer: Any
 
 
-def grpo(groups: Groups, settings: Settings, staleness: px.Staleness) -> Iterator[float]:
-    """Train on answers while others are generated; yields the mean reward of each step's answers."""
+def grpo(
+    groups: Groups, settings: Settings, staleness: px.Staleness, saving: Saving = NOT_SAVED
+) -> Iterator[float]:
+    """Train on answers while others are generated; yields the mean reward of each step's answers.
+
+    Saved are, as one commit: the trainer, how far generation was ahead, and which rows were trained on. A run that goes
+    on gives the rewards of the steps before first, and asks all other questions again: answers that waited would be
+    one version older.
+    """
     trainer, rollout = groups.trainer, groups.rollout
+    done: dict[str, Any] = {"rewards": [], "trained": set[int]()}
     with (
         px.WeightSync(trainer.actor, rollout, "policy", staleness=staleness) as sync,
         px.Channel(name="answers", lengths="row") as answers,
+        saving.run({"trainer": trainer.actor}, done, staleness=staleness) as run,
     ):
+        saving.resumed(run)
+        yield from done["rewards"]
         sync()
-        with beside(producer(groups, settings, staleness, answers), answers, staleness):
-            for _ in range(settings.steps):
+        with beside(producer(groups, settings, staleness, answers, done["trained"]), answers, staleness):
+            for step in range(len(done["rewards"]) + 1, settings.steps + 1):
                 with answers.take_rows(settings.rows, sort=True) as batch:
                     reference = trainer.reference.log_probs.submit(batch)
-                    rewards = trainer.actor.update(batch, reference)
+                    updates = trainer.actor.update(batch, reference)
                 sync.stage()
                 with no_answer_under_way(rollout) if settings.at_commit == "wait" else nullcontext():
                     sync.commit()
-                yield sum(rewards) / settings.rows
+                done["rewards"].append(sum(update.reward for update in updates) / settings.rows)
+                done["trained"].update(row for update in updates for row in update.rows)
+                if run is not None and saving.is_due(step, settings.steps):
+                    run.save.submit(step)  # written beside the next steps
+                yield done["rewards"][-1]
 
 
 def producer(
-    groups: Groups, settings: Settings, staleness: px.Staleness, answers: px.Channel
+    groups: Groups, settings: Settings, staleness: px.Staleness, answers: px.Channel, trained: set[int]
 ) -> Callable[[], None]:
     """What threads beside the trainer do: they put answers into the channel until all questions are answered."""
-    questions, again, turn = asked(settings), list[Rows](), threading.Lock()
+    before = frozenset(trained)
+    questions = (some for some in asked(settings) if int(some["row"][0]) not in before)
+    again, turn = list[Rows](), threading.Lock()
 
     def produce() -> None:
         while True:
@@ -145,7 +154,7 @@ def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
             parts = list(threads.map(lambda each: to_train_on(groups, settings, each), some))
             batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             reference = trainer.reference.log_probs.submit(batch)
-            yield sum(trainer.actor.update(batch, reference)) / settings.rows
+            yield sum(update.reward for update in trainer.actor.update(batch, reference)) / settings.rows
         sync()
 
 
@@ -184,30 +193,6 @@ def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
 
 
 @contextmanager
-def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Staleness) -> Generator[None]:
-    """Two threads that produce while the block runs. When one fails the channel ends, and its error is raised."""
-
-    def work() -> None:
-        try:
-            produce()
-        except BaseException:
-            answers.finish()
-            raise
-
-    with ThreadPoolExecutor(2, thread_name_prefix="producer") as threads:
-        futures = [threads.submit(work) for _ in range(2)]
-        try:
-            yield
-        except px.ChannelClosed:
-            if all(future.exception() is None for future in futures):
-                raise
-        finally:
-            staleness.close()  # who waits for a lease waits no more
-    for future in futures:
-        future.result()
-
-
-@contextmanager
 def no_answer_under_way(rollout: Any) -> Generator[None]:
     """The engines end the answers that they are at, and begin others after the block."""
     rollout.pause("wait")
@@ -222,6 +207,13 @@ def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
     return answered(groups, settings, questions)["reward"].mean().item()
 
 
+class Update(NamedTuple):
+    """What a rank trained on: the sum of its rewards, and its rows."""
+
+    reward: float
+    rows: list[int]
+
+
 class Actor(px.Worker):
     """The policy in training: a copy on each rank, kept the same by summing gradients over the ranks."""
 
@@ -233,12 +225,12 @@ class Actor(px.Worker):
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
-        self.steps = 0
-        self.publish_weights("policy", self.model, step=lambda: self.steps)
+        self.publish_weights("policy", self.model, step=lambda: steps_of(self.optimizer))
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
 
     @px.register(px.Dispatch.ROWS, collect="list", to_device=True)
-    def update(self, answers: Rows, reference: Tensor) -> float:
-        """One optimizer step on this rank's answers and all others'; gives the sum of this rank's rewards."""
+    def update(self, answers: Rows, reference: Tensor) -> Update:
+        """One optimizer step on this rank's answers and all others'."""
         settings, advantage = self.settings, answers["advantage"][:, None]
         distribution = answer_distribution(self.model, answers["tokens"], settings.digits)
         log_probs = of_answer(distribution, answers["tokens"])
@@ -255,8 +247,7 @@ class Actor(px.Worker):
         average_gradients(self.model, count=objective.numel())
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.steps += 1
-        return answers["reward"].sum().item()
+        return Update(answers["reward"].sum().item(), answers["row"].tolist())
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -285,6 +276,11 @@ class Judge(px.Worker):
         digits = answers["log_probs"].shape[1]
         question, answer = answers["tokens"][:, 1 : 1 + digits], answers["tokens"][:, -digits:]
         return (question == answer).float().mean(dim=1)
+
+
+def steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many it has made."""
+    return next((int(state["step"]) for state in optimizer.state.values()), 0)
 
 
 @contextmanager
@@ -323,12 +319,13 @@ def train(
     report: Path,
     *,
     turns: bool = False,
+    saving: Saving = NOT_SAVED,
 ) -> Run:
-    """Start the groups, train, and write the report; ``turns`` trains and generates in turn."""
+    """Start the groups, train, and write the report; ``turns`` trains and generates in turn, and saves nothing."""
     staleness = px.Staleness(settings.max_lag, rows_per_version=settings.rows)
     with px.trace() as trace, started(settings, engines, trainers, device) as groups:
         console.print(groups.trainer.explain())
-        steps = in_turn(groups, settings) if turns else grpo(groups, settings, staleness)
+        steps = in_turn(groups, settings) if turns else grpo(groups, settings, staleness, saving)
         rewards, times = [], []
         for reward in shown(steps, settings.steps, console):
             rewards.append(reward)
@@ -356,6 +353,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compare", action="store_true", help="train in turn before, and say how much faster this is"
     )
+    add_saving(parser)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
     parser.add_argument(
         "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
@@ -372,7 +370,8 @@ def main() -> int:
         train(settings, *where, given.out / "grpo_in_turn_report.html", turns=True) if given.compare else None
     )
     picture, report = given.out / "grpo_async_reward.png", given.out / "grpo_async_report.html"
-    run = train(settings, *where, report)
+    saving = Saving(given.save, given.resume, given.save_every)
+    run = train(settings, *where, report, saving=saving)
     save_curve(run.rewards, picture)
     console.print(f"reward curve: {picture}")
     console.print(f"what each rank did when: {report} (open it in a browser)")

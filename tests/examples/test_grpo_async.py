@@ -90,6 +90,41 @@ def test_questions_whose_answers_came_too_late_are_asked_again(
     assert staleness.paced.rows.trained == 6 * 16
 
 
+def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
+    example: ModuleType, tmp_path: Path
+) -> None:
+    trained: list[int] = []
+
+    def train(count: int, *, resume: bool = False) -> tuple[list[float], px.Staleness]:
+        settings = settings_of(example, max_lag=1, together=2, steps=6)
+        staleness = staleness_of(settings)
+        saving = example.Saving(tmp_path / "run", resume, every=3)
+        with example.started(settings, 1, 1, "cpu") as groups:
+            update = groups.trainer.actor.update
+
+            def noted(batch: object, reference: object) -> list[object]:
+                done = update(batch, reference)
+                trained.extend(row for one in done for row in one.rows)
+                return done
+
+            groups.trainer.actor.__dict__["update"] = noted
+            steps = example.grpo(groups, settings, staleness, saving)
+            rewards = [next(steps) for _ in range(count)]
+            steps.close()
+            return rewards, staleness
+
+    first, before = train(3)
+    rewards, staleness = train(6, resume=True)
+
+    assert before.paced.rows.submitted > 3 * 16  # generation was ahead
+    assert rewards[:3] == first
+    assert sorted(trained) == list(range(6 * 16))
+    assert staleness.paced.rows.trained == 6 * 16
+    assert set(staleness.paced.lags) <= {0, 1}
+    with pytest.raises(SystemExit, match="--resume goes on with it"):
+        train(6)
+
+
 def test_an_engine_that_fails_ends_the_training_with_its_error(example: ModuleType) -> None:
     settings = settings_of(example)
     with example.started(settings, 1, 1, "cpu") as groups:

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,13 +41,13 @@ class Trainer(px.Worker):
         self.publish_weights("policy", self.model, step=lambda: self.steps)
 
     @px.register(px.Dispatch.ROWS, collect="list")
-    def update(self, answers: Any, reference: Any) -> float:
+    def update(self, answers: Any, reference: Any) -> SimpleNamespace:
         self.steps += 1
         with torch.no_grad():
             self.model.weight.add_(1.0)
         while self.steps < STEPS and self.asked <= self.steps * self.rows:
             self.asked += px.Channel.find("asked").get(WITHIN)
-        return 0.0
+        return SimpleNamespace(reward=0.0, rows=answers["row"].tolist())
 
 
 class Reference(px.Worker):

@@ -18,13 +18,15 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "grpo.py"
 
 @pytest.fixture(scope="module")
 def grpo() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("example_grpo", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["example_grpo"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["example_grpo"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        spec = importlib.util.spec_from_file_location("example_grpo", SCRIPT)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["example_grpo"] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        yield module
+        del sys.modules["example_grpo"]
 
 
 def test_advantages_are_relative_to_the_answers_of_the_same_question(grpo: ModuleType) -> None:
