@@ -19,7 +19,11 @@ def test_the_code_of_the_page_runs(cluster: None, models: dict[str, str]) -> Non
             "steps": 1,
         }
         for block in code:
-            exec(compile(block.text.replace("path/of/model", models["endless"]), block.where, "exec"), names)
+            text = block.text.replace('tokenizer="path/of/model"', f"tokenizer={models['words']!r}")
+            text = text.replace("path/of/model", models["endless"])
+            exec(compile(text, block.where, "exec"), names)
+        (endpoint,) = px.endpoints(names["server"])
 
-    assert len(code) == 2
+    assert len(code) == 3
+    assert endpoint.url.endswith("/v1")
     assert [one.version for one in names["answers"]] == [1, 1]
