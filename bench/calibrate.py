@@ -106,7 +106,7 @@ def simulated(ranks: int, constants: Constants) -> Figures:
     model = Model(1, ranks, cores=cores, accelerators=False, driver_apart=False, constants=constants)
     costs = Costs({"*": Cost(0.0)})
     with Simulation(model, costs).running():
-        return program(ranks, 5, 3)
+        return program(ranks, 2, 1)
 
 
 def fitted(truth: Mapping[int, Figures]) -> Constants:
@@ -145,7 +145,7 @@ def _searched(
 
     golden = (5**0.5 - 1) / 2
     low, high = lowest, highest
-    for _ in range(22):
+    for _ in range(14):
         one, two = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, two) if error(one) < error(two) else (one, high)
     return replace(constants, **{name: (low + high) / 2})
@@ -179,8 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure() -> None:
-    """Groups of 8 and 16, three times each."""
-    _write({"measured": {ranks: measured(ranks, 3) for ranks in FITTED}})
+    """Groups of 8 and 16, twice each."""
+    _write({"measured": {ranks: measured(ranks, 2) for ranks in FITTED}})
 
 
 def _predict() -> None:

@@ -105,8 +105,12 @@ class Host:
             port = self._socket.getsockname()[1]
         return Facts(slot, os.getpid(), time.time(), port, log_paths, side, folder)
 
-    def setup(self, data: bytes, refs: Sequence[Any]) -> None:
-        """Become a rank: environment first, then the classes (which may import torch), then the instances."""
+    def setup(self, data: bytes, refs: Sequence[Any]) -> tuple[float, float]:
+        """Become a rank: environment first, then the classes (which may import torch), then the instances.
+
+        Returns:
+            When the constructors began and ended, as Unix times.
+        """
         setup, body = RankSetup.unpack(data)
         self._setup = setup
         self._admission.enter(setup.group, setup.epoch)
@@ -125,7 +129,9 @@ class Host:
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
                 if note is not None:
                     note.started(0)
+                began = time.time()
                 self._make(setup, roles)
+                return began, time.time()
         except self._here.passes:
             raise
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 import phalanx as px
 from phalanx.runtime.groups import startbar as starting
 from phalanx.runtime.groups.startbar import Starting
+from phalanx.transport import waves
 from phalanx.transport.base import Sight
 
 STACK = '  File "/home/me/train.py", line 9 in __init__'
@@ -32,16 +34,23 @@ class Backend:
         return [self._sight]
 
 
-def looked(ready: int, sight: Sight) -> tuple[int, str]:
+def looked(ready: int, sight: Sight, hosts: str = "aaaa") -> tuple[int, str]:
     backend: Any = Backend(ready, sight)
     shown = Starting(backend, "trainer", 4)
-    endpoints: Any = list("abcd")
-    shown.watch(endpoints, list("abcd"))
+    shown.watch([placed(host) for host in hosts], list("abcd"))
     return shown.look()
+
+
+def placed(host: str) -> Any:
+    return SimpleNamespace(facts=SimpleNamespace(slot=SimpleNamespace(host=host)))
 
 
 def test_ranks_that_are_ready_are_counted_and_the_first_that_is_not_is_looked_at() -> None:
     assert looked(3, Sight(True, stack=STACK)) == (3, "rank 3: __init__ at train.py:9")
+
+
+def test_of_several_nodes_it_says_how_many_are_ready_and_which_has_the_most_to_wait_for() -> None:
+    assert looked(3, Sight(True, note="busy"), "aabb") == (3, "1 of 2 nodes ready; 1 of 2 on b; rank 3: busy")
 
 
 def test_a_rank_without_a_stack_says_why() -> None:
@@ -78,3 +87,29 @@ def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: py
     assert "starting slow" in text.getvalue()
     assert "1/2" in text.getvalue()
     assert "rank 1: __init__ at test_starting.py" in text.getvalue()
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_a_few_at_a_time_are_in_their_order(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waves, "AT_ONCE", 2)
+    with px.ResourcePool([3, 2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, px.Worker)
+        assert group.run(lambda worker: (worker.rank, worker.local_rank)) == [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (3, 0),
+            (4, 1),
+        ]
+        assert len(group.core.life.constructed) == 5
+
+
+@pytest.mark.slow
+def test_where_one_of_them_does_not_start_none_is_left(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waves, "AT_ONCE", 2)
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool, pytest.raises(px.PlacementError):
+        px.WorkerGroup(pool, px.Worker, start_timeout=0.01)

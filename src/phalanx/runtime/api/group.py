@@ -24,6 +24,7 @@ from phalanx.runtime.life.policy import Restart
 from phalanx.runtime.life.preemption import Notice
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.tools.trace import from_environment
+from phalanx.show.starts import apart
 from phalanx.show.tables import Table
 from phalanx.topology.mesh import Mesh
 
@@ -278,6 +279,8 @@ class WorkerGroup(GroupView):
         others = [group.name for group in self._pool.groups if group is not self]
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
+        if told := apart(self.core.life.constructed):
+            notes.append(told)
         return tuple(notes)
 
     def statistics(self) -> dict[str, int]:

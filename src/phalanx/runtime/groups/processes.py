@@ -64,7 +64,7 @@ class GroupProcesses:
         try:
             with Starting(core.transport, core.name, core.world_size) as shown:
                 self._launch(call, shown)
-                call.result(None)
+                core.life.constructed = call.result(None)
                 make_again(core, options.start_timeout, call.trace)
         except BaseException as error:
             call.tell_end(error)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from phalanx.show.progress import bar, place, terminal
+from phalanx.show.starts import by_node
 from phalanx.transport.base import Endpoint, Transport
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Starting:
         self._group = group
         self._world_size = world_size
         self._endpoints: Sequence[Endpoint] = ()
+        self._hosts: Sequence[str] = ()
         self._refs: Sequence[Any] = ()
         self._console = console
         self._over = threading.Event()
@@ -54,7 +56,9 @@ class Starting:
 
     def watch(self, endpoints: Sequence[Endpoint], refs: Sequence[Any]) -> None:
         """The processes are there: show which of their constructors have returned, by what these return."""
-        self._endpoints, self._refs = endpoints, refs
+        self._endpoints = endpoints
+        self._hosts = [endpoint.facts.slot.host for endpoint in endpoints]
+        self._refs = refs
 
     def _show(self) -> None:
         if self._over.wait(PATIENCE_S) or self._console is None:
@@ -78,7 +82,10 @@ class Starting:
                 self._now = self._doing(waiting[0])
         except Exception:  # of the backend, while the start fails: the start itself tells
             return 0, ""
-        return len(self._refs) - len(waiting), self._now if waiting else ""
+        if not waiting:
+            return len(self._refs), ""
+        nodes = by_node(self._hosts, waiting)
+        return len(self._refs) - len(waiting), f"{nodes}; {self._now}" if nodes else self._now
 
     def _doing(self, rank: int) -> str:
         sight = self._transport.sights([self._endpoints[rank]], stacks=True)[0]

@@ -128,6 +128,8 @@ class GroupLife:
         self.notices = NoticeBoard(card.name)
         #: Told of each notice, on the watchman's thread.
         self.on_notice: Callable[[Notice], object] | None = None
+        #: When the constructors of each rank began and ended at the last start, as Unix times.
+        self.constructed: Sequence[tuple[float, float]] = ()
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()
 

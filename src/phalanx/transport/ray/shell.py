@@ -128,8 +128,8 @@ class Shell:
     def _px_report(self) -> Facts:
         return self._host.report()
 
-    def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
-        self._host.setup(data, refs)
+    def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
+        return self._host.setup(data, refs)
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.run(data, refs)
@@ -197,8 +197,8 @@ class AsyncShell:
     async def _px_report(self) -> Facts:
         return self._host.report()
 
-    async def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
-        self._host.setup(data, refs)
+    async def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
+        return self._host.setup(data, refs)
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         await self._turns.come(refs)

@@ -46,14 +46,13 @@ from phalanx.transport.ray.errors import (
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.ray_values import address_of, reference_to
-from phalanx.transport.ray.shell import actor_class
+from phalanx.transport.ray.start import NAMESPACE, started
 from phalanx.transport.ray.streams import stream
 from phalanx.wire.messages import BARE, packed_bare
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 from phalanx.wire.value import Value
 
-NAMESPACE = "phalanx"
 _KILLED_WITHIN_S = 5.0
 _AGENT_WITHIN_S = 10.0
 _SIGHT_WITHIN_S = 0.9
@@ -100,18 +99,17 @@ class RayTransport:
         return placement.probe(slots, reservations, bundle)
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
-        handles = self._create(request)
-        if not request.detached:
-            self._agents.prepare()
+        handles: dict[int, Any] = {}
         try:
-            reports = ray.get([handle._px_report.remote() for handle in handles], timeout=request.timeout)
+            prepare = None if request.detached else self._agents.prepare
+            reports = started(request, handles, prepare)
         except BaseException as error:
-            for handle in handles:
+            for handle in handles.values():
                 ray.kill(handle)
             self._agents.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
                 raise PlacementError(
-                    f"{request.class_name}: {len(handles)} worker processes did not all start within "
+                    f"{request.class_name}: {len(request.slots)} worker processes did not all start within "
                     f"{request.timeout:g} s; the node may be overloaded, or a runtime_env takes long to build: "
                     "raise start_timeout=, or look at `ray status`"
                 ) from None
@@ -122,42 +120,9 @@ class RayTransport:
             raise
         names = request.names or (None,) * len(handles)
         return [
-            Endpoint(slot, handle, facts, name)
-            for slot, handle, facts, name in zip(request.slots, handles, reports, names, strict=True)
+            Endpoint(slot, handles[index], facts, name)
+            for index, (slot, facts, name) in enumerate(zip(request.slots, reports, names, strict=True))
         ]
-
-    def _create(self, request: SpawnRequest) -> list[Any]:
-        cls = actor_class(request.class_name, request.methods, request.max_concurrency is not None)
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
-        custom: dict[str, float] = {}
-        for resource, amount in request.resources.items():
-            if resource == "CPU":
-                options["num_cpus"] = amount
-            elif resource == "GPU":
-                options["num_gpus"] = amount
-            else:
-                custom[resource] = amount
-        if custom:
-            options["resources"] = custom
-        if request.runtime_env:
-            options["runtime_env"] = dict(request.runtime_env)
-        if request.max_concurrency is not None:
-            options["max_concurrency"] = request.max_concurrency
-        if request.detached:
-            options["lifetime"] = "detached"
-        handles: list[Any] = []
-        try:
-            for index, slot in enumerate(request.slots):
-                named = _named(request.names[index], request.namespace) if request.names else {}
-                where = placement.strategy(slot, request.reservations)
-                handles.append(
-                    cls.options(**options, **named, scheduling_strategy=where).remote(request.factory)
-                )
-        except BaseException:
-            for handle in handles:
-                ray.kill(handle)
-            raise
-        return handles
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         return Ticket(endpoint.handle._px_setup.remote(data, list(refs)))
@@ -377,7 +342,3 @@ def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
 
 def _class_name(endpoint: Endpoint) -> str:
     return endpoint.handle._ray_actor_creation_function_descriptor.class_name
-
-
-def _named(name: str, namespace: str | None) -> dict[str, str]:
-    return {"name": name, "namespace": NAMESPACE if namespace is None else namespace}

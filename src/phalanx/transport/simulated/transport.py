@@ -329,6 +329,9 @@ class SimulatedTransport(TimedCalls, InlineTransport):
             ended = [ref, *self._twins.pop(id(ref), ())]
             for one in ended:
                 one.at = at
+            if number == SETUP_CALL and not ref.failed:
+                began = self._began_ns / 1e9
+                ref.inner = InlineRef((began + work.started, began + work.finished))
             out.arrive(at)
             if trace is not None:
                 self._note(trace, work, nbytes, inner)
