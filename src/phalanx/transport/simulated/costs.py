@@ -89,6 +89,8 @@ def parse(text: str) -> dict[str, Cost]:
         if not has_key and index == 0:
             key, value = "seconds", word
         given[key.strip()] = value
+    if not given and not marker:
+        raise DeclarationError(f"cost {text!r}: {_EXPECTED}")
     if marker:
         try:
             given["returns"] = ast.literal_eval(returns.strip())
