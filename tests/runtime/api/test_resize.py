@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -254,3 +255,92 @@ def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.Resour
         trainer.train()
         sync()
         assert group.value() == [4.0] * 2
+
+
+class Picky(px.Worker):
+    independent = True
+
+    def __init__(self) -> None:
+        if self.rank == 2:
+            raise ValueError("rank 2 does not want to")
+
+    @px.register
+    def who(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+
+def test_a_rank_that_cannot_join_leaves_the_group_as_it_was(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False) as full:
+        group = px.WorkerGroup(full, Picky)
+        full.grow(1)
+        with pytest.raises(ValueError, match="does not want to"):
+            px.resize(group, 3)
+
+        assert (group.state, group.who()) == ("ready", [(0, 2), (1, 2)])
+        full.shrink()  # nothing is on it
+
+
+class Trained(px.Worker):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @px.register
+    def train(self) -> tuple[int, int]:
+        self.steps += 1
+        return self.steps, self.world_size
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+def test_ranks_that_work_together_are_resized_through_a_folder(four: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(four, Trained)
+    group.train()
+    px.resize(group, 2, via=tmp_path)
+    fewer = group.train()
+    px.resize(group, 3, via=tmp_path)
+
+    assert fewer == [(2, 2)] * 2
+    assert group.train() == [(3, 3)] * 3
+
+
+class Caller(px.Worker):
+    """Calls a group of another process."""
+
+    @px.register
+    def use(self, group: px.WorkerGroup) -> None:
+        self.group = group
+
+    @px.register
+    def ask(self, numbers: list[int]) -> list[tuple[int, int]]:
+        return [self.group.any.answer(number) for number in numbers]
+
+    @px.register
+    def split(self, numbers: list[int]) -> tuple[list[int], int]:
+        return self.group.answers(numbers), len(self.group)
+
+
+@pytest.mark.slow
+def test_a_view_in_another_process_learns_who_the_ranks_are(ray_cluster: None) -> None:
+    with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        caller = px.WorkerGroup(pool[0:1], Caller)
+        px.resize(group, 2)
+        caller.use(group)
+        caller.ask([1])
+
+        px.resize(group, 4)
+        caller.split(list(range(8)))
+        grown = caller.split(list(range(8)))
+        px.resize(group, 1)
+        asked = caller.ask(list(range(6)))
+        shrunk = caller.split(list(range(5)))
+        answered = sum(group.run(lambda worker: len(worker.answered)), 0)
+
+    assert grown == [([10 * x for x in range(8)], 4)]
+    assert asked == [[(0, 10 * x) for x in range(6)]]
+    assert shrunk == [([10 * x for x in range(5)], 1)]
+    assert answered == 6

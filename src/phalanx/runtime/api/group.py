@@ -133,8 +133,8 @@ class WorkerGroup(GroupView):
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
-        members = Members(core, self._processes, pool, self)
-        core.resizing = Resizing(members.change, self._restart_with)
+        self._members = Members(core, self._processes, pool, self)
+        core.resizing = Resizing(self._members.change, self._restart_with)
         pool.claim(self)
         try:
             self._processes.start()
@@ -302,6 +302,7 @@ class WorkerGroup(GroupView):
     def _end(self, patience: float) -> None:
         self._processes.end(self.core.epoch, patience)
         self._pool.unclaim(self)
+        self._members.forget()
         self.core.life.finish_close()
 
     def __enter__(self) -> WorkerGroup:

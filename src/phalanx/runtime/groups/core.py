@@ -29,6 +29,7 @@ from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.streams import Streaming
 from phalanx.runtime.calls.under_way import CallsUnderWay
+from phalanx.runtime.groups.following import Follower
 from phalanx.runtime.groups.look import look_after
 from phalanx.runtime.groups.meshes import told_mesh
 from phalanx.runtime.groups.open_groups import open_groups
@@ -84,6 +85,10 @@ class GroupCore:
         self._listeners_of_chosen = Listeners(self.listeners)
         self._listeners_of_chosen.add(self.under_way)
         self.door: Door = DirectDoor(transport)
+        #: Of a view elsewhere: what it knows of the roster, where that may change.
+        self.follower: Follower | None = None
+        #: Where views elsewhere find the newest roster; "" where the group never travelled, or its roster stays.
+        self.roster_key = ""
         room = Room(transport, open_groups.wait_for_a_call)
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
         self.debug = settings().debug
@@ -260,10 +265,7 @@ class GroupCore:
     def _header(self, call: Call, spec: MethodSpec, returns: int) -> RankCall:
         return RankCall(
             call=call.number,
-            # A view of another process does not know in which epoch its owner has the group.
-            epoch=call.epoch.number
-            if self.life.owner and not self.card.independent and len(call.plan.ranks) == call.epoch.size
-            else ANY_EPOCH,
+            epoch=self._epoch_told(call),
             role=call.role,
             method=titled(spec.title) if spec.title else spec.name,
             keep=True,
@@ -274,6 +276,13 @@ class GroupCore:
             debug=self.debug,
             trace=call.trace,
         )
+
+    def _epoch_told(self, call: Call) -> int:
+        """The epoch of which the ranks of a call are to be; a view of another process does not know its owner's."""
+        if self.follower is not None:
+            return self.follower.number  # ranks that know of a newer roster refuse it
+        together = not self.card.independent and len(call.plan.ranks) == call.epoch.size
+        return call.epoch.number if self.life.owner and together else ANY_EPOCH
 
     def _returns(self, describe: bool) -> int:
         """What the ranks give back of an output that may be handed on; in halves where ranks lie on several nodes."""

@@ -9,6 +9,7 @@ from phalanx.errors import CallTimeout, GroupClosed
 from phalanx.execution import questions
 from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.following import Member, Roster, key_of
 from phalanx.runtime.groups.processes import GroupProcesses
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.roster import Change
@@ -32,6 +33,7 @@ class Members:
         self._processes = processes
         self._pool = pool
         self._tenant = tenant
+        self._left: list[tuple[int, float]] = []  # whoever has left in peace
 
     def change(self, change: Change, timeout: float | None) -> None:
         """Let ranks join, or leave.
@@ -79,9 +81,24 @@ class Members:
     _leaving: Asked | None = None
 
     def _tell(self, epoch: Epoch) -> None:
-        """Tell the ranks of the group how many they are, each after the calls that it has."""
+        """Tell the ranks of the group how many they are, each after the calls that it has; and views elsewhere."""
+        self._publish(epoch)
         asked = ask(self._core, "follow", epoch.everyone, questions.follow, epoch.number, epoch.size)
         asked.watch.arrivals.disregard()
+
+    def _publish(self, epoch: Epoch) -> None:
+        """Leave the roster where views of other processes look once a rank refuses them."""
+        core = self._core
+        if core.roster_key:
+            members = tuple(map(Member.of, epoch.endpoints[: epoch.size]))
+            leaving = [key_of(one.facts) for one in epoch.endpoints[epoch.size :]]
+            roster = Roster(epoch.number, members, (*self._left, *leaving))
+            core.transport.publish(core.roster_key, roster.to_bytes())
+
+    def forget(self) -> None:
+        """Take back what was left for views of other processes."""
+        if self._core.roster_key and self._core.transport.connected():
+            self._core.transport.publish(self._core.roster_key, None)
 
     def _finish(self, timeout: float | None) -> None:
         """Wait for the ranks that leave, and end their processes."""
@@ -103,6 +120,7 @@ class Members:
         self._processes.dismiss(epoch, tail)
         for endpoint in leavers:
             endpoint.retired = True
+            self._left.append(key_of(endpoint.facts))
         self._leaving = None
         if core.closed:
             raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)

@@ -7,8 +7,10 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.following import Follower, FollowingDoor
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.session import connection as cluster
+from phalanx.runtime.session.connection import RUN_ID
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Endpoint
 from phalanx.wire.messages import Facts
@@ -24,6 +26,8 @@ class PortableGroup:
     handles: tuple[Any, ...]
     facts: tuple[Facts, ...]
     names: tuple[str | None, ...]
+    roster: str = ""
+    number: int = 0
 
 
 def pack(core: GroupCore) -> PortableGroup:
@@ -39,13 +43,20 @@ def pack(core: GroupCore) -> PortableGroup:
         )
     if core.life.ground is not None:
         core.life.ground.keep()  # the view there is to work even if nobody here holds the group
+    epoch = core.epoch
+    present = epoch.endpoints[: epoch.size]
+    if core.card.independent and core.life.owner and not core.card.detached:
+        core.roster_key = f"roster/{RUN_ID}/{core.card.number}"
+    number = epoch.number if core.follower is None else core.follower.number
     return PortableGroup(
         backend=core.transport.name,
         card=core.card,
-        slots=tuple(endpoint.slot for endpoint in core.endpoints),
-        handles=tuple(endpoint.handle for endpoint in core.endpoints),
-        facts=tuple(endpoint.facts for endpoint in core.endpoints),
-        names=tuple(endpoint.name for endpoint in core.endpoints),
+        slots=tuple(endpoint.slot for endpoint in present),
+        handles=tuple(endpoint.handle for endpoint in present),
+        facts=tuple(endpoint.facts for endpoint in present),
+        names=tuple(endpoint.name for endpoint in present),
+        roster=core.roster_key,
+        number=number,
     )
 
 
@@ -60,4 +71,8 @@ def unpack(portable: PortableGroup) -> GroupCore:
     core = GroupCore(portable.card, cluster.transport(portable.backend), len(endpoints), owner=False)
     core.life.enter(endpoints)
     core.life.started()
+    if portable.roster:
+        core.roster_key = portable.roster
+        core.follower = Follower(core.life, portable.roster, portable.number)
+        core.door = FollowingDoor(core.transport, core.follower, core.life)
     return core
