@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,3 +119,22 @@ def test_a_source_may_say_how_it_is_asked(pool: px.ResourcePool) -> None:
 def test_a_probe_that_is_none_is_refused(pool: px.ResourcePool) -> None:
     with pytest.raises(px.DeclarationError, match="probe=-1"):
         linked(pool, probe=-1)
+
+
+class Sleeper(TransformersRollout):
+    """An engine whose memory may be given back."""
+
+    def __init__(self) -> None:
+        super().__init__(llama, weights="policy")
+        self._machine.capabilities = replace(self._machine.capabilities, sleep=True)
+
+
+def test_an_engine_that_sleeps_is_compared_once_it_is_awake(pool: px.ResourcePool) -> None:
+    source, rollout = px.WorkerGroup(pool, Source), px.WorkerGroup(pool, Sleeper)
+    sync = px.WeightSync(source, rollout, "policy")
+    rollout.sleep()
+    asleep = sync()
+    rollout.wake()
+
+    assert asleep.probe is None
+    assert sync().probe is not None

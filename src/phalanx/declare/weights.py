@@ -36,11 +36,12 @@ class Probing:
 
     Attributes:
         prompts: tokens of each, always the same ones.
-        log_probs: gives for each the log-probability of every token but the first, by the weights of now.
+        log_probs: gives for each the log-probability of every token but the first, by the weights of now; None where
+            that cannot be told at present.
     """
 
     prompts: tuple[tuple[int, ...], ...]
-    log_probs: LogProbs
+    log_probs: Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]] | None]
 
 
 @dataclass(frozen=True)

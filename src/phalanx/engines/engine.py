@@ -82,10 +82,14 @@ class RolloutEngine(Worker):
 
     def accept_weights(self, name: str, model: Any = None, **how: Any) -> None:
         """As of ``px.Worker``; what is generated is compared with the source then (see ``px.WeightSync(probe=)``)."""
-        machine = self._machine
-        if machine.capabilities.prompt_log_probs and "probing" not in how:
-            how["probing"] = Probing(probe_prompts(machine.vocabulary), machine.prompt_log_probs)
+        machine: Machine | None = self.__dict__.get("_machine")
+        if machine is not None and machine.capabilities.prompt_log_probs:
+            how.setdefault("probing", Probing(probe_prompts(machine.vocabulary), self._probe))
         super().accept_weights(name, model, **how)
+
+    def _probe(self, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
+        """Log-probabilities of prompts; None while the engine sleeps."""
+        return None if self._gate.asleep else self._machine.prompt_log_probs(prompts)
 
     @property
     def version(self) -> int:
@@ -288,12 +292,7 @@ class RolloutEngine(Worker):
         samplings = samplings_of(sampling, count)
         prefixes = each_row("prefix", [None] * count if prefix is None else prefix, count)
         names = each_row("ids", [None] * count if ids is None else ids, count)
-        rows = [
-            self._requests.row(index, name, prompt, one, before, self.version)
-            for index, (name, prompt, one, before) in enumerate(
-                zip(names, texts, samplings, prefixes, strict=True)
-            )
-        ]
+        rows = self._requests.rows(names, texts, samplings, prefixes, self.version)
         call = EngineCall(rows, tokens=tokens, leave=self._leave)
         for row in rows:
             if row.over:

@@ -229,6 +229,18 @@ class Requests:
             self._add_answers(made, prefix)
         return made
 
+    def rows(
+        self,
+        names: Sequence[str | None],
+        prompts: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling],
+        prefixes: Sequence[Prefix],
+        version: int,
+    ) -> list[Row]:
+        """A row for each prompt; see :meth:`row`."""
+        given = zip(names, prompts, samplings, prefixes, strict=True)
+        return [self.row(index, *one, version) for index, one in enumerate(given)]
+
     def _add_answers(self, row: Row, prefix: Prefix) -> None:
         seed = row.sampling.seed
         for sample in range(row.sampling.n):

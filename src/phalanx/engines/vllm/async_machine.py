@@ -51,7 +51,7 @@ class AsyncVllmMachine(Machine):
         self._drawn: list[Drawn] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
-        self._held = False
+        self._held = set[str]()  # why it stands still
         self._broken: str | None = None
         self._version = 0
         self._asked = 0
@@ -124,15 +124,24 @@ class AsyncVllmMachine(Machine):
 
     def hold(self) -> None:
         """See :class:`Machine`."""
-        if not self._held and self._broken is None:
-            self._core.wait(self._core.llm.pause_generation(mode="keep", clear_cache=False))
-            self._held = True
-            self._tell(())
+        self._stand("pause")
 
     def release(self) -> None:
         """See :class:`Machine`."""
-        if self._held:
-            self._held = False
+        self._go_on("pause")
+
+    def _stand(self, *why: str) -> None:
+        """Stand still for these reasons, too."""
+        if not self._held and self._broken is None:
+            self._core.wait(self._core.llm.pause_generation(mode="keep", clear_cache=False))
+        self._held.update(why)
+        self._tell(())
+
+    def _go_on(self, *why: str) -> None:
+        """Go on, unless there are other reasons to stand still."""
+        held = bool(self._held)
+        self._held.difference_update(why)
+        if held and not self._held and self._broken is None:
             self._core.wait(self._core.llm.resume_generation())
 
     def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -171,12 +180,13 @@ class AsyncVllmMachine(Machine):
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """See :class:`Machine`."""
         self._check()
-        held = self._held
-        self.release()
-        found = self._core.wait(self._read(prompts))
-        if held:
-            self.hold()
-        return found
+        held = tuple(self._held)
+        self._go_on(*held)
+        try:
+            return self._core.wait(self._read(prompts))
+        finally:
+            if held:
+                self._stand(*held)
 
     async def _read(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         return list(await asyncio.gather(*map(self._read_one, prompts)))
@@ -202,14 +212,14 @@ class AsyncVllmMachine(Machine):
 
     def sleep(self, tags: Sequence[str]) -> None:
         """See :class:`Machine`."""
-        self.hold()
+        self._stand(*tags)
         self.reset_cache()
         self._core.wait(self._core.llm.sleep(level=1, mode="keep"))
 
     def wake(self, tags: Sequence[str]) -> None:
         """See :class:`Machine`."""
         self._core.wait(self._core.llm.wake_up(tags=list(tags)))
-        self.release()
+        self._go_on(*tags)
 
     def close(self) -> None:
         """See :class:`Machine`."""

@@ -43,7 +43,8 @@ def probe_target(book: WeightsBook, key: Key) -> Probed:
     probing = book.accepted(key).probing
     if probing is None:
         return Probed(None)
-    return Probed(tuple(map(tuple, probing.log_probs(probing.prompts))))
+    told = probing.log_probs(probing.prompts)
+    return Probed(None if told is None else tuple(map(tuple, told)))
 
 
 def _forward(model: Any, prompts: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:

@@ -47,7 +47,8 @@ class Probing:
     def ended(self, version: Version, pairs: Sequence[Pair], name: str, level: int) -> None:
         """A version arrived: say once if it was to be compared and could not be."""
         mute = next((pair.probe.mute for pair in pairs if pair.probe.prompts and pair.probe.mute), "")
-        self._done = {pair.key for pair in pairs}
+        if version.probe is not None:
+            self._done = {pair.key for pair in pairs}
         why = version.not_probed or mute
         if self._wanted is not False and why and not self._said:
             self._said = True
