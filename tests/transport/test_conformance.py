@@ -10,7 +10,7 @@ import phalanx as px
 from phalanx.runtime.session import connection
 from phalanx.testing.conformance import TransportConformance
 from phalanx.transport.simulated.transport import Model, SimulatedTransport
-from tests.runtime.groups.relayed_door import RelayedDoor
+from tests.runtime.groups.relayed_door import local_door
 
 
 class TestInline(TransportConformance):
@@ -29,7 +29,7 @@ class TestInlineThroughRelays(TransportConformance):
             pytest.MonkeyPatch.context() as patch,
             px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
         ):
-            patch.setattr("phalanx.runtime.groups.core.DirectDoor", RelayedDoor)
+            patch.setattr("phalanx.runtime.groups.core.DirectDoor", local_door)
             yield pool
 
 

@@ -121,7 +121,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """What a backend knows of a process that is gone."""
+    """What a backend knows of a process that is gone; ``relay`` names that one, where it is none of the ranks."""
 
     reason: str
     exit: str | None = None
@@ -131,6 +131,7 @@ class Lost:
     log_tail: tuple[str, ...] = ()
     log_path: str | None = None
     stack: str = ""
+    relay: str = ""
 
 
 @dataclass(frozen=True)

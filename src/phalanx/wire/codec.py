@@ -225,7 +225,8 @@ def tokens_of(data: bytes | Encoded) -> Sequence[Any]:
 
 def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
     sent = None if policy is None else Policy(policy)
-    return _load(Encoded(head, list(buffers), own, tokens, sent), None)
+    encoded = Encoded(head, list(buffers), own, tokens, sent)
+    return encoded if current_arrival().kept_encoded else _load(encoded, None)
 
 
 def _load(encoded: Encoded, restore: Restore | None) -> Value:

@@ -1,105 +1,129 @@
-"""A door through others: calls go to relays, each of which has some ranks below it. All in one process."""
+"""The door of large groups with relays in this process, for backends whose calls have ended when they were sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.runtime.calls.door import Arrivals, DirectDoor, Outgoing
-from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import Outcome, Ticket, Transport
-from phalanx.wire.messages import Message
+from phalanx.runtime.calls.relayed_door import RelayedDoor
+from phalanx.topology.relays import RelayTree
+from phalanx.transport.base import Endpoint, Lost, Ref, Ticket, Transport
+from phalanx.transport.inline_values import InlineRef
+from phalanx.transport.relaying import Part
+from phalanx.wire.arrival import decoding
+from phalanx.wire.outputs import HALVED
+from phalanx.wire.relayed import (
+    Batch,
+    Envelope,
+    Gone,
+    Shares,
+    batch_of,
+    merged,
+    packed_output,
+    part_of,
+    unpacked_outputs,
+)
 
 
 @dataclass
-class Relay:
-    """Sends what it is given to the ranks below it, and gives back what came of them together."""
+class LocalRelays:
+    """Relays as calls of functions; ``lost`` are those that do not answer any more."""
 
     transport: Transport
+    tree: RelayTree
+    endpoints: Sequence[Endpoint]
     hops: int = 0
+    lost: set[int] = field(default_factory=set[int])
+    kept: dict[tuple[int, int], list[Ticket]] = field(default_factory=dict[tuple[int, int], list[Ticket]])
 
-    def send(
-        self, epoch: Epoch, call: Outgoing, ranks: Sequence[int], messages: Sequence[Message]
-    ) -> Arrivals:
+    def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
+        if head in self.lost:
+            return InlineRef(lost=Lost("it was ended"))
+        tickets = self._forward(self.tree.head_indices[head], envelope.pack(), refs)
+        self.kept[head, envelope.serial] = tickets
+        values = [ticket.value for ticket in tickets]
+        if envelope.returns == HALVED:
+            values += [ticket.rest for ticket in tickets]
+        failed = next((ref for ref in values if not self.transport.outcome(ref).ok), None)
+        return failed if failed is not None else self.transport.put(self._batch(values))
+
+    def _batch(self, values: Sequence[Ref]) -> Batch:
+        with decoding(kept_encoded=True):
+            outputs = [packed_output(output) for output in self.transport.fetch(values)]
+        return merged(
+            len(values),
+            [([place], batch_of([output], [values[place]])) for place, output in enumerate(outputs)],
+        )
+
+    def _forward(self, index: int, data: bytes, refs: Sequence[Ref]) -> list[Ticket]:
         self.hops += 1
-        below = Outgoing(call.role, call.method, ranks, messages, call.returns)
-        return DirectDoor(self.transport).submit(epoch, below)
+        relay, envelope = self.tree.relays[index], Envelope.unpack(data)
+        ranks = relay.ranks if envelope.ranks is None else envelope.ranks
+        if not relay.below:
+            return [self._to_rank(envelope, at, rank, refs) for at, rank in enumerate(ranks)]
+        tickets: list[Any] = [None] * len(ranks)
+        shares = Shares([self.tree.relays[below].ranks for below in relay.below])
+        for child, positions, some in shares.of(envelope.ranks):
+            part, used = part_of(envelope, positions, some)
+            below = self._forward(relay.below[child], part.pack(), [refs[place] for place in used])
+            for position, ticket in zip(positions, below, strict=True):
+                tickets[position] = ticket
+        return tickets
+
+    def _to_rank(self, envelope: Envelope, at: int, rank: int, refs: Sequence[Ref]) -> Ticket:
+        data, places = envelope.messages[envelope.which[at] if envelope.which else 0]
+        own = [refs[place] for place in places]
+        endpoint = self.endpoints[rank]
+        if envelope.bare:
+            endpoint.bare_calls = envelope.bare[at]
+        return self.transport.submit(endpoint, envelope.role, envelope.method, data, own, envelope.returns)
+
+    def forget(self, head: int, serials: Sequence[int]) -> None:
+        for serial in serials:
+            self.kept.pop((head, serial), None)
+
+    def batches(self, refs: Sequence[Ref], timeout: float | None) -> list[Batch]:
+        return self.transport.fetch(refs, timeout)
+
+    def outputs(self, batches: Sequence[Batch], timeout: float | None) -> list[list[Any]]:
+        return [unpacked_outputs(batch, self.transport.fetch(batch.refs, timeout)) for batch in batches]
+
+    def parts(self, head: int, serial: int, count: int, timeout: float) -> list[Part]:
+        if head in self.lost:
+            return [Part(None, True, Gone(f"relay {head}", "it was ended"))] * count
+        return [Part(ticket, ended=True) for ticket in self.kept[head, serial]]
+
+    def gone(self, head: int | None = None) -> Gone | None:
+        lost = self.lost if head is None else self.lost & {head}
+        return Gone(f"relay {min(lost)}", "it was ended") if lost else None
+
+    def whereabouts(self) -> list[tuple[str, int, str, int]]:
+        return []
+
+    def end(self) -> None:
+        self.kept.clear()
 
 
 @dataclass
-class RelayedArrivals:
-    """What relays give back, by position in the call."""
-
-    parts: list[Arrivals]
-    width: int
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def _of(self, position: int) -> tuple[Arrivals, int]:
-        return self.parts[position // self.width], position % self.width
-
-    def fetch(self, timeout: float | None) -> list[Any]:
-        return [output for part in self.parts for output in part.fetch(timeout)]
-
-    def output(self, position: int) -> Any:
-        part, at = self._of(position)
-        return part.output(at)
-
-    def outcome(self, position: int) -> Outcome:
-        part, at = self._of(position)
-        return part.outcome(at)
-
-    def fetched_with_others(self) -> None:
-        return None
-
-    def disregard(self) -> None:
-        for part in self.parts:
-            part.disregard()
-
-    def leave(self) -> None:
-        for part in self.parts:
-            part.leave()
-
-    def reference(self, position: int) -> Ticket:
-        part, at = self._of(position)
-        return part.reference(at)
-
-    def wait(
-        self, positions: Sequence[int], count: int, timeout: float | None
-    ) -> tuple[list[int], list[int]]:
-        """As all relays are in one process, one of them is waited for after the other."""
-        ended: list[int] = []
-        for index, part in enumerate(self.parts):
-            here = [p - index * self.width for p in positions if p // self.width == index]
-            if here:
-                wanted = max(0, min(len(here), count - len(ended)))
-                done, _ = part.wait(here, wanted or 1, timeout if wanted else 0)
-                ended += [index * self.width + position for position in done]
-        return ended, [position for position in positions if position not in ended]
-
-
-@dataclass
-class RelayedDoor:
-    """Two ranks below each relay; equal messages travel to a relay once."""
+class LocalRelaying:
+    """Makes relays in this process, and keeps them to be looked at."""
 
     transport: Transport
-    width: int = 2
-    relays: dict[int, Relay] = field(default_factory=dict[int, Relay])
+    made: list[LocalRelays] = field(default_factory=list[LocalRelays])
 
-    def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
-        parts: list[Arrivals] = []
-        for index, ranks, messages in self._batches(call):
-            relay = self.relays.setdefault(index, Relay(self.transport))
-            parts.append(relay.send(epoch, call, ranks, messages))
-            call.reached += len(ranks)
-            call.nbytes += sum(len(data) for data in {id(m): m.data for m in messages}.values())
-        return RelayedArrivals(parts, self.width)
+    def relays(self, tree: RelayTree, endpoints: Sequence[Endpoint]) -> LocalRelays:
+        self.made.append(LocalRelays(self.transport, tree, endpoints))
+        return self.made[-1]
 
-    def _batches(self, call: Outgoing) -> Iterator[tuple[int, Sequence[int], Sequence[Message]]]:
-        made = iter(zip(call.ranks, call.messages, strict=True))
-        index = 0
-        while batch := [pair for _, pair in zip(range(self.width), made, strict=False)]:
-            yield index, [rank for rank, _ in batch], [message for _, message in batch]
-            index += 1
+
+def local_door(transport: Transport) -> RelayedDoor:
+    """A door through relays of this process, with two below each."""
+    return door_with(transport, LocalRelaying(transport))
+
+
+def door_with(
+    transport: Transport, relaying: LocalRelaying, lost: Callable[[], None] = lambda: None
+) -> RelayedDoor:
+    """The same, to relays that are looked at."""
+    return RelayedDoor(transport, relaying, lambda: True, lost, ordered=True, fan_out=2, heads=2)

@@ -330,8 +330,7 @@ class Call:
 
     def all_ended(self) -> bool:
         """Whether no rank is still at it; does not wait."""
-        everyone = range(len(self.plan.ranks))
-        return not self.arrivals.wait(everyone, len(everyone), 0)[1]
+        return self.arrivals.all_ended()
 
     def touches(self, ranks: Sequence[int]) -> bool:
         """Whether it failed on one of these ranks because that is gone; one that had returned before did not."""

@@ -46,6 +46,14 @@ class Arrivals(Protocol):
         """What the outputs can be fetched by, together with those of other calls; None where they cannot."""
         ...
 
+    def awaited(self) -> Sequence[Ref]:
+        """What a wait for its end waits for: all of these have ended once all ranks have, or one has failed."""
+        ...
+
+    def all_ended(self) -> bool:
+        """Whether all ranks have ended; does not wait."""
+        ...
+
     def output(self, position: int) -> Value:
         """The output of an ended rank. Raises FetchFailed."""
         ...
@@ -80,6 +88,10 @@ class Door(Protocol):
         """Send a call to ranks of an epoch; does not wait for it. What making a message raises is raised."""
         ...
 
+    def look(self) -> None:
+        """Let go of what nobody will ask for any more; called now and then, while no call is being sent."""
+        ...
+
 
 class DirectArrivals:
     """The tickets of ranks that were called one by one."""
@@ -103,6 +115,12 @@ class DirectArrivals:
 
     def fetched_with_others(self) -> Sequence[Ref] | None:
         return None if self._rests else self._values
+
+    def awaited(self) -> Sequence[Ref]:
+        return self._values
+
+    def all_ended(self) -> bool:
+        return not self._transport.wait(self._values, len(self._values), 0)[1]
 
     def output(self, position: int) -> Value:
         ticket = self._tickets[position]
@@ -149,6 +167,9 @@ class DirectDoor:
         finally:
             call.reached, call.nbytes = len(tickets), nbytes
         return DirectArrivals(self._transport, tickets, halved=returns == HALVED)
+
+    def look(self) -> None:
+        """Nothing is kept."""
 
     def _streams(self, epoch: Epoch, call: Outgoing, streaming: Streaming) -> Arrivals:
         transport, role, method = self._transport, call.role, call.method

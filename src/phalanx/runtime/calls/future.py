@@ -127,8 +127,7 @@ class CallFuture(Awaited[T]):
     def pending(self, deadline: float | None = None) -> Pending:
         """What a wait for its end is for."""
         call = self.call
-        refs = [call.arrivals.reference(position).value for position in range(len(call.plan.ranks))]
-        return Pending(call.life.transport, refs, deadline)
+        return Pending(call.life.transport, call.arrivals.awaited(), deadline)
 
     def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
         """``(rank, output)`` of every called rank, in the order in which they finish.

@@ -158,6 +158,13 @@ class StreamArrivals:
     def fetched_with_others(self) -> None:
         return None
 
+    def awaited(self) -> Sequence[Ref]:
+        return [ticket.value for ticket in self._tickets]
+
+    def all_ended(self) -> bool:
+        everyone = range(len(self._tickets))
+        return not self.wait(everyone, len(everyone), 0)[1]
+
     def reference(self, position: int) -> Ticket:
         return self._tickets[position]
 

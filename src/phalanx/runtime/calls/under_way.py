@@ -107,9 +107,8 @@ class CallsUnderWay(CallListener):
             known = dict(self._chosen)
         under_way: dict[int, Sequence[int]] = {}
         for number, (since, ranks, arrivals) in known.items():
-            everyone = range(len(ranks))
             stale = epoch is not None and not epoch.takes(ranks, since)
-            if stale or not arrivals.wait(everyone, len(everyone), 0)[1]:
+            if stale or arrivals.all_ended():
                 with self._lock:
                     self._chosen.pop(number, None)
             else:

@@ -15,6 +15,7 @@ from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, launch
+from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.runtime.groups.starts import constructors, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
@@ -92,6 +93,7 @@ class GroupProcesses:
         epoch = core.life.enter(launched.endpoints)
         if not self._options.detached:  # those are to outlive this process
             core.transport.attend(launched.endpoints)
+            use_relays(core, epoch)
         sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
 
@@ -164,6 +166,7 @@ class GroupProcesses:
                 self._close_workers(epoch, patience)
         if core.life.before_end:
             gather_before_end(core, self.patience())
+        end_relays(core)
         core.transport.kill(epoch.endpoints)
         display.finish(epoch.endpoints)
         while self._extras:
@@ -212,6 +215,7 @@ class GroupProcesses:
         if core.closed:
             self.end(core.epoch, 0.0)
         else:
+            end_relays(core)
             core.transport.kill(core.endpoints)
 
 

@@ -13,6 +13,7 @@ from ray.experimental import get_local_object_locations
 
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
+from phalanx.topology.relays import RelayTree
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import (
     Endpoint,
@@ -30,7 +31,7 @@ from phalanx.transport.base import (
     StoreSpace,
     Ticket,
 )
-from phalanx.transport.facade import bare_name, facade_name
+from phalanx.transport.facade import facade_name
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import Connection, job_id
@@ -46,11 +47,11 @@ from phalanx.transport.ray.errors import (
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.ray_values import address_of, reference_to
+from phalanx.transport.ray.relays import RayRelays
+from phalanx.transport.ray.sending import class_name, submit
 from phalanx.transport.ray.start import NAMESPACE, started
 from phalanx.transport.ray.streams import stream
-from phalanx.wire.messages import BARE, packed_bare
-from phalanx.wire.outputs import OUTPUT
-from phalanx.wire.side_channel import BARE_CALLS
+from phalanx.transport.relaying import Relays
 from phalanx.wire.value import Value
 
 _KILLED_WITHIN_S = 5.0
@@ -127,39 +128,7 @@ class RayTransport:
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         return Ticket(endpoint.handle._px_setup.remote(data, list(refs)))
 
-    def submit(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        returns: int = OUTPUT,
-    ) -> Ticket:
-        if data == BARE:
-            number = endpoint.bare_calls + 1  # counted once it was sent: the rank counts those that came
-            key = role + "//" + method
-            bare = endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method)
-            try:
-                if bare is not None:
-                    ticket = Ticket(bare.remote())
-                    endpoint.bare_calls = number
-                    return ticket
-            except TypeError:
-                # Ray's own tracing is on: it adds an argument, which methods of a class do not take.
-                endpoint.methods[key] = None
-            data = packed_bare(BARE_CALLS + number, role, method)
-            endpoint.bare_calls = number
-        remote = endpoint.methods.get(role + "/" + method)
-        if remote is None:
-            handle = endpoint.handle
-            remote = getattr(handle, facade_name(role, method), None) or handle._px_call
-            endpoint.methods[role + "/" + method] = remote
-        args = (data, list(refs)) if refs else (data,)
-        if returns == OUTPUT:
-            return Ticket(remote.remote(*args))
-        info, *outputs = remote.options(num_returns=returns).remote(*args)
-        return Ticket(outputs[0], info, *outputs[1:])
+    submit = staticmethod(submit)  # without a function in between: it is called once for each rank
 
     def stream(
         self,
@@ -170,8 +139,11 @@ class RayTransport:
         refs: Sequence[Ref],
         buffer: int | None,
     ) -> RankStream:
-        name = f"{_class_name(endpoint)}.{facade_name(role, method)}"
+        name = f"{class_name(endpoint)}.{facade_name(role, method)}"
         return stream(endpoint, name, data, list(refs), buffer)
+
+    def relays(self, tree: RelayTree, endpoints: Sequence[Endpoint]) -> Relays:
+        return RayRelays(tree, endpoints, self.connected)
 
     def put(self, value: Value) -> Ref:
         return ray.put(value)
@@ -328,17 +300,3 @@ class RayTransport:
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]
-
-
-def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
-    """The process's method for the call without arguments, under the name that users know; None if it has none."""
-    name = facade_name(role, method)
-    found = getattr(endpoint.handle, bare_name(name), None)
-    if found is not None:
-        found = found.options(name=f"{_class_name(endpoint)}.{name}")
-    endpoint.methods[role + "//" + method] = found
-    return found
-
-
-def _class_name(endpoint: Endpoint) -> str:
-    return endpoint.handle._ray_actor_creation_function_descriptor.class_name

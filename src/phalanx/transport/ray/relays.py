@@ -1,0 +1,156 @@
+"""The relays of a group as its driver has them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import exceptions as rayx
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from phalanx.topology.relays import RelayTree
+from phalanx.transport.base import Endpoint, FetchFailed, NotReady, Ref
+from phalanx.transport.ray.relay import Below, Relay, first_line
+from phalanx.transport.relaying import Part
+from phalanx.wire.relayed import Batch, Envelope, Gone, unpacked_outputs
+
+_AT_ONCE = 10_000
+_DEAD = 4  # ray.core.generated.gcs_pb2.ActorTableData.DEAD, as ActorHandle._get_local_state gives it
+_ENDED_WITHIN_S = 2.0
+
+
+class RayRelays:
+    """Relays as actors of this process on the ranks' nodes: they end with it, and take no CPU of the cluster's."""
+
+    def __init__(
+        self,
+        tree: RelayTree,
+        endpoints: Sequence[Endpoint],
+        connected: Callable[[], bool],
+        actor: type[Relay] = Relay,
+    ) -> None:
+        self.tree = tree
+        self._connected = connected
+        self._names: list[str] = []
+        self._handles: list[Any] = []
+        self._under = {head: self._subtree(head) for head in tree.head_indices}
+        self._sequences = [0] * tree.heads
+        made = ray.remote(actor)
+        try:
+            for index, relay in enumerate(tree.relays):
+                self._handles.append(self._start(made, relay.node, self._below(index, endpoints)))
+        except BaseException:
+            self.end()
+            raise
+        self._heads = [self._handles[index] for index in tree.head_indices]
+
+    def _below(self, index: int, endpoints: Sequence[Endpoint]) -> Below:
+        relay = self.tree.relays[index]
+        self._names.append(f"relay {index} of ranks {_ranges(relay.ranks)}")
+        own = [] if relay.below else [endpoints[rank] for rank in relay.ranks]
+        fresh = [replace(endpoint, methods={}) for endpoint in own]
+        relays = [(self._names[i], self._handles[i], self.tree.relays[i].ranks) for i in relay.below]
+        return Below(self._names[index], relay.ranks, fresh, relays)
+
+    @staticmethod
+    def _start(actor: Any, node: str, below: Below) -> Any:
+        return actor.options(
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=_AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(below)
+
+    def _subtree(self, index: int) -> list[int]:
+        return [index, *(under for below in self.tree.relays[index].below for under in self._subtree(below))]
+
+    def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
+        sequence = self._sequences[head]
+        args = (envelope.pack(), list(refs)) if refs else (envelope.pack(),)
+        ref = self._heads[head].forward.remote(sequence, *args)
+        self._sequences[head] = sequence + 1
+        return ref
+
+    def forget(self, head: int, serials: Sequence[int]) -> None:
+        if self._connected():
+            self._heads[head].forget.remote(self._sequences[head], list(serials))
+            self._sequences[head] += 1
+
+    def batches(self, refs: Sequence[Ref], timeout: float | None) -> list[Batch]:
+        return _got(refs, timeout)
+
+    def outputs(self, batches: Sequence[Batch], timeout: float | None) -> list[list[Any]]:
+        large = [ref for batch in batches for ref in batch.refs]
+        fetched = iter(_got(large, timeout) if large else ())
+        return [_unpacked(batch, [next(fetched) for _ in batch.refs]) for batch in batches]
+
+    def parts(self, head: int, serial: int, count: int, timeout: float) -> list[Part]:
+        name = self._names[self.tree.head_indices[head]]
+        try:
+            found: list[Part] = ray.get(self._heads[head].parts.remote(serial), timeout=timeout)
+            ended = [part.ticket.value for part in found if part.ended and part.ticket is not None]
+            if ended:  # known to the relay; here too once their owner was asked
+                ray.wait(ended, num_returns=len(ended), timeout=timeout, fetch_local=False)
+            return found
+        except rayx.GetTimeoutError:
+            why = f"it has not answered within {timeout:g} s"
+        except rayx.RayError as error:
+            why = first_line(error)
+        return [Part(None, True, Gone(name, why))] * count
+
+    def gone(self, head: int | None = None) -> Gone | None:
+        if not self._connected():
+            return None
+        indices = range(len(self._handles)) if head is None else self._under[self.tree.head_indices[head]]
+        for index in indices:
+            if self._handles[index]._get_local_state() == _DEAD:
+                return Gone(self._names[index], "its process has ended")
+        return None
+
+    def whereabouts(self) -> list[tuple[str, int, str, int]]:
+        told = ray.get([handle.whereabouts.remote() for handle in self._handles])
+        sizes = [len(relay.ranks) for relay in self.tree.relays]
+        return [(name, size, *where) for name, size, where in zip(self._names, sizes, told, strict=True)]
+
+    def end(self) -> None:
+        handles, self._handles = self._handles, []
+        if not self._connected():
+            return
+        for handle in handles:
+            with contextlib.suppress(rayx.RayError, ValueError):
+                ray.kill(handle)
+        deadline = time.monotonic() + _ENDED_WITHIN_S
+        while any(h._get_local_state() != _DEAD for h in handles) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def _got(refs: Sequence[Ref], timeout: float | None) -> list[Any]:
+    try:
+        return ray.get(list(refs), timeout=timeout)
+    except rayx.GetTimeoutError as error:
+        raise NotReady from error
+    except rayx.RayError as error:
+        raise FetchFailed from error
+
+
+def _unpacked(batch: Batch, large: Sequence[Any]) -> list[Any]:
+    """Raises FetchFailed where an output cannot be unpickled here: what the rank's own reference gives tells why."""
+    try:
+        return unpacked_outputs(batch, large)
+    except Exception as error:
+        raise FetchFailed from error
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0-31``, or ``0-7, 16-23``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

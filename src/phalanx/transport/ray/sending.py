@@ -1,0 +1,62 @@
+"""One call to one rank: an actor's method, as its users know it; from the driver, or from a relay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx.transport.base import Endpoint, Ref, Ticket
+from phalanx.transport.facade import bare_name, facade_name
+from phalanx.wire.messages import BARE, packed_bare
+from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.side_channel import BARE_CALLS
+
+
+def submit(
+    endpoint: Endpoint,
+    role: str,
+    method: str,
+    data: bytes,
+    refs: Sequence[Ref],
+    returns: int = OUTPUT,
+) -> Ticket:
+    """Send one call to a rank; see ``Calling.submit``."""
+    if data == BARE:
+        number = endpoint.bare_calls + 1  # counted once it was sent: the rank counts those that came
+        key = role + "//" + method
+        bare = endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method)
+        try:
+            if bare is not None:
+                ticket = Ticket(bare.remote())
+                endpoint.bare_calls = number
+                return ticket
+        except TypeError:
+            # Ray's own tracing is on: it adds an argument, which methods of a class do not take.
+            endpoint.methods[key] = None
+        data = packed_bare(BARE_CALLS + number, role, method)
+        endpoint.bare_calls = number
+    remote = endpoint.methods.get(role + "/" + method)
+    if remote is None:
+        handle = endpoint.handle
+        remote = getattr(handle, facade_name(role, method), None) or handle._px_call
+        endpoint.methods[role + "/" + method] = remote
+    args = (data, list(refs)) if refs else (data,)
+    if returns == OUTPUT:
+        return Ticket(remote.remote(*args))
+    info, *outputs = remote.options(num_returns=returns).remote(*args)
+    return Ticket(outputs[0], info, *outputs[1:])
+
+
+def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
+    """The process's method for the call without arguments, under the name that users know; None if it has none."""
+    name = facade_name(role, method)
+    found = getattr(endpoint.handle, bare_name(name), None)
+    if found is not None:
+        found = found.options(name=f"{class_name(endpoint)}.{name}")
+    endpoint.methods[role + "//" + method] = found
+    return found
+
+
+def class_name(endpoint: Endpoint) -> str:
+    """What users know its class by."""
+    return endpoint.handle._ray_actor_creation_function_descriptor.class_name
