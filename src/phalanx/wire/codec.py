@@ -8,6 +8,7 @@ reductions belong to this pickler alone.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import struct
@@ -98,6 +99,10 @@ def encode(
     """
     if _is_plain(value, _PLAIN_DEPTH):
         return Encoded(pickle.dumps(value, _PROTOCOL))
+    if not shared and type(value) not in (hoist or ()):
+        alone = _encode_alone(value, policy)
+        if alone is not None:
+            return alone
     file = io.BytesIO()
     pickler = _Pickler(file, hoist or {}, shared or {})
     try:
@@ -110,6 +115,47 @@ def encode(
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers
     return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, policy)
+
+
+def _encode_alone(value: Value, policy: Policy | None) -> Encoded | None:
+    """A tensor or array by itself, whose head is one of few; None for anything else.
+
+    As quick as plain values are: streams and channels carry many small ones.
+    """
+    if type(value) is np.ndarray:
+        reduce: Callable[[pack.Sink, Any], Any] = pack.reduce_array
+    elif is_tensor_type(type(value)):
+        reduce = pack.reduce_tensor
+    else:
+        return None
+    sink = pack.Sink()
+    try:
+        reduced = reduce(sink, value)
+    except Exception:  # told in full by the pickler, which meets it too
+        return None
+    if reduced is None or len(reduced) != 2 or reduced[0] not in (unpack.array, unpack.tensor):
+        return None
+    if type(reduced[1][1]) is not str:  # a dtype by itself may have more to say than its equals
+        return None
+    buffers = sink.buffers
+    return Encoded(_head_of(*reduced), buffers, len(buffers), (), policy)
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """Pickled as a call of ``function``."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.args
+
+
+@functools.lru_cache(maxsize=1024)
+def _head_of(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """What is said of a tensor or array beside its bytes."""
+    return pickle.dumps(_Reduced(function, args), _PROTOCOL)
 
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})

@@ -67,10 +67,10 @@ class Frame:
         return self._blocks[place]
 
     def _copied(self, place: Place, nbytes: int) -> torch.Tensor:
-        if isinstance(place, int):
-            return private_copies([self._views[place]])[0]
         if place in self._arrays:  # an array has these bytes already
             return torch.frombuffer(self._arrays[place], dtype=torch.uint8)
+        if isinstance(place, int):
+            return private_copies([self._views[place]])[0]
         return self._window(place, nbytes).clone()
 
     def _window(self, place: Place, nbytes: int) -> torch.Tensor:
@@ -111,22 +111,23 @@ class Frame:
 
     def array_buffer(self, place: Place, nbytes: int = 0) -> Value:
         """The bytes at ``place`` as what arrays and other types take: writable exactly where it is private."""
-        if isinstance(place, int):
-            return self._private_bytes(place, nbytes).numpy() if self._private else self._whole(place)
+        index, start = (place, 0) if isinstance(place, int) else place
+        size = self._views[index].nbytes if isinstance(place, int) else nbytes
         if not self._private:
-            return self._whole(place[0])[place[1] : place[1] + nbytes]
-        if place in self._blocks:  # a tensor has these bytes already
-            return tensor_over(self._blocks[place], torch.uint8, (nbytes,)).numpy()
+            return self._whole(index)[start : start + size]
+        if (
+            place in self._blocks or size >= HUGE_FROM
+        ):  # a tensor has these bytes already, or huge pages are to
+            return self._private_bytes(place, size).numpy()
         if place not in self._arrays:
-            self._arrays[place] = bytearray(self._views[place[0]][place[1] : place[1] + nbytes])
+            self._arrays[place] = bytearray(self._views[index][start : start + size])
         return self._arrays[place]
 
-    def _private_bytes(self, index: int, nbytes: int) -> torch.Tensor:
-        block = self.block(index, nbytes)
+    def _private_bytes(self, place: Place, nbytes: int) -> torch.Tensor:
+        block = self.block(place, nbytes)
         if block.dtype is torch.uint8 and block.dim() == 1:
             return block
-        # A tensor has these bytes already.
-        return tensor_over(block, torch.uint8, (self._views[index].nbytes,))
+        return tensor_over(block, torch.uint8, (nbytes,))
 
     def _whole(self, index: int) -> memoryview:
         return _aligned(self._views[index]).data.toreadonly()

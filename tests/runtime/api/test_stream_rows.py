@@ -38,6 +38,14 @@ class Rows(px.Worker):
     def values(self, rows: list[int]) -> Iterator[int]:
         yield from rows
 
+    @px.register(px.Dispatch.ROWS)
+    def scores(self, rows: list[int]) -> list[int]:
+        return rows
+
+    @px.register(px.Dispatch.ROWS)
+    def scores_rows(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        yield from enumerate(rows)
+
     @px.register
     def ping(self) -> int:
         return self.rank
@@ -88,3 +96,11 @@ def test_what_splits_no_rows_has_none_to_stream(group: Any) -> None:
 def test_an_unknown_way_to_stream_is_refused(group: Any) -> None:
     with pytest.raises(px.DispatchError, match=r'by=.columns.*"items" or "rows"'):
         group.values.stream([1], by="columns")
+
+
+@pytest.mark.parametrize("option", [{"by": "rows"}, {"buffer": 2}])
+def test_options_of_a_stream_name_the_method_that_yields_where_this_one_does_not(
+    group: Any, option: dict[str, Any]
+) -> None:
+    with pytest.raises(px.DispatchError, match=r"does not yield.*scores_rows of this group yields"):
+        group.scores.stream([1, 2], **option)

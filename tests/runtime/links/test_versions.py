@@ -141,6 +141,11 @@ def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
         assert statuses(target) == ["whole(3)", "whole(3)"]
 
 
+def test_weights_of_a_name_that_nobody_accepts_are_an_error_that_names_the_known_ones() -> None:
+    with groups(Actor, Rollout) as (_, target), pytest.raises(px.DeclarationError, match=rf"typo.*{NAME}"):
+        px.weights(target, "typo")
+
+
 def test_torn_weights_do_not_stop_run_nor_methods_that_need_none() -> None:
     with groups(Actor, Fussy) as (source, target):
         target.refuse(True)
@@ -318,7 +323,8 @@ def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved
         assert statuses(target) == ["none"]
         initial = {name: one.detach() for name, one in network(1).named_parameters()}
         assert same(target.values()[0], initial)
-        assert sync(step=1).step == 1
+        version = sync(step=1)
+        assert (version.step, version.number) == (1, 1)
 
 
 def test_a_step_cannot_be_asked_of_a_source_that_tells_none() -> None:

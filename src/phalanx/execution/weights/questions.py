@@ -34,8 +34,14 @@ def tear(host: Host, asked: Asked, number: int) -> None:
 
 
 def state(host: Host, asked: Asked) -> Weights:
-    """Of which version the weights are."""
-    return host.weights.of((asked.role, asked.name))
+    """Of which version the weights are.
+
+    Raises:
+        DeclarationError: the role accepts none of that name.
+    """
+    key = asked.role, asked.name
+    host.weights.accepted(key)
+    return host.weights.of(key)
 
 
 def describe(host: Host, asked: Asked) -> Description:

@@ -27,6 +27,9 @@ M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
+#: What the stream of a method that yields takes beside the method's own arguments.
+STREAM_OPTIONS = ("by", "buffer")
+
 
 @dataclass(frozen=True)
 class CallOptions:
@@ -128,7 +131,23 @@ class BoundMethod(Generic[P, B, V]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
         """Send the call; give ``(rank, output)`` of each rank as it finishes."""
+        self._check_stream_options(kwargs)
         return cast(Stream, self.submit(*args, **kwargs).stream())
+
+    def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
+        """Tell whoever gives options of the stream of a method that yields, which this one does not."""
+        known = self._spec.call_signature
+        given = [name for name in STREAM_OPTIONS if name in kwargs and known and name not in known.parameters]
+        if self._spec.streams or not given:
+            return
+        name, methods = self._spec.name, self._selection.methods
+        yielding = [other for other, spec in methods.items() if spec.streams and other.startswith(name)]
+        here = f"{' or '.join(yielding)} of this group yields; else " if yielding else ""
+        raise DispatchError(
+            f"{self.__qualname__}.stream({given[0]}={kwargs[given[0]]!r}): {name} returns and does not yield, so its "
+            f"stream has the output of each rank, as the rank finishes, and takes no {given[0]}=. {here}let the method "
+            "yield (index of the row in its piece, result)"
+        )
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
         """What a call with these arguments would do, without making it.

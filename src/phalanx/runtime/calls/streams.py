@@ -7,15 +7,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from phalanx.transport.base import FetchFailed, NotReady, Outcome, RankStream, Ref, Ticket, Transport
+from phalanx.wire.arrival import received
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.outputs import StreamEnd
 from phalanx.wire.value import Value
 
 _ALL = 1 << 30
 _AT_ONCE_S = 0.0002
+_TOGETHER = 16
+_SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,15 @@ class StreamArrivals:
                     return None
             return part.refs[place]
 
+    def following(self, position: int, index: int, count: int) -> list[Ref]:
+        """References of a rank's items after that one, as far as they are there: at most so many."""
+        part = self._parts[position]
+        with self._lock:
+            first = index + 1 - part.first
+            while len(part.refs) < first + count and part.pull():
+                pass
+            return list(islice(part.refs, first, first + count))
+
     def ended_with(self, position: int, ref: Ref) -> None:
         """Note the last reference of a rank."""
         self._parts[position].end = ref
@@ -243,6 +256,10 @@ class Reader:
         self._is_behind = (
             True  # several items may be there: all are asked for at once, as often as that is so
         )
+        # A rank that nobody holds back is not let go on by having its items taken: small ones are fetched together.
+        self._may_fetch_ahead = arrivals.streaming.buffer is None and not transport.immediate
+        self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
+        self._are_small = False
 
     def wait(self, timeout: float | None) -> None:
         """Wait until :meth:`take` has something to say.
@@ -285,11 +302,10 @@ class Reader:
         return None
 
     def _value(self, position: int, ref: Ref) -> Value:
-        try:
-            value = self._transport.fetch([ref])[0]
-        except FetchFailed:
-            self._failed(position, ref)
-            raise
+        ahead = self._ahead[position]
+        if not ahead and self._are_small:
+            ahead += self._fetched_together(position, ref)
+        value = ahead.popleft() if ahead else self._fetched(position, ref)
         if isinstance(value, RankFailure):
             raise FetchFailed
         if type(value) is StreamEnd:
@@ -298,6 +314,30 @@ class Reader:
         else:
             self._places[position] += 1
         return value
+
+    def _fetched(self, position: int, ref: Ref) -> Value:
+        before = received.nbytes
+        try:
+            value = self._transport.fetch([ref])[0]
+        except FetchFailed:
+            self._failed(position, ref)
+            raise
+        nbytes = len(value) if isinstance(value, bytes | str) else received.nbytes - before
+        self._are_small = self._may_fetch_ahead and nbytes <= _SMALL_BYTES
+        return value
+
+    def _fetched_together(self, position: int, ref: Ref) -> list[Any]:
+        """The item, and those behind it; nothing where one of them cannot be had, which its own turn will tell."""
+        refs = self._arrivals.following(position, self._places[position], _TOGETHER - 1)
+        before = received.nbytes
+        try:
+            values = self._transport.fetch([ref, *refs])
+        except Exception:
+            self._are_small = False
+            return []
+        nbytes = received.nbytes - before + sum(len(one) for one in values if isinstance(one, bytes | str))
+        self._are_small = nbytes <= _SMALL_BYTES * len(values)
+        return values
 
     def _failed(self, position: int, ref: Ref) -> None:
         """Note why: the rank itself may have gone on after an item that cannot be read."""

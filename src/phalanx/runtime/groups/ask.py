@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.collect.failures import combine
-from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.errors import DeclarationError, PhalanxError, RankReport
 from phalanx.runtime.calls.compose import encode_body
 from phalanx.runtime.calls.door import Outgoing
 from phalanx.runtime.calls.watch import Watch
@@ -41,14 +41,22 @@ class Asked:
             RemoteCallError, WorkerDiedError: anything else went wrong.
         """
         watch = self.watch
-        everyone = range(len(watch.ranks))
-        answered, _ = watch.arrivals.wait(everyone, len(everyone), seconds)
-        reports = [report for report in map(watch.report, answered) if report is not None]
-        for report in reports:
-            if report.type_name == _REFUSAL:
-                raise DeclarationError(f"group {watch.group!r}, rank {report.rank}: {report.message}")
+        reports = self._reports(seconds)
+        refusal = _refusal_in(reports)
+        if refusal is not None:
+            raise DeclarationError(f"group {watch.group!r}, {refusal}")
         if reports:
             raise combine(watch.group, watch.method, reports)
+
+    def refusal(self) -> str | None:
+        """What a rank says that has refused, by a ``DeclarationError``; does not wait."""
+        return _refusal_in(self._reports(0))
+
+    def _reports(self, seconds: float) -> list[RankReport]:
+        watch = self.watch
+        everyone = range(len(watch.ranks))
+        answered, _ = watch.arrivals.wait(everyone, len(everyone), seconds)
+        return [report for report in map(watch.report, answered) if report is not None]
 
     def answers(self, seconds: float | None) -> dict[int, Any]:
         """The answer of each rank; where it gave none, the error that says why. None waits as long as it takes."""
@@ -66,6 +74,10 @@ class Asked:
             else:
                 found[rank] = PhalanxError(f"rank {rank}: {report.message}")
         return found
+
+
+def _refusal_in(reports: Sequence[RankReport]) -> str | None:
+    return next((f"rank {one.rank}: {one.message}" for one in reports if one.type_name == _REFUSAL), None)
 
 
 def ask(

@@ -71,11 +71,12 @@ class Stages:
         self._name = name
         self.pairs = Pairs(source, targets, plans, options)
         self._staged: _Staged | None = None
+        self._unused: int | None = None
         self._lock = lock
 
     def begin(
         self,
-        numbered: Callable[[Sequence[Pair]], int],
+        numbered: Callable[[Sequence[Pair], int | None], int],
         step: int | None,
         since: Since,
         on_version: Callable[[Version], None],
@@ -83,7 +84,7 @@ class Stages:
         """Send a version to the threads of the targets.
 
         Args:
-            numbered: gives it a number.
+            numbered: gives it a number, which may be that of the last one that failed, if nobody has begun with it.
             on_version: is told once all targets have it.
         """
         self.drop()
@@ -91,7 +92,7 @@ class Stages:
             pairs = self.pairs.present()
             with all_in_order([self._source.core]):
                 if all(pair.current for pair in pairs):
-                    return self._send(pairs, numbered(pairs), step, since, on_version)
+                    return self._send(pairs, numbered(pairs, self._unused), step, since, on_version)
 
     def drop(self) -> None:
         """Something newer comes: what was staged is not to be committed any more."""
@@ -123,6 +124,7 @@ class Stages:
                 on_version(outcome)
             elif self.pairs.has(pairs):  # and not others, made since for the next stage
                 self.part()
+                self._unused = number
 
         text = f"in the stage of weights {self._name!r} from {self._source.title!r} to version {number}"
         future = SyncFuture(sent, number, began, text, ended, self._lock)

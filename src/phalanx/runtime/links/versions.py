@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from phalanx.errors import PhalanxError, WeightsError
+from phalanx.errors import DeclarationError, PhalanxError, WeightsError
 from phalanx.execution.weights import questions
 from phalanx.execution.weights.orders import Asked
 from phalanx.runtime.groups.ask import ask
@@ -75,6 +75,7 @@ def weights(group: Ranks, name: str, *, timeout: float | None = None) -> dict[in
         timeout: seconds to wait for ranks that are at a call; None waits as long as it takes.
 
     Raises:
+        DeclarationError: the role accepts none of that name; the message has those that it accepts.
         WeightsError: a rank that is alive did not answer.
     """
     side = side_of(group, "target", name)
@@ -82,13 +83,15 @@ def weights(group: Ranks, name: str, *, timeout: float | None = None) -> dict[in
     ranks = [rank for rank in side.ranks if rank not in dead]
     if not ranks:
         return {}
-    answers = ask(side.core, "px.weights", ranks, questions.state, Asked("target", group.role, name)).answers(
-        timeout
-    )
+    title = f"px.weights({side.title!r}, {name!r})"
+    asked = ask(side.core, title, ranks, questions.state, Asked("target", group.role, name))
+    answers = asked.answers(timeout)
+    if unknown := asked.refusal():
+        raise DeclarationError(f"{title}: {unknown}")
     late = {rank: answer for rank, answer in answers.items() if isinstance(answer, Exception)}
     if late:
         rank, why = next(iter(late.items()))
-        raise WeightsError(f"px.weights({side.title!r}, {name!r}): rank {rank} did not answer: {why}") from (
+        raise WeightsError(f"{title}: rank {rank} did not answer: {why}") from (
             why if isinstance(why, PhalanxError) else None
         )
     return answers

@@ -126,6 +126,7 @@ class WeightSync:
         weakref.finalize(self, _dropped.append, self._stages.pairs).atexit = False
         self._known: dict[str, int] = {}
         self._last: SyncFuture | None = None
+        self._unused: int | None = None
         self._stillness = Stillness()
         self._pacing = Pacing(staleness)
         self._since = Since(secrets.token_hex(6))
@@ -235,7 +236,7 @@ class WeightSync:
         self, pairs: Sequence[Pair], step: int | None, expect_change: bool | None, verify: Verify
     ) -> SyncFuture:
         began = time.monotonic()
-        number = self._next_number(pairs)
+        number = self._next_number(pairs, self._unused)
         for pair in pairs:  # now, for nobody needs to ask what became of it before a restart
             pair.target.core.life.had_weights.setdefault(pair.target.key, number)
         sent: list[PairCalls] = []
@@ -277,15 +278,25 @@ class WeightSync:
                     target.core.life.note_weights(*target.key, f"failed({number})")
                 self._known = {}
                 self._pairs.part()
+                self._unused = number
             return
         self._known = {pair.key: number for pair in pairs}
         self._probing.ended(outcome, pairs, self.name, _outside())
         self._note_sent(outcome, expect_change)
         self._note_versions(number)
 
-    def _next_number(self, pairs: Sequence[Pair]) -> int:
+    def _next_number(self, pairs: Sequence[Pair], unused: int | None) -> int:
+        """The number of the next version: more than anybody knows of.
+
+        ``unused`` is that of a sync that failed; ranks that had begun with it said so when these pairs were made.
+        """
         published = self._source.core.life.published_weights
-        known = [published.get(self._source.key, 0), self._pacing.newest(), *(pair.newest for pair in pairs)]
+        last = published.get(self._source.key, 0)
+        known = [
+            last - 1 if last == unused else last,
+            self._pacing.newest(),
+            *(pair.newest for pair in pairs),
+        ]
         number = published[self._source.key] = max(known) + 1
         return number
 
