@@ -47,6 +47,8 @@ class Members:
         with self._core.restarting:
             self._core.check()
             self._finish(timeout)  # whoever had not finished the last time
+            # Where a restart ended those, their slots are booked still.
+            self._pool.unclaim(self._tenant, self._pool.slots[self._core.world_size :])
             if change.joining:
                 self._grow(change.joining)
             if change.leaving:

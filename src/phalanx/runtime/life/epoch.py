@@ -81,7 +81,8 @@ class Epoch:
     def takes(self, ranks: Sequence[int], since: Epoch) -> bool:
         """Whether a call made for these ranks in an earlier epoch can still be sent to them."""
         mine, theirs = self.endpoints, since.endpoints
-        return all(rank < self.size and rank < len(theirs) and mine[rank] is theirs[rank] for rank in ranks)
+        there = min(self.size, len(mine), len(theirs))  # none of them are while the group restarts
+        return all(rank < there and mine[rank] is theirs[rank] for rank in ranks)
 
     @property
     def reached(self) -> tuple[int, ...]:

@@ -12,11 +12,12 @@ from phalanx.topology.slots import Slot, SlotView
 
 
 def book(holdings: Mapping[str, Holding], slots: Sequence[Slot], group: Tenant) -> None:
-    """Book one share of each of these slots for a group.
+    """Book one share of each of these slots for a group, unless it has one.
 
     Raises:
         PlacementError: one of them has no share left; nothing was booked.
     """
+    slots = [slot for slot in slots if group not in holdings[slot.pool].groups.get(slot, ())]
     for slot in slots:
         holding = holdings[slot.pool]
         on_it = holding.groups.get(slot, [])
