@@ -9,8 +9,10 @@ from dataclasses import dataclass, fields
 class Constants:
     """What the model of a cluster multiplies by: seconds, and bytes a second.
 
-    The defaults of the first two parts were measured by ``bench/calibrate.py`` with groups of 8 and 16 ranks on one
-    machine of 2 cores, under Ray 2.60; those of the third part are assumptions, since there was no network.
+    The defaults are for one machine of 2 cores under Ray 2.60. The driver's CPU was measured: 9 ms for a call of 16 ranks,
+    41 ms for one of 64. ``handle_s`` and the copies are such that calls and broadcasts of 8 ranks take what the page
+    Performance has for them; ``process_s`` and ``setup_s`` such that 16 light actors start in 7 s. What is between nodes is
+    assumed, since there was no network. ``bench/calibrate.py`` fits them to a machine, and tries how well they predict.
     """
 
     # The driver's CPU for each rank of a call. It is one thread: ranks wait their turn.
@@ -24,9 +26,9 @@ class Constants:
     """For a call, however many ranks it has."""
 
     # CPU of a rank's node, whose cores its ranks share.
-    handle_s: float = 0.35e-3
+    handle_s: float = 0.9e-3
     """For one call of one rank, beside the method itself: wake, decode, encode, answer."""
-    process_s: float = 1.0
+    process_s: float = 0.7
     """To start one process, as far as it reports where it is."""
     setup_s: float = 0.3
     """To make a process a rank, beside the constructor itself: imports, the environment."""
