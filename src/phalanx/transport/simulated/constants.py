@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields
 class Constants:
     """What the model of a cluster multiplies by: seconds, and bytes a second.
 
-    The defaults are for one machine of 2 cores under Ray 2.60. The driver's CPU was measured: 9 ms for a call of 16 ranks,
-    41 ms for one of 64. ``handle_s`` and the copies are such that calls and broadcasts of 8 ranks take what the page
-    Performance has for them; ``process_s`` and ``setup_s`` such that 16 light actors start in 7 s. What is between nodes is
-    assumed, since there was no network. ``bench/calibrate.py`` fits them to a machine, and tries how well they predict.
+    The defaults are for one machine of 2 cores under Ray 2.60. The driver's CPU was measured: 9 ms for a call of 16
+    ranks, 41 ms for one of 64. ``handle_s`` and the copies are such that calls and broadcasts of 8 ranks take what the
+    page Performance has for them; ``process_s`` and ``setup_s`` such that 16 light actors start in 7 s. What is between
+    nodes is assumed, since there was no network. ``bench/calibrate.py`` fits them to a machine, and tries how well
+    they predict.
     """
 
     # The driver's CPU for each rank of a call. It is one thread: ranks wait their turn.
