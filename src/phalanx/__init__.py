@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
     from phalanx.runtime.api.notices import notices as notices
     from phalanx.runtime.api.resize import resize as resize
+    from phalanx.runtime.api.replace import replace as replace
     from phalanx.runtime.api.sticky import sticky as sticky
     from phalanx.runtime.calls.counts import statistics as statistics
     from phalanx.runtime.calls.future import CallFuture as CallFuture
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.saving.future import SaveFuture as SaveFuture
     from phalanx.runtime.saving.run import Run as Run
+    from phalanx.runtime.saving.snapshots import snapshot as snapshot
     from phalanx.runtime.saving.verbs import Saved as Saved
     from phalanx.runtime.saving.verbs import load as load
     from phalanx.runtime.saving.verbs import save as save
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.tools.profile import nsight as nsight
     from phalanx.runtime.tools.replay import replay as replay
     from phalanx.runtime.tools.trace import trace as trace
+    from phalanx.saving.copies import Snapshot as Snapshot
     from phalanx.show.progress import progress as progress
     from phalanx.topology.mesh import Mesh as Mesh
     from phalanx.tracing.spans import span as span
@@ -142,6 +145,7 @@ _HOME = {
     "SaveHeld": "phalanx.errors",
     "SaveMismatch": "phalanx.errors",
     "Saved": "phalanx.runtime.saving.verbs",
+    "Snapshot": "phalanx.saving.copies",
     "StaleEpoch": "phalanx.errors",
     "Staleness": "phalanx.runtime.links.staleness",
     "StalenessTimeout": "phalanx.errors",
@@ -182,7 +186,9 @@ _HOME = {
     "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
     "resize": "phalanx.runtime.api.resize",
+    "replace": "phalanx.runtime.api.replace",
     "save": "phalanx.runtime.saving.verbs",
+    "snapshot": "phalanx.runtime.saving.snapshots",
     "shutdown": "phalanx.runtime.session.connection",
     "span": "phalanx.tracing.spans",
     "split_resource_pool": "phalanx.runtime.pools.pool",

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     import torch
 
 
+#: What the ranks of a process share under it while they rejoin: what :meth:`Worker.rejoin` does by itself.
+REJOIN = "rejoin"
+REJOINING = "rejoining"
+
+
 class Worker:
     """Base class of workers. Deriving from it is optional; it adds the attributes below and ``bind``.
 
@@ -87,6 +92,26 @@ class Worker:
     def roles(self) -> Siblings:
         """The roles in this process by name: ``self.roles["critic"]``."""
         return self._context.roles
+
+    @property
+    def rejoining(self) -> bool:
+        """Whether this worker is being made to take the place of a rank of a running group (``px.replace``).
+
+        The others run :meth:`rejoin` meanwhile: a constructor then makes the same collectives, in the same order.
+        """
+        return bool(self._context.shared.get(REJOINING))
+
+    def rejoin(self) -> None:
+        """Join the ranks that are new in the group, whose constructors run now; called on the ranks that stayed.
+
+        The process groups of before are gone. This makes the default one anew, with the backend and the timeout that
+        it had, and wraps modules of ``DistributedDataParallel`` again that are attributes of the worker. Override it
+        where the constructor makes other groups, device meshes or sharded modules: with the same collectives in the
+        same order as the constructor. The state comes after it, from ``px.snapshot``.
+        """
+        again = self._context.shared.get(REJOIN)
+        if again is not None:
+            again(self)
 
     @property
     def device(self) -> torch.device:

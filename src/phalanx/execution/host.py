@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx.declare.context import WorkerContext, context_of, set_context_of_process
 from phalanx.declare.weights import WeightsDeclared
-from phalanx.declare.worker import Worker, make
+from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import FailureKind, StaleEpoch
 from phalanx.execution import rendezvous
 from phalanx.execution.admission import Admission
@@ -141,7 +141,7 @@ class Host:
         rendezvous.install()
         listening, self._socket = self._socket, None
         if listening is not None:
-            if setup.rank == 0:
+            if setup.serves:
                 rendezvous.serve(listening)
             else:
                 listening.close()
@@ -162,6 +162,7 @@ class Host:
             meshes=setup.meshes,
         )
         shared.in_driver = self._services.in_driver
+        shared.shared[REJOINING] = setup.rejoining
         channel = self._presence.control
         shared.tell = None if channel is None else channel.page.tell
         shared.measure = getattr(self._services, "measure", None)
@@ -174,6 +175,7 @@ class Host:
             instance = make(cls, args, kwargs, replace(shared, role=role))
             self._instances[role] = instance
             shared.roles.add(role, instance)
+        shared.shared[REJOINING] = False
 
     def run(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
         """Run one call to its end on this thread; an ``async def`` method on the host's own loop.
@@ -281,6 +283,19 @@ class Host:
     def leave(self) -> None:
         """Take no more calls of users."""
         self._admission.leaves = True
+
+    def stay(self, number: int) -> None:
+        """Belong to another epoch from now on, and go on with calls without a message."""
+        self._admission.enter(self.context.group, number)
+
+    def to_end(self, result: Any) -> Any:
+        """What a function of the user gave, once it is there."""
+        return self._loop.to_end(result) if isinstance(result, Awaitable) else result
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether it shares the driver's process."""
+        return self._services.in_driver
 
     def check_callable(self, call: RankCall) -> None:
         """See to it that this rank may run a call: it is of its epoch, and its role has weights of one version.

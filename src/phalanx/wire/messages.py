@@ -210,6 +210,7 @@ class RankSetup:
 
     ``files`` is the beginning of the path of each file that this rank keeps, ``<folder>/<run>/<group>-<epoch>/rank-3``;
     the folder is there once the process is a rank, and no other rank's files begin like this.
+    ``serves``: torch's store is in this process. ``rejoining``: other ranks of the group are there already.
     ``label`` names its roles, or its class, for people. ``had_weights`` and ``published_weights`` are the newest
     versions that the group's roles had, and published, before, by (role, name).
     """
@@ -232,6 +233,8 @@ class RankSetup:
     files: str = ""
     label: str = ""
     trace: str = ""
+    serves: bool = False
+    rejoining: bool = False
     had_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     published_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from phalanx.saving.hugging_face import Place
 from phalanx.saving.manifest import FileFacts
 from phalanx.saving.spread import WriteOrder, Written
 
-__all__ = ["LoadOrder", "Loaded", "RankFiles", "WriteFiles", "WriteModel", "file_of", "note_of", "title_of"]
+__all__ = [
+    "LoadOrder",
+    "Loaded",
+    "RankFiles",
+    "Restore",
+    "Take",
+    "Taken",
+    "WriteFiles",
+    "WriteModel",
+    "file_of",
+    "note_of",
+    "title_of",
+]
 
 
 def title_of(role: str) -> str:
@@ -98,3 +110,33 @@ class Loaded(NamedTuple):
 
     nbytes: int
     seconds: float
+
+
+class Take(NamedTuple):
+    """Copy the state as snapshot ``number``; ``last`` is the one before that is whole, 0 if there is none.
+
+    ``again``: this rank's holder has that one, so that only what has changed since is to be sent.
+    """
+
+    number: int
+    last: int
+    again: bool
+
+
+class Taken(NamedTuple):
+    """What a rank copied: where its holder finds what it lacks, and the bytes of all and of that."""
+
+    copy: Any
+    nbytes: int
+    sent_bytes: int
+
+
+class Restore(NamedTuple):
+    """Go back to snapshot ``number``; ``copy`` is where what another rank kept is, None for this rank's own.
+
+    ``keep_rng``: draw on as before.
+    """
+
+    number: int
+    copy: Any = None
+    keep_rng: bool = False

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from phalanx.execution.saving.orders import Loaded, LoadOrder, RankFiles, WriteFiles, WriteModel
+from phalanx.execution.saving.orders import (
+    Loaded,
+    LoadOrder,
+    RankFiles,
+    Restore,
+    Take,
+    Taken,
+    WriteFiles,
+    WriteModel,
+)
 from phalanx.saving.spread import Offer
+from phalanx.wire.outputs import BackendRef
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
     from phalanx.execution.host import Host
     from phalanx.execution.saving.rank import RankSaving
+
+#: How long a copy may be on its way to the rank that fetches it, in seconds.
+FETCH_S = 300.0
 
 
 def _of(host: Host) -> RankSaving:
@@ -63,3 +77,47 @@ def plan_load(host: Host, order: LoadOrder) -> dict[str, list[str]]:
 def load(host: Host, order: LoadOrder) -> Loaded:
     """Read what was planned, and take it over."""
     return _of(host).load(order)
+
+
+def take(host: Host, order: Take) -> Taken:
+    """Copy the state of this rank's roles into its memory, and offer its holder what that lacks."""
+    saving = _of(host)
+    copy = saving.copies.take(
+        order.number, order.last, {role: saving.leaves(role) for role in saving.roles("")}
+    )
+    sent = saving.copies.changed(copy, again=order.again)
+    return Taken(host.put(sent), copy.nbytes, sent.nbytes)
+
+
+def hold(host: Host, number: int, last: int, copies: Mapping[int, BackendRef]) -> None:
+    """Keep copies of other ranks' states."""
+    for rank, ref in copies.items():
+        _of(host).copies.hold(rank, number, last, host.fetch(ref, FETCH_S))
+
+
+def give(host: Host, rank: int, number: int) -> BackendRef:
+    """The copy that is kept for another rank."""
+    return host.put(_of(host).copies.held(rank, number))
+
+
+def show(host: Host) -> BackendRef:
+    """The state of this rank as it is."""
+    from phalanx.execution.saving.snapshot import state_now  # torch: where something is copied
+
+    saving = _of(host)
+    return host.put(state_now({role: saving.leaves(role) for role in saving.roles("")}))
+
+
+def restore(host: Host, order: Restore) -> int:
+    """Go back to a snapshot; the bytes of it."""
+    from phalanx.execution.saving.snapshot import restore_role  # torch: where something is restored
+
+    saving = _of(host)
+    if order.copy is not None:
+        saving.copies.put_back(order.number, host.fetch(order.copy, FETCH_S))
+    copy = saving.copies.own(order.number)
+    for role, one in copy.roles.items():
+        restore_role(saving.parts(role), one, role)
+    if not order.keep_rng:
+        saving.copies.draw_on(copy)  # last: loading may draw
+    return copy.nbytes

@@ -30,6 +30,7 @@ from phalanx.execution.saving.orders import (
 from phalanx.execution.saving.parts import Leaf, Part, Want
 from phalanx.execution.saving.read import Files
 from phalanx.execution.saving.roles import parts_of
+from phalanx.execution.saving.snapshot import Copies
 from phalanx.execution.saving.tree import key_of, value_digest
 from phalanx.execution.saving.write import pickled, write_file
 from phalanx.saving.catalogue import CATALOGUE, Catalogue, Path
@@ -62,6 +63,7 @@ class RankSaving:
         self._given_up = ""
         self._told: tuple[str, RankFiles | str] = ("", "")
         self._loads: dict[str, tuple[Catalogue, list[Part], list[Want]]] = {}
+        self.copies = Copies(device)
 
     def roles(self, role: str) -> list[str]:
         """The roles that have a state, of the one named, or of all where a colocated group is meant.
@@ -70,13 +72,13 @@ class RankSaving:
             SaveError: none has.
         """
         if role or "" in self._instances:
-            self._parts(role)
+            self.parts(role)
             return [role]
         found: list[str] = []
         first: SaveError | None = None
         for one in self._instances:
             try:
-                self._parts(one)
+                self.parts(one)
                 found.append(one)
             except SaveError as error:
                 first = first or error
@@ -84,13 +86,15 @@ class RankSaving:
             raise first
         return found
 
-    def _parts(self, role: str) -> list[Part]:
+    def parts(self, role: str) -> list[Part]:
+        """The parts of the state of a role. Raises SaveError where it has none."""
         declared = StateDeclared.of(self._context).roles.get(role)
         return parts_of(self._instances[role], declared, self._device)
 
-    def _leaves(self, role: str) -> dict[str, Leaf]:
+    def leaves(self, role: str) -> dict[str, Leaf]:
+        """What a role has to save, by key."""
         found: dict[str, Leaf] = {}
-        for part in self._parts(role):
+        for part in self.parts(role):
             for leaf in part.offered():
                 found[key_of(leaf.path)] = leaf
         return found
@@ -98,7 +102,7 @@ class RankSaving:
     def offer(self, role: str, *, alone: bool) -> Offer:
         """What a role has. Where the rank is ``alone`` nothing has to be compared, and is not digested."""
         tensors, plain, values, paths = {}, dict[str, PlainTensor](), dict[str, str](), {}
-        for key, leaf in self._leaves(role).items():
+        for key, leaf in self.leaves(role).items():
             paths[key] = leaf.path
             if leaf.held is not None:
                 tensors[key] = leaf.held
@@ -157,7 +161,7 @@ class RankSaving:
             self._thread.join(_END_S)
 
     def _items(self, role: str, orders: tuple[WriteOrder, ...]) -> Iterator[torch.Tensor | bytes]:
-        leaves = self._leaves(role)
+        leaves = self.leaves(role)
         for order in orders:
             if order.key not in leaves:
                 raise SaveError(
@@ -225,7 +229,7 @@ class RankSaving:
             chosen, names = self._catalogue(role, folder, order)
             check_values(chosen, order.world_size)
             keys = keys_for(chosen, order.index, order.world_size)
-            parts = [part for part in self._parts(role) if not part.name or _is_chosen(part.name, names)]
+            parts = [part for part in self.parts(role) if not part.name or _is_chosen(part.name, names)]
             missing = [part.name for part in parts if part.name and part.name not in chosen.parts()]
             if missing:
                 # Generators are by rank: whoever asks for parts seldom wants them.
@@ -248,7 +252,7 @@ class RankSaving:
         """What is to be loaded, and the outermost keys of the state that it is for."""
         if role not in order.models:
             return selected(_catalogue(folder, order.catalogues[role]), order.parts, folder), order.parts
-        apart = any(leaf.path[:1] == ("model",) for leaf in self._leaves(role).values())
+        apart = any(leaf.path[:1] == ("model",) for leaf in self.leaves(role).values())
         prefix: Path = ("model",) if apart else ()
         return stored_in(order.models[role], prefix), ("model",) if apart else None
 

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -103,6 +103,8 @@ class GroupCore:
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
         self.restarting = threading.RLock()
+        #: Replaces ranks, and brings states back between their constructors and the next call; None of a view.
+        self.replacing: Callable[[Collection[int], Callable[[], None]], None] | None = None
         #: What the workers are made of; None where another process owns the group.
         self.made_of: Mapping[str, ClassWithInitArgs] | None = None
         #: Called when ranks have joined that have no weights yet, before they get calls.

@@ -73,10 +73,12 @@ def launch(
     amend: Callable[[RankSetup], RankSetup] | None = None,
     trace: str = "",
     kept: Mapping[int, Endpoint] | None = None,
+    places: Sequence[Slot] = (),
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
 
-    ``kept`` are the ranks that have their processes: only the others are started, told, and given.
+    ``kept`` are the ranks that have their processes: only the others are started, told, and given. With ``places``, the
+    slot of each rank, they come into a world with those, and one of them serves its store; without, behind them.
 
     ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
     is told; ``trace`` is the id of the trace for which it notes what it does.
@@ -90,16 +92,18 @@ def launch(
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     kept = kept or {}
     new = [rank for rank in range(pool.world_size) if rank not in kept]
-    slots = tuple(pool.slots[rank] for rank in new)
-    extras = _reserve_extras(pool, slots, name, options)
+    slots = tuple((places or pool.slots)[rank] for rank in new)
+    extras = None if places else _reserve_extras(pool, slots, name, options)
     try:
         request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
         names = request.names and tuple(request.names[rank] for rank in new)
         endpoints = transport.spawn(replace(request, slots=slots, names=names) if kept else request)
         try:
-            ordered = _in_rank_order(pool, [*kept.values(), *endpoints])
+            ordered = _in_rank_order(pool, [*kept.values(), *endpoints], places)
             label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
-            setups = _setups(pool, ordered, name, label, epoch, options)
+            setups = _setups(pool, ordered, name, label, epoch, options, new[0] if places else 0)
+            if places:
+                setups = [replace(setup, rejoining=True) for setup in setups]
             setups = [replace(setup, trace=trace) for setup in setups] if trace else setups
             setups = [amend(setup) for setup in setups] if amend else setups
             ordered, setups = [ordered[rank] for rank in new], [setups[rank] for rank in new]
@@ -179,9 +183,13 @@ def _request(
     )
 
 
-def _in_rank_order(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+def _in_rank_order(
+    pool: ResourcePool, endpoints: Sequence[Endpoint], places: Sequence[Slot]
+) -> list[Endpoint]:
+    """By the ranks that they have at ``places``, or else by where they turned out to be."""
     by_slot = {endpoint.slot: endpoint for endpoint in endpoints}
-    return [by_slot[slot] for slot in pool.learn({slot: e.facts.slot for slot, e in by_slot.items()})]
+    learnt = pool.learn({slot: e.facts.slot for slot, e in by_slot.items()})
+    return [by_slot[slot] for slot in places or learnt]
 
 
 def _setups(
@@ -191,9 +199,11 @@ def _setups(
     label: str,
     epoch: int,
     options: GroupOptions,
+    server: int,
 ) -> list[RankSetup]:
+    """``server`` is the rank whose process serves torch's store: one that is new, and has a port for it."""
     view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
-    first = endpoints[0].facts
+    first = endpoints[server].facts
     on_node = _devices_by_node(pool, endpoints)
     here = Counter(endpoint.facts.slot.node_id for endpoint in endpoints)
     folder = _labels.new(name, epoch)
@@ -241,6 +251,7 @@ def _setups(
                 asynchronous=options.max_concurrency is not None,
                 files=_files(endpoint.facts.folder, folder, rank),
                 label=label,
+                serves=rank == server,
             )
         )
     return setups

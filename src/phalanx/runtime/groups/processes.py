@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.declare.bind import ClassWithInitArgs
@@ -17,7 +17,7 @@ from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, launch
 from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.startbar import Starting
-from phalanx.runtime.groups.starts import constructors, make_again, sent_to
+from phalanx.runtime.groups.starts import constructors, joined, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
@@ -55,6 +55,7 @@ class GroupProcesses:
         self._options = options
         self._after_start = after_start
         self._extras: list[Reservation] = []
+        core.replacing = self.replace
         if options.on_failure is not None:
             core.reviver = Reviver(self, core, options.on_failure)
 
@@ -208,6 +209,58 @@ class GroupProcesses:
             if core.closed:
                 self._abandon()
                 raise GroupClosed(f"group {core.name!r} was closed while it was restarted", group=core.name)
+
+    def replace(self, gone: Collection[int], bring_back: Callable[[], None]) -> None:
+        """Start new processes for some ranks, at whose constructors the others rejoin; see ``px.replace``.
+
+        ``bring_back`` gives all of them their states, once they are there.
+        """
+        core = self._core
+        left = core.life.begin_restart()
+        begun = core.life.epoch.number
+        try:
+            self._rejoined(left, gone)
+            bring_back()
+        except BaseException as error:
+            new = [e for e in core.endpoints if e not in left.endpoints]
+            core.transport.kill(new)
+            if core.life.epoch.number == begun:
+                core.life.broken(_as_cause(core.name, error), core.life.epoch)
+            raise
+        core.life.started()
+
+    def _rejoined(self, left: Epoch, gone: Collection[int]) -> None:
+        core, options = self._core, self._options
+        lost = [left.endpoints[rank] for rank in gone]
+        core.transport.kill(lost)
+        display.finish(lost)
+        self._pool.repair(options.start_timeout)
+        staying = {rank: endpoint for rank, endpoint in enumerate(left.endpoints) if rank not in gone}
+        call = constructors(core, options.start_timeout)
+        try:
+            launched = launch(
+                self._pool,
+                self._roles,
+                core.name,
+                call.epoch.number,
+                options,
+                core.outlet,
+                trace=call.trace,
+                amend=self._with_versions,
+                kept=staying,
+                places=[endpoint.slot for endpoint in left.endpoints],
+            )
+            new = dict(zip(sorted(gone), launched.endpoints, strict=True))
+            epoch = core.life.enter([{**staying, **new}[rank] for rank in range(left.size)])
+            if not options.detached:
+                core.transport.attend(launched.endpoints)
+            tickets = joined(core, launched, staying, epoch.number)
+            sent_to(call, epoch, tickets, [Message(b"", ())] * epoch.size)
+            call.result(None)
+            make_again(core, options.start_timeout, call.trace)
+        except BaseException as error:
+            call.tell_end(error)
+            raise
 
     def _abandon(self) -> None:
         """End the processes that were started; all that they hold too, where ``close()`` was over before they came."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.execution.rejoining import Rejoin, rejoin
 from phalanx.runtime.calls.call import Call
+from phalanx.runtime.calls.compose import encode_body
 from phalanx.runtime.calls.door import DirectArrivals, Outgoing
 from phalanx.runtime.calls.listeners import Listeners, everywhere
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.launch import Launched
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import Ticket
-from phalanx.wire.messages import Message
+from phalanx.transport.base import Endpoint, Ticket
+from phalanx.wire.messages import ANY_EPOCH, HOST, STORE_VARIABLE, Message, RankCall
+from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import SETUP_CALL
+
+#: What ranks must be told anew to find each other.
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
 
 
 def constructors(core: GroupCore, timeout: float, ranks: range | None = None) -> Call:
@@ -38,6 +45,20 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
         call.tell(call.heard.posted)
     call.was_sent = True
     call.tell(call.heard.sent, 0)
+
+
+def joined(
+    core: GroupCore, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
+) -> list[Ticket]:
+    """Have the ranks that stay rejoin while the others are made; the tickets of all, by rank."""
+    environment = launched.setups[0].environment
+    told = Rejoin(epoch, {name: environment[name] for name in _MEETING})
+    body, refs = encode_body(core.outlet, ((rejoin, told), {}))
+    tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
+    for rank, endpoint in staying.items():
+        data = RankCall(core.new_number(), ANY_EPOCH, "", HOST, True, OUTPUT, False, False, body).pack()
+        tickets[rank] = core.transport.submit(endpoint, "", HOST, data, refs)
+    return [tickets[rank] for rank in sorted(tickets)]
 
 
 def make_again(core: GroupCore, timeout: float, trace: str = "", joining: range | None = None) -> None:

@@ -1,0 +1,95 @@
+"""``px.replace``: new processes for some ranks of a group, while the others keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from phalanx.errors import DeclarationError, GroupBroken
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.saving.snapshots import check_held, core_of, from_peer, restore, take
+
+__all__ = ["replace"]
+
+_SECONDS = 300.0
+
+
+def replace(
+    group: object, ranks: int | Sequence[int] = (), *, state: Literal["snapshot", "peer", "none"] = "snapshot"
+) -> tuple[int, ...]:
+    """Give ranks of a group new processes; the others keep theirs, with all that lies in their memory.
+
+    The ranks named are ended if they live; those whose processes are gone are replaced with them. Each new one is made
+    by its constructor, with ``self.rejoining`` true, on its slot, or on another node if that one is gone, while the
+    others run ``rejoin()``: together they form their process groups anew. Then the calls of methods registered with
+    ``replay=True`` are made again, and the states are brought back, so that the step which failed can be made again.
+    The group is in its next epoch then: futures of calls on ranks that were replaced fail with ``StaleEpoch``.
+
+    Args:
+        group: a whole group that this process owns; ready, or broken.
+        ranks: which to replace; none given: those that are gone.
+        state: where states come from: the last ``px.snapshot``, for all ranks; a ``"peer"``, for the new ones alone, of
+            a group whose ranks all have the same state; or nowhere, ``"none"``, where ranks need none.
+
+    Returns:
+        The ranks that were replaced; none where none was to be.
+
+    Raises:
+        DeclarationError: ``group`` or ``ranks`` are not what is expected.
+        GroupBroken: nobody has the state of a lost rank any more; the group is as it was.
+        GroupClosed: the group is closed.
+        PlacementError: a node is lost, and the others have no room.
+        WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: a constructor or a ``rejoin()`` failed; the
+            group is broken, and ``restart()`` makes all ranks anew.
+    """
+    core = core_of(group, "px.replace")
+    named = _checked(core, ranks)
+    if state not in ("snapshot", "peer", "none"):
+        raise DeclarationError(f"px.replace(state={state!r}): expected 'snapshot', 'peer' or 'none'")
+    with core.restarting:
+        if core.closed:
+            core.lifecycle.check_callable()
+        gone = sorted({*named, *core.epoch.dead(core.transport)})
+        if not gone:
+            return ()
+        if len(gone) == core.world_size and state != "none":
+            raise GroupBroken(
+                f"px.replace({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
+                "state. restart() makes them anew; px.load brings back what was saved",
+                group=core.name,
+                cause=core.lifecycle.cause,
+            )
+        _replace(core, gone, state)
+        return tuple(gone)
+
+
+def _replace(core: GroupCore, gone: list[int], state: str) -> None:
+    found = check_held(core, gone) if state == "snapshot" else None
+
+    def bring_back() -> None:
+        if found is not None:
+            restore(core, found, gone, _SECONDS)
+        elif state == "peer":
+            from_peer(core, gone, _SECONDS)
+
+    if core.replacing is None:
+        raise DeclarationError(
+            f"px.replace({core.name}): only the process that made a group can replace its ranks"
+        )
+    core.replacing(gone, bring_back)
+    if found is not None:
+        take(core)  # what the lost ranks kept for others is kept again
+
+
+def _checked(core: GroupCore, ranks: int | Sequence[int]) -> list[int]:
+    given = [ranks] if isinstance(ranks, int) and not isinstance(ranks, bool) else ranks
+    try:
+        named = sorted(set(given))  # type: ignore[arg-type]
+        fits = all(type(rank) is int and 0 <= rank < core.world_size for rank in named)
+    except TypeError:
+        fits, named = False, []
+    if not fits:
+        raise DeclarationError(
+            f"px.replace({core.name}, {ranks!r}): expected ranks from 0 to {core.world_size - 1}"
+        )
+    return named
