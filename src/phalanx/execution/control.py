@@ -154,6 +154,10 @@ class Control:
                 self._collectives |= set(_sockets().values()) - (self._before or frozenset())
                 self._before = None
 
+    def forget_groups(self) -> None:
+        """The process groups that there were are not used any more."""
+        self._collectives.clear()
+
     def keep_port(self, port: int) -> None:
         """Never cut what others have connected to this port: the rendezvous store, which they go on to need."""
         self._served.add(port)

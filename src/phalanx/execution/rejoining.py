@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.worker import REJOIN
+from phalanx.execution.control import control
 
 if TYPE_CHECKING:  # what is asked of a rank is named where nothing of the rank is there
     from phalanx.execution.host import Host
@@ -64,6 +65,8 @@ def _leave_world() -> _World | None:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     world = _World(dist.get_backend(), _timeout(dist))
+    if (channel := control()) is not None:
+        channel.forget_groups()
     dist.destroy_process_group()  # returns at once also where a thread still stands in one of its collectives
     return world
 

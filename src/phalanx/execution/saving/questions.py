@@ -110,7 +110,10 @@ def show(host: Host) -> BackendRef:
 
 def restore(host: Host, order: Restore) -> int:
     """Go back to a snapshot; the bytes of it."""
-    from phalanx.execution.saving.snapshot import restore_role  # torch: where something is restored
+    from phalanx.execution.saving.snapshot import (  # torch: where something is restored
+        drop_gradients,
+        restore_role,
+    )
 
     saving = _of(host)
     if order.copy is not None:
@@ -118,6 +121,8 @@ def restore(host: Host, order: Restore) -> int:
     copy = saving.copies.own(order.number)
     for role, one in copy.roles.items():
         restore_role(saving.parts(role), one, role)
+    for instance in host.instances.values():
+        drop_gradients(instance)
     if not order.keep_rng:
         saving.copies.draw_on(copy)  # last: loading may draw
     return copy.nbytes

@@ -19,7 +19,7 @@ from phalanx.transfer.digests import tensor_digest
 from phalanx.transfer.readers.plain import local_of
 from phalanx.transfer.tensors import name_of
 
-__all__ = ["Copies", "RoleCopy", "StateCopy", "copy_role", "restore_role", "state_now"]
+__all__ = ["Copies", "RoleCopy", "StateCopy", "copy_role", "drop_gradients", "restore_role", "state_now"]
 
 
 @dataclass
@@ -105,6 +105,13 @@ def restore_role(parts: list[Part], copy: RoleCopy, role: str) -> None:
             for key, (tensor, _) in want.tensors.items():
                 tensor.copy_(copy.tensors[key])
             part.apply({key: _unpickled(copy.values[key]) for key in want.values})
+
+
+def drop_gradients(worker: Any) -> None:
+    """Forget the gradients that a step which failed has left in what a worker has as attributes: they are no state."""
+    for value in list(vars(worker).values()) if hasattr(worker, "__dict__") else ():
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            value.zero_grad(set_to_none=True)
 
 
 def _unpickled(data: bytes) -> Any:

@@ -58,6 +58,7 @@ def watch(call: LookedAt) -> Watch:
         numbers=call.numbers or [call.number] * len(call.plan.ranks),
         owner=life.owner,
         init=call.rules.init,
+        spare=call.rules.spare,
     )
 
 

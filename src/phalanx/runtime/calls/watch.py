@@ -36,10 +36,14 @@ class Watch:
     numbers: Sequence[int] = ()
     owner: bool = True
     init: bool = False
+    spare: bool = False
 
     def failed(self) -> Seen:
         """What is to be seen once one rank has failed: all that fail within the grace, and who is still at it."""
         reports, pending = self._failures()
+        if self.spare and pending:
+            freed, pending = self._freed(pending)
+            reports += freed
         dead = [report for report in reports if report.kind == "died"]
         by_owner = bool(dead) and all(self._intended(self.ranks.index(report.rank)) for report in dead)
         if not by_owner:
@@ -122,6 +126,17 @@ class Watch:
             for report in self._stopped(pending)
         ]
         return reports
+
+    def _freed(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int]]:
+        """Interrupt ranks that are at a call that failed, and cut them off their peers; who is at it even then."""
+        self._cancel(busy)
+        self.arrivals.leave()
+        pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
+        if pending:  # in a collective, which nothing else ends
+            self.transport.sever([self.endpoints[position] for position in pending])
+            pending = self._still_at_it(pending, self.grace_s)
+        ended = [self.report(position) for position in busy if position not in pending]
+        return [replace(report, victim=True) for report in ended if report is not None], pending
 
     def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
         """Of some positions those that have not ended after a while."""

@@ -231,15 +231,15 @@ class GroupProcesses:
 
     def _rejoined(self, left: Epoch, gone: Collection[int]) -> None:
         core, options = self._core, self._options
-        lost = [left.endpoints[rank] for rank in gone]
+        lost = [left.endpoints[rank] for rank in gone] + list(left.endpoints[left.size :])
         core.transport.kill(lost)
         display.finish(lost)
         self._pool.repair(options.start_timeout)
-        staying = {rank: endpoint for rank, endpoint in enumerate(left.endpoints) if rank not in gone}
+        staying = {rank: endpoint for rank, endpoint in enumerate(left.endpoints[: left.size]) if rank not in gone}
         call = constructors(core, options.start_timeout)
         try:
             launched = launch(
-                self._pool,
+                self._pool.first(left.size),
                 self._roles,
                 core.name,
                 call.epoch.number,
@@ -248,7 +248,7 @@ class GroupProcesses:
                 trace=call.trace,
                 amend=self._with_versions,
                 kept=staying,
-                places=[endpoint.slot for endpoint in left.endpoints],
+                places=[endpoint.slot for endpoint in left.endpoints[: left.size]],
             )
             new = dict(zip(sorted(gone), launched.endpoints, strict=True))
             epoch = core.life.enter([{**staying, **new}[rank] for rank in range(left.size)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from phalanx.declare.spec import MethodSpec
@@ -79,6 +80,7 @@ def take(core: GroupCore) -> Snapshot:
             time.monotonic() - began,
         )
         core.life.snapshot, core.life.snapshot_epoch = found, epoch.number
+        core.rules = replace(core.rules, spare=True)  # ranks that live are worth something now
         return found
 
 
