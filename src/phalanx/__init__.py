@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from phalanx.runtime.api.explain import status as status
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
     from phalanx.runtime.api.notices import notices as notices
-    from phalanx.runtime.api.resize import resize as resize
     from phalanx.runtime.api.replace import replace as replace
+    from phalanx.runtime.api.resize import resize as resize
     from phalanx.runtime.api.sticky import sticky as sticky
     from phalanx.runtime.calls.counts import statistics as statistics
     from phalanx.runtime.calls.future import CallFuture as CallFuture

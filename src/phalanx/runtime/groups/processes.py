@@ -235,7 +235,9 @@ class GroupProcesses:
         core.transport.kill(lost)
         display.finish(lost)
         self._pool.repair(options.start_timeout)
-        staying = {rank: endpoint for rank, endpoint in enumerate(left.endpoints[: left.size]) if rank not in gone}
+        staying = {
+            rank: endpoint for rank, endpoint in enumerate(left.endpoints[: left.size]) if rank not in gone
+        }
         call = constructors(core, options.start_timeout)
         try:
             launched = launch(

@@ -47,9 +47,7 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
     call.tell(call.heard.sent, 0)
 
 
-def joined(
-    core: GroupCore, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
-) -> list[Ticket]:
+def joined(core: GroupCore, launched: Launched, staying: Mapping[int, Endpoint], epoch: int) -> list[Ticket]:
     """Have the ranks that stay rejoin while the others are made; the tickets of all, by rank."""
     environment = launched.setups[0].environment
     told = Rejoin(epoch, {name: environment[name] for name in _MEETING})
