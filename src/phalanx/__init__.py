@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
     from phalanx.runtime.api.notices import notices as notices
     from phalanx.runtime.api.replace import replace as replace
+    from phalanx.runtime.api.replace import snapshot as snapshot
     from phalanx.runtime.api.resize import resize as resize
     from phalanx.runtime.api.sticky import sticky as sticky
     from phalanx.runtime.calls.counts import statistics as statistics
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.saving.future import SaveFuture as SaveFuture
     from phalanx.runtime.saving.run import Run as Run
-    from phalanx.runtime.saving.snapshots import snapshot as snapshot
     from phalanx.runtime.saving.verbs import Saved as Saved
     from phalanx.runtime.saving.verbs import load as load
     from phalanx.runtime.saving.verbs import save as save
@@ -188,7 +188,7 @@ _HOME = {
     "resize": "phalanx.runtime.api.resize",
     "replace": "phalanx.runtime.api.replace",
     "save": "phalanx.runtime.saving.verbs",
-    "snapshot": "phalanx.runtime.saving.snapshots",
+    "snapshot": "phalanx.runtime.api.replace",
     "shutdown": "phalanx.runtime.session.connection",
     "span": "phalanx.tracing.spans",
     "split_resource_pool": "phalanx.runtime.pools.pool",

@@ -1,4 +1,4 @@
-"""``px.replace``: new processes for some ranks of a group, while the others keep theirs."""
+"""``px.snapshot`` and ``px.replace``: ranks get new processes while the others keep theirs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,43 @@ from collections.abc import Sequence
 from typing import Literal
 
 from phalanx.errors import DeclarationError, GroupBroken
+from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.saving.snapshots import check_held, core_of, from_peer, restore, take
+from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
+from phalanx.saving.copies import Snapshot
 
-__all__ = ["replace"]
+__all__ = ["replace", "snapshot"]
 
 _SECONDS = 300.0
 
 
+def snapshot(group: WorkerGroup) -> Snapshot:
+    """Copy the state of each rank into host memory, its own and that of another rank, on another node if there is one.
+
+    ``px.replace`` brings replaced ranks, and the others, back to the last snapshot. The state is what ``px.save`` would
+    write, ``state_dict()`` or what was registered, and the states of the random generators. A snapshot waits for the
+    calls before it, and those after it wait for it. Tensors that have not changed since the last one are not sent
+    again.
+
+    Args:
+        group: a whole group that this driver owns.
+
+    Returns:
+        Its number, holders, bytes and seconds.
+
+    Raises:
+        DeclarationError: ``group`` is none.
+        SaveError: a worker has no state; see ``px.save``.
+        GroupClosed, GroupBroken: the group takes no calls.
+    """
+    return take(_core_of(group, "px.snapshot"))
+
+
 def replace(
-    group: object, ranks: int | Sequence[int] = (), *, state: Literal["snapshot", "peer", "none"] = "snapshot"
+    group: WorkerGroup,
+    ranks: int | Sequence[int] = (),
+    *,
+    state: Literal["snapshot", "peer", "none"] = "snapshot",
 ) -> tuple[int, ...]:
     """Give ranks of a group new processes; the others keep theirs, with all that lies in their memory.
 
@@ -42,7 +69,7 @@ def replace(
         WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: a constructor or a ``rejoin()`` failed; the
             group is broken, and ``restart()`` makes all ranks anew.
     """
-    core = core_of(group, "px.replace")
+    core = _core_of(group, "px.replace")
     named = _checked(core, ranks)
     if state not in ("snapshot", "peer", "none"):
         raise DeclarationError(f"px.replace(state={state!r}): expected 'snapshot', 'peer' or 'none'")
@@ -93,3 +120,9 @@ def _checked(core: GroupCore, ranks: int | Sequence[int]) -> list[int]:
             f"px.replace({core.name}, {ranks!r}): expected ranks from 0 to {core.world_size - 1}"
         )
     return named
+
+
+def _core_of(group: object, verb: str) -> GroupCore:
+    if not isinstance(group, WorkerGroup):
+        raise DeclarationError(f"{verb}({group!r}): expected a px.WorkerGroup, in the process that made it")
+    return group.core

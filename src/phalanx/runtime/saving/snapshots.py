@@ -1,4 +1,4 @@
-"""``px.snapshot``: the state of each rank copied into the memory of another one, and brought back from there."""
+"""The states of ranks copied into the memory of other ranks, and brought back from there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import DeclarationError, GroupBroken
+from phalanx.errors import GroupBroken
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Restore, Take, Taken
 from phalanx.runtime.calls.request import CallRequest
@@ -18,42 +18,7 @@ from phalanx.runtime.groups.core import GroupCore
 from phalanx.saving.copies import Snapshot, holders, lost_copies
 from phalanx.wire.messages import HOST
 
-__all__ = ["check_held", "core_of", "from_peer", "restore", "snapshot", "take"]
-
-
-def snapshot(group: object) -> Snapshot:
-    """Copy the state of each rank into host memory, its own and that of another rank, on another node if there is one.
-
-    ``px.replace`` brings replaced ranks, and the others, back to the last snapshot. The state is what ``px.save`` would
-    write, ``state_dict()`` or what was registered, and the states of the random generators. A snapshot waits for the
-    calls before it, and those after it wait for it. Tensors that have not changed since the last one are not sent
-    again.
-
-    Args:
-        group: a whole group that this driver owns.
-
-    Returns:
-        Its number, holders, bytes and seconds.
-
-    Raises:
-        DeclarationError: ``group`` is none.
-        SaveError: a worker has no state; see ``px.save``.
-        GroupClosed, GroupBroken: the group takes no calls.
-    """
-    return take(core_of(group, "px.snapshot"))
-
-
-def core_of(group: object, verb: str) -> GroupCore:
-    """Of a whole group that this process owns.
-
-    Raises:
-        DeclarationError: it is none.
-    """
-    core = getattr(group, "core", None)
-    whole = isinstance(core, GroupCore) and core.life.owner and core.replacing is not None
-    if not whole or getattr(group, "role", "") or len(getattr(group, "ranks", ())) != core.world_size:
-        raise DeclarationError(f"{verb}({group!r}): expected a px.WorkerGroup, in the process that made it")
-    return core
+__all__ = ["check_held", "from_peer", "restore", "take"]
 
 
 def take(core: GroupCore) -> Snapshot:
