@@ -130,14 +130,11 @@ class GroupLife:
         self.notices = NoticeBoard(card.name)
         #: Told of each notice, on the watchman's thread.
         self.on_notice: Callable[[Notice], object] | None = None
-<<<<<<< HEAD
         #: When the constructors of each rank began and ended at the last start, as Unix times.
         self.constructed: Sequence[tuple[float, float]] = ()
-=======
         #: What was last copied of the ranks' states, and in which epoch.
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1
->>>>>>> 4355429 (px.snapshot and px.replace: the main path)
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()
 
