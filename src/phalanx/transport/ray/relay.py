@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray import exceptions as rayx
+from ray._private import worker as ray_worker
 
 from phalanx.transport.base import Endpoint, Ticket
 from phalanx.transport.ray.sending import submit
@@ -104,6 +105,9 @@ class Relay:
         self._turns: dict[int, asyncio.Future[None]] = {}
         self._calls: dict[int, _ToRanks | _ToRelays] = {}
         self._threads = ThreadPoolExecutor(_MOST_WAITS, "phalanx-relay")
+        ray_worker.blocking_get_inside_async_warned = (
+            True  # these threads wait, and not the loop, as Ray would warn
+        )
 
     async def whereabouts(self) -> tuple[str, int]:
         """The host and the process id."""
