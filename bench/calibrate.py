@@ -27,7 +27,7 @@ import phalanx as px
 from phalanx.runtime.tools.simulate import Simulation
 from phalanx.transport.simulated.constants import Constants
 from phalanx.transport.simulated.costs import Cost, Costs
-from phalanx.transport.simulated.transport import Model
+from phalanx.transport.simulated.model import Model
 
 STEPS = ("measure", "predict", "check")
 FITTED, PREDICTED = (8, 16), (32, 64)

@@ -9,7 +9,8 @@ import pytest
 import phalanx as px
 from phalanx.runtime.session import connection
 from phalanx.testing.conformance import TransportConformance
-from phalanx.transport.simulated.transport import Model, SimulatedTransport
+from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.transport import SimulatedTransport
 from tests.runtime.groups.relayed_door import local_door
 
 

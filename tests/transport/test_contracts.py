@@ -8,7 +8,8 @@ from phalanx.runtime.session import connection
 from phalanx.testing.contracts import TransportContracts
 from phalanx.transport.base import Transport
 from phalanx.transport.inline import InlineTransport
-from phalanx.transport.simulated.transport import Model, SimulatedTransport
+from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.transport import SimulatedTransport
 
 
 class TestInline(TransportContracts):

@@ -22,7 +22,7 @@ from phalanx.tracing.files import check_path, write
 from phalanx.tracing.report import report
 from phalanx.transport.simulated.constants import Constants
 from phalanx.transport.simulated.costs import Costs, parse, quantity, read
-from phalanx.transport.simulated.transport import Model
+from phalanx.transport.simulated.model import Model
 
 _RAISED = 1
 

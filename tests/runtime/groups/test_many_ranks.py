@@ -10,7 +10,8 @@ import pytest
 import phalanx as px
 from phalanx.runtime.session import connection
 from phalanx.transport.simulated.costs import Cost, Costs
-from phalanx.transport.simulated.transport import Model, SimulatedTransport
+from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.transport import SimulatedTransport
 
 NODES, RANKS = 128, 8
 

@@ -19,7 +19,8 @@ from phalanx.transport.simulated.constants import Constants
 from phalanx.transport.simulated.costs import Cost, Costs, parse, read
 from phalanx.transport.simulated.events import Events
 from phalanx.transport.simulated.machines import Node, Wires
-from phalanx.transport.simulated.transport import Model, SimulatedTransport
+from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.transport import SimulatedTransport
 
 FREE = Constants(0, 0, 0, 0, 0, 0, 0, 0, 0, math.inf, math.inf, math.inf, 0, 1e9)
 

@@ -13,7 +13,8 @@ from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import Tracer
 from phalanx.tracing.events import Trace
 from phalanx.transport.simulated.costs import Costs
-from phalanx.transport.simulated.transport import Model, SimulatedTransport
+from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.transport import SimulatedTransport
 
 Shape = tuple[int, int]
 """Nodes, and ranks on each."""

@@ -10,9 +10,8 @@ import json
 import random
 import signal as signals
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from phalanx.errors import CallCancelled
 from phalanx.tracing.events import STARTING
@@ -22,20 +21,20 @@ from phalanx.transport.base import (
     Lost,
     RankStream,
     Ref,
-    Reservation,
-    ReserveRequest,
     Sight,
     SpawnRequest,
     Ticket,
 )
 from phalanx.transport.inline import InlineRank, InlineServices, InlineTransport
 from phalanx.transport.inline_values import InlineRef, InlineStream
-from phalanx.transport.simulated.constants import Constants
 from phalanx.transport.simulated.costs import Cost, Costs
+from phalanx.transport.simulated.ground import Ground
 from phalanx.transport.simulated.machines import Node, make_nodes
-from phalanx.transport.simulated.placing import Slots, held_of
+from phalanx.transport.simulated.model import Model, SimulatedFault
+from phalanx.transport.simulated.placing import Slots
 from phalanx.transport.simulated.processes import Process, Value, Work, World
 from phalanx.transport.simulated.rank import Answer, StandIn
+from phalanx.transport.simulated.refs import SimulatedRef, has_failed, value_of
 from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedCalls, TimedRef, at_of, plain
 from phalanx.wire import value as wire
 from phalanx.wire.bundle import Bundle
@@ -46,34 +45,6 @@ from phalanx.wire.outputs import OUTPUT, StreamEnd
 from phalanx.wire.side_channel import SETUP_CALL
 
 _FIRST_PID = 100_000
-
-
-Runs = Literal["none", "one", "each"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """The cluster that is simulated.
-
-    ``cores`` are those of each node. ``driver_apart`` gives the driver a node of its own. ``run`` says on which workers
-    the real methods are run, one after another in this process: on none, on one of each group which stands for all, or
-    on each. ``hours_between_failures`` of one node is the mean.
-    """
-
-    nodes: int
-    ranks_per_node: int
-    cores: int = 32
-    accelerators: bool = True
-    driver_apart: bool = True
-    run: Runs = "none"
-    fill: bool = True
-    seed: int = 0
-    hours_between_failures: float | None = None
-    constants: Constants = field(default_factory=Constants)
-
-
-class SimulatedFault(RuntimeError):
-    """What a rank raises where the cost of a method says that it may."""
 
 
 class SimulatedRank(InlineRank):
@@ -87,7 +58,7 @@ class SimulatedRank(InlineRank):
         self.under_way: dict[int, tuple[Work, TimedRef]] = {}
 
 
-class SimulatedTransport(TimedCalls, InlineTransport):
+class SimulatedTransport(Ground, TimedCalls, InlineTransport):
     """A backend whose ranks are times in a queue of events."""
 
     name = "simulated"
@@ -123,57 +94,6 @@ class SimulatedTransport(TimedCalls, InlineTransport):
         """Let time pass in which the driver does nothing."""
         with self._lock:
             self.world.events.until(self.clock.advance(seconds))
-
-    def nodes(self) -> list[Any]:
-        return self.slots.capacities()
-
-    def holders(self) -> list[Any]:
-        return self.slots.holders()
-
-    def reserve(self, request: ReserveRequest) -> Reservation:
-        return self.slots.reserve(request)
-
-    def release(self, reservation: Reservation) -> None:
-        self.slots.release(reservation)
-
-    def nodes_of(self, slots: Sequence[Any], reservations: Mapping[str, Reservation]) -> list[str]:
-        return [held_of(reservations[slot.pool]).nodes[slot.block].name for slot in slots]
-
-    def probe(
-        self, slots: Sequence[Any], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
-    ) -> list[tuple[str, ...]]:
-        return [held_of(reservations[slot.pool]).accelerators[slot.block, slot.bundle] for slot in slots]
-
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        """Blocks of nodes that failed move to new ones."""
-        held, now = held_of(reservation), self.clock.now()
-        moved = frozenset(block for block, node in enumerate(held.nodes) if node.fails_at <= now)
-        for block in moved:
-            self._replace(held.nodes[block])
-        held.nodes = [node if node in self.slots.nodes else self._successor[node] for node in held.nodes]
-        return moved
-
-    def _replace(self, gone: Node) -> None:
-        if gone not in self.slots.nodes:
-            return
-        hours = self.model.hours_between_failures
-        later = FOR_EVER
-        if hours is not None:
-            later = self.clock.now() + self._chance.expovariate(1 / (3600.0 * hours))
-        new = Node(
-            gone.name, [self.clock.now()] * self.model.cores, fails_at=later, slots=gone.slots, held=gone.held
-        )
-        self.slots.nodes[self.slots.nodes.index(gone)] = new
-        self._successor[gone] = new
-        self._may_fail(new)
-
-    def _may_fail(self, node: Node) -> None:
-        if node.fails_at != FOR_EVER:
-            self.world.events.at(node.fails_at, lambda at: self._fail(node, at))
-
-    def _fail(self, node: Node, at: float) -> Iterable[TimedRef]:
-        lost = Lost("its node failed (simulated)", "node lost", node_lost=True)
-        return [ref for endpoint in self._on_node.pop(node, ()) for ref in self._end(endpoint, lost, at)]
 
     def _end(self, endpoint: Endpoint, lost: Lost, at: float) -> Iterable[TimedRef]:
         """End a rank; what it has not given back by now is lost."""
@@ -315,7 +235,7 @@ class SimulatedTransport(TimedCalls, InlineTransport):
         self.message_bytes += len(data)
         if not rank.alive:
             return TimedRef(InlineRef(lost=rank.lost), now, endpoint)
-        needs = [value for value in map(_value_of, refs) if value is not None]
+        needs = [value for value in map(value_of, refs) if value is not None]
         nbytes = len(data) + sum(value.nbytes for value in needs)
         seconds = self._seconds(cost, answer, nbytes)
         if cost.fail and self._chance.random() < cost.fail:
@@ -395,7 +315,7 @@ class SimulatedTransport(TimedCalls, InlineTransport):
             events.until(clock.now())
             waited = {id(ref) for ref in refs if isinstance(ref, TimedRef) and ref.at == FOR_EVER}
             left = count - (len(refs) - len(waited))
-            if stop_at_failure and any(_has_failed(ref) for ref in refs if at_of(ref) != FOR_EVER):
+            if stop_at_failure and any(has_failed(ref) for ref in refs if at_of(ref) != FOR_EVER):
                 return
             while left > 0 and waited:
                 if events.next > limit or events.next == FOR_EVER:
@@ -415,7 +335,7 @@ class SimulatedTransport(TimedCalls, InlineTransport):
         with self._lock:
             nbytes = 0
             until = self.clock.now()
-            for value in map(_value_of, refs):
+            for value in map(value_of, refs):
                 if value is not None and value.nbytes:
                     nbytes += value.nbytes
                     until = max(
@@ -467,21 +387,6 @@ class SimulatedTransport(TimedCalls, InlineTransport):
         if path in self._journals:
             return bytes(self._journals[path][offset : offset + limit])
         return super().read(endpoint, path, offset, limit)
-
-
-@dataclass
-class SimulatedRef(TimedRef):
-    """A reference with the size of its value in the model."""
-
-    value: Value = field(default_factory=Value)
-
-
-def _value_of(ref: Ref) -> Value | None:
-    return ref.value if isinstance(ref, SimulatedRef) else None
-
-
-def _has_failed(ref: Ref) -> bool:
-    return getattr(ref, "failure", None) is not None or getattr(ref, "lost", None) is not None
 
 
 def _class_of(stand_in: StandIn, role: str) -> str:
