@@ -41,7 +41,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--only",
         action="append",
         metavar="NAME",
-        help="only scenarios whose name contains it; verl_trainers (half an hour) and engine run only so",
+        help="only scenarios whose name, or cases whose label ('flow, 4 items a rank, 1 rank'), contains it; "
+        "verl_trainers (half an hour) and engine run only so",
     )
     parser.add_argument("--without", action="append", default=[], metavar="CONTENDER", help="leave one out")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
@@ -99,7 +100,7 @@ def narrowed(plan: list[Block], only: Sequence[str] | None) -> list[Block]:
     kept: list[Block] = []
     for block in plan:
         steps, apart = (
-            tuple(s for s in some if any(name in s.case.scenario for name in only))
+            tuple(s for s in some if any(name in s.case.scenario or name in s.case.label() for name in only))
             for some in (block.steps, block.apart)
         )
         starts = block.starts if any(name in "start" for name in only) else 0

@@ -52,7 +52,7 @@ from phalanx.flow.channel_messages import (
 )
 from phalanx.flow.items import Cut, Item
 from phalanx.flow.ledger import End, Ledger, Tally
-from phalanx.flow.rates import Rate
+from phalanx.flow.rates import Rates
 from phalanx.flow.requests import Requests
 from phalanx.flow.snapshots import By, ChannelState, Depth, Lease
 
@@ -87,7 +87,7 @@ class ChannelHome:
         self._losses: dict[str, Loss] = {}
         self._ended: str | None = None
         self._closed = False
-        self._accepted, self._delivered, self._delivered_bytes = Rate(), Rate(), Rate()
+        self._rates = Rates()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event in, at `now` seconds of a clock that never goes back; what is to be done, in order.
@@ -135,23 +135,7 @@ class ChannelHome:
 
     def depth(self, now: float) -> Depth:
         """How full it is, who waits, for how long, and how fast it flows."""
-        oldest, (oldest_put, oldest_take) = self._ledger.oldest, self._requests.ages(now)
-        return Depth(
-            waiting=len(self._ledger),
-            waiting_rows=self._ledger.waiting_rows,
-            waiting_bytes=self._ledger.waiting_bytes,
-            taken=len(self._taken()),
-            leases=len(self._leases),
-            puts=len(self._requests.puts),
-            takes=len(self._requests.takes),
-            oldest_item=now - oldest.at if oldest else 0.0,
-            oldest_put=oldest_put,
-            oldest_take=oldest_take,
-            oldest_lease=max((now - lease.at for lease in self._leases.values()), default=0.0),
-            accepted_per_second=self._accepted.per_second(now),
-            delivered_per_second=self._delivered.per_second(now),
-            delivered_bytes_per_second=self._delivered_bytes.per_second(now),
-        )
+        return Depth.of(self._ledger, self.leases, self._requests, self._rates, now)
 
     def state(self) -> ChannelState:
         """What to save: a copy, in which all that is taken waits again and no request is left."""
@@ -225,8 +209,8 @@ class ChannelHome:
         lease = self._leases.pop(number, None)
         if lease is None:
             return [LeaseOver(number)]
-        self._delivered.add(len(lease.parts), now)
-        self._delivered_bytes.add(sum(part.nbytes for part in lease.parts), now)
+        self._rates.delivered.add(len(lease.parts), now)
+        self._rates.delivered_bytes.add(sum(part.nbytes for part in lease.parts), now)
         return _freed(self._ledger.settle(lease.cuts, "delivered"), "delivered")
 
     def _give_back(self, event: GiveBack) -> list[Instruction]:
@@ -323,7 +307,7 @@ class ChannelHome:
         self._requests.remove(put.ticket)
         holder = put.holder or put.producer
         item = self._ledger.accept(put.producer, holder, put.payload, put.nbytes, put.rows, now)
-        self._accepted.add(1, now)
+        self._rates.accepted.add(1, now)
         handed = [HandOver(holder, (item,))] if self._closing.get(holder, False) else []
         return [Accepted(put.ticket, item.number), *handed]
 

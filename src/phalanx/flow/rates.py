@@ -36,3 +36,10 @@ class Rate:
         oldest = int(now // self._width) - 10
         while self._buckets and self._buckets[0][0] <= oldest:
             self._buckets.popleft()
+
+
+class Rates:
+    """How fast a channel flows: items that came in, items and bytes that were delivered."""
+
+    def __init__(self) -> None:
+        self.accepted, self.delivered, self.delivered_bytes = Rate(), Rate(), Rate()

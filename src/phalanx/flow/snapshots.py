@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.flow.channel_messages import Loss
 from phalanx.flow.items import Cut, Part
-from phalanx.flow.ledger import LedgerState
+from phalanx.flow.ledger import Ledger, LedgerState
+from phalanx.flow.rates import Rates
+from phalanx.flow.requests import Requests
 
 By = Literal["items", "bytes"]
 
@@ -46,6 +49,29 @@ class Depth:
     accepted_per_second: float
     delivered_per_second: float
     delivered_bytes_per_second: float
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger, leases: Sequence[Lease], requests: Requests, rates: Rates, now: float
+    ) -> Depth:
+        """The channel that has these, at that time."""
+        oldest, (oldest_put, oldest_take) = ledger.oldest, requests.ages(now)
+        return cls(
+            waiting=len(ledger),
+            waiting_rows=ledger.waiting_rows,
+            waiting_bytes=ledger.waiting_bytes,
+            taken=sum(len(lease.parts) for lease in leases),
+            leases=len(leases),
+            puts=len(requests.puts),
+            takes=len(requests.takes),
+            oldest_item=now - oldest.at if oldest else 0.0,
+            oldest_put=oldest_put,
+            oldest_take=oldest_take,
+            oldest_lease=max((now - lease.at for lease in leases), default=0.0),
+            accepted_per_second=rates.accepted.per_second(now),
+            delivered_per_second=rates.delivered.per_second(now),
+            delivered_bytes_per_second=rates.delivered_bytes.per_second(now),
+        )
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def _encode_alone(value: Value, policy: Policy | None) -> Encoded | None:
 
     As quick as plain values are: streams and channels carry many small ones.
     """
+    given: Any = value
     if type(value) is np.ndarray:
         reduce: Callable[[pack.Sink, Any], Any] = pack.reduce_array
     elif is_tensor_type(type(value)):
@@ -130,7 +131,7 @@ def _encode_alone(value: Value, policy: Policy | None) -> Encoded | None:
         return None
     sink = pack.Sink()
     try:
-        reduced = reduce(sink, value)
+        reduced = reduce(sink, given)
     except Exception:  # told in full by the pickler, which meets it too
         return None
     if reduced is None or len(reduced) != 2 or reduced[0] not in (unpack.array, unpack.tensor):
