@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.calls.values import put as put
     from phalanx.runtime.calls.values import readonly as readonly
     from phalanx.runtime.life.elastic import Elastic as Elastic
+    from phalanx.runtime.life.policy import Replace as Replace
     from phalanx.runtime.life.policy import Restart as Restart
     from phalanx.runtime.life.preemption import Notice as Notice
     from phalanx.runtime.links.channel import Channel as Channel
@@ -137,6 +138,7 @@ _HOME = {
     "RanksDiverged": "phalanx.errors",
     "RemoteCallError": "phalanx.errors",
     "ResourcePool": "phalanx.runtime.pools.pool",
+    "Replace": "phalanx.runtime.life.policy",
     "Restart": "phalanx.runtime.life.policy",
     "Run": "phalanx.runtime.saving.run",
     "SaveDamaged": "phalanx.errors",

@@ -216,3 +216,38 @@ def test_a_rank_that_is_killed_in_a_step_comes_back_and_all_losses_are_the_same(
 ) -> None:
     with px.ResourcePool([size], use_gpu=False, backend="ray") as pool:
         assert _losses(pool, rank, where) == _losses(pool, None, "")
+
+
+@pytest.mark.slow
+def test_a_policy_replaces_the_lost_rank_when_the_group_is_next_called(ray_cluster: Any) -> None:
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool:
+        expected = _losses(pool, None, "")
+        with px.WorkerGroup(pool, Trainer, on_failure=px.Replace(max_failures=1)) as group:
+            before = group.arm(-1, "")
+            losses = [group.step()]
+            px.snapshot(group)
+            group.arm(1, "reduced")
+            with pytest.raises(px.WorkerDiedError):
+                group.step()
+            losses += [group.step() for _ in range(2)]
+            assert losses == expected[:3]
+            after = group.arm(1, "reduced")
+            assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
+            with pytest.raises(px.WorkerDiedError):
+                group.step()
+            with pytest.raises(px.GroupBroken, match="does not allow another replacement now: 1 were made"):
+                group.step()
+
+
+@pytest.mark.slow
+def test_without_a_snapshot_the_policy_restarts_the_group(ray_cluster: Any) -> None:
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
+        px.WorkerGroup(pool, Trainer, on_failure=px.Replace()) as group,
+    ):
+        before = group.arm(0, "forward")
+        with pytest.raises(px.WorkerDiedError):
+            group.step()
+        after = group.arm(-1, "")
+        assert not set(before) & set(after)
+        assert group.epoch == 1

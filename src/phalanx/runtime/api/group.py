@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,9 +20,10 @@ from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.life.options import GroupOptions, checked_options
-from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.preemption import Notice
 from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.saving.replacing import heal
 from phalanx.runtime.tools.trace import from_environment
 from phalanx.show.starts import apart
 from phalanx.show.tables import Table
@@ -50,7 +51,8 @@ class WorkerGroup(GroupView):
         start_timeout: seconds within which all constructors must have returned.
         call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
         stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
-        on_failure: ``px.Restart(...)`` makes a broken group restart by itself when it is next called.
+        on_failure: ``px.Restart(...)`` makes a broken group restart by itself when it is next called,
+            ``px.Replace(...)`` gives only the lost ranks new processes.
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         on_notice: called with each ``px.Notice`` that ranks of the group will lose their node, on a thread of the
             library's: it may set flags or submit calls, and waits for nothing. ``px.notices(group)`` gives them too.
@@ -82,7 +84,7 @@ class WorkerGroup(GroupView):
         start_timeout: float | None = None,
         call_timeout: float | None = None,
         stall_report_after: float | None = None,
-        on_failure: Restart | None = None,
+        on_failure: Restart | Replace | None = None,
         on_notice: Callable[[Notice], object] | None = None,
         max_concurrency: int | None = None,
         visible_devices: Literal["own", "node"] = "own",
@@ -133,6 +135,9 @@ class WorkerGroup(GroupView):
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
+        if isinstance(options.on_failure, Replace):
+            core.rules = replace(core.rules, spare=True)
+            core.heal = functools.partial(heal, core, self._processes.restart)
         self._members = Members(core, self._processes, pool, self)
         core.resizing = Resizing(self._members.change, self._restart_with)
         pool.claim(self)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from phalanx.errors import DeclarationError, GroupBroken
+from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
+from phalanx.runtime.saving.replacing import replace_ranks
+from phalanx.runtime.saving.snapshots import take
 from phalanx.saving.copies import Snapshot
 
 __all__ = ["replace", "snapshot"]
-
-_SECONDS = 300.0
 
 
 def snapshot(group: WorkerGroup) -> Snapshot:
@@ -79,33 +78,8 @@ def replace(
         gone = sorted({*named, *core.epoch.dead(core.transport)})
         if not gone:
             return ()
-        if len(gone) == core.world_size and state != "none":
-            raise GroupBroken(
-                f"px.replace({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
-                "state. restart() makes them anew; px.load brings back what was saved",
-                group=core.name,
-                cause=core.lifecycle.cause,
-            )
-        _replace(core, gone, state)
+        replace_ranks(core, gone, state)
         return tuple(gone)
-
-
-def _replace(core: GroupCore, gone: list[int], state: str) -> None:
-    found = check_held(core, gone) if state == "snapshot" else None
-
-    def bring_back() -> None:
-        if found is not None:
-            restore(core, found, gone, _SECONDS)
-        elif state == "peer":
-            from_peer(core, gone, _SECONDS)
-
-    if core.replacing is None:
-        raise DeclarationError(
-            f"px.replace({core.name}): only the process that made a group can replace its ranks"
-        )
-    core.replacing(gone, bring_back)
-    if found is not None:
-        take(core)  # what the lost ranks kept for others is kept again
 
 
 def _checked(core: GroupCore, ranks: int | Sequence[int]) -> list[int]:

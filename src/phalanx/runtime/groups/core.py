@@ -105,6 +105,8 @@ class GroupCore:
         self.restarting = threading.RLock()
         #: Replaces ranks, and brings states back between their constructors and the next call; None of a view.
         self.replacing: Callable[[Collection[int], Callable[[], None]], None] | None = None
+        #: Makes what is broken whole as the group's policy says.
+        self.heal: Callable[[], None] | None = None
         #: What the workers are made of; None where another process owns the group.
         self.made_of: Mapping[str, ClassWithInitArgs] | None = None
         #: Called when ranks have joined that have no weights yet, before they get calls.

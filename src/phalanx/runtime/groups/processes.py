@@ -21,7 +21,7 @@ from phalanx.runtime.groups.starts import constructors, joined, make_again, sent
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
-from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.watchman import look_once, watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
@@ -282,13 +282,14 @@ def _as_cause(group: str, error: BaseException) -> PhalanxError:
 
 
 class Reviver:
-    """Restarts a broken group when it is next called, as often as its policy allows."""
+    """Mends a broken group when it is next called, as often as its policy allows."""
 
-    def __init__(self, processes: GroupProcesses, core: GroupCore, policy: Restart) -> None:
+    def __init__(self, processes: GroupProcesses, core: GroupCore, policy: Restart | Replace) -> None:
         self._processes = processes
         self._core = core
         self._policy = policy
         self._restarts: list[float] = []
+        self._preemptions = 0
 
     def __call__(self) -> None:
         core = self._core
@@ -296,21 +297,37 @@ class Reviver:
             if core.lifecycle.state is not State.BROKEN:
                 return  # another thread was here first
             if self._was_preempted():
-                _log.warning("group %r is restarted: its ranks lost their nodes as was announced", core.name)
-                self._processes.restart()
+                self._mend_preempted()
                 return
             now = core.transport.now()
             self._restarts = self._policy.recent(self._restarts, now)
             if not self._policy.allows(self._restarts, now):
+                what = "restart" if isinstance(self._policy, Restart) else "replacement"
                 core.lifecycle.remark = (
-                    f"{self._policy} does not allow another restart now: {len(self._restarts)} were made."
+                    f"{self._policy} does not allow another {what} now: {len(self._restarts)} were made."
                 )
                 return
             self._restarts.append(now)
-            _log.warning(
-                "group %r is restarted after: %s", core.name, str(core.lifecycle.cause).partition("\n")[0]
+            self._mend(f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
+
+    def _mend_preempted(self) -> None:
+        policy = self._policy
+        if isinstance(policy, Replace) and not policy.allows_preemption(self._preemptions):
+            self._core.lifecycle.remark = (
+                f"{policy} does not allow another preemption: {self._preemptions} were mended."
             )
+            return
+        self._preemptions += 1
+        self._mend("since its ranks lost their nodes as was announced")
+
+    def _mend(self, why: str) -> None:
+        core = self._core
+        if core.heal is None:
+            _log.warning("group %r is restarted %s", core.name, why)
             self._processes.restart()
+        else:
+            _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
+            core.heal()
 
     def _was_preempted(self) -> bool:
         """Whether the group broke because nodes were taken away of which that was known before: no failure of it."""

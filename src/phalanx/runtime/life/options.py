@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from phalanx.config import Shown, settings, shown_ranks
 from phalanx.errors import DeclarationError
-from phalanx.runtime.life.policy import Restart
+from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.preemption import Notice
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
@@ -29,7 +29,7 @@ class GroupOptions:
     start_timeout: float = 300.0
     call_timeout: float | None = None
     stall_report_after: float | None = None
-    on_failure: Restart | None = None
+    on_failure: Restart | Replace | None = None
     max_concurrency: int | None = None
     visible_devices: Literal["own", "node"] = "own"
     detached: bool = False
@@ -64,9 +64,10 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
             isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
         ):
             raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
-    if not isinstance(values.get("on_failure"), Restart | None):
+    if not isinstance(values.get("on_failure"), Restart | Replace | None):
         raise DeclarationError(
-            f"WorkerGroup(on_failure={values['on_failure']!r}): expected px.Restart(max_restarts=..., window_s=...)"
+            f"WorkerGroup(on_failure={values['on_failure']!r}): expected px.Restart(max_restarts=..., window_s=...), "
+            "or px.Replace(max_failures=..., window_s=...)"
         )
     if not callable(values.get("on_notice", checked_options)):
         raise DeclarationError(

@@ -1,0 +1,62 @@
+"""Ranks are replaced, and all of the group go back to a snapshot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from phalanx.errors import DeclarationError, GroupBroken, PlacementError
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
+
+__all__ = ["heal", "replace_ranks"]
+
+_log = logging.getLogger("phalanx")
+_SECONDS = 300.0
+
+
+def replace_ranks(core: GroupCore, gone: Sequence[int], state: str) -> None:
+    """Replace ranks of a group that this process owns, and bring states back; see ``px.replace``.
+
+    Raises:
+        GroupBroken: nobody has the state of one of them any more; the group is as it was.
+        As the constructors and ``rejoin()``.
+    """
+    if len(gone) == core.world_size and state != "none":
+        raise GroupBroken(
+            f"px.replace({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
+            "state. restart() makes them anew; px.load brings back what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    found = check_held(core, gone) if state == "snapshot" else None
+
+    def bring_back() -> None:
+        if found is not None:
+            restore(core, found, gone, _SECONDS)
+        elif state == "peer":
+            from_peer(core, gone, _SECONDS)
+
+    if core.replacing is None:
+        raise DeclarationError(
+            f"px.replace({core.name}): only the process that made a group can replace its ranks"
+        )
+    core.replacing(gone, bring_back)
+    if found is not None:
+        take(core)  # what the lost ranks kept for others is kept again
+
+
+def heal(core: GroupCore, restart: Callable[[], None]) -> None:
+    """Replace the ranks that a broken group has lost, or restart it where that cannot be.
+
+    Raises:
+        As ``px.replace`` and ``restart()``, where a constructor fails.
+    """
+    gone = core.epoch.dead(core.transport)
+    try:
+        if not gone:
+            raise GroupBroken("none of its processes is gone", group=core.name)
+        replace_ranks(core, gone, "snapshot")
+    except (GroupBroken, PlacementError) as error:
+        _log.warning("group %r is restarted instead: %s", core.name, str(error).partition(". ")[0])
+        restart()
