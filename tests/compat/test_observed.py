@@ -39,7 +39,8 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     observer = RankObserver(cluster_reader.address)
     publisher.flush(10.0)
     (name,) = [one.name for one in cluster_reader.notices().groups if one.name.startswith("observed")]
-    ranks = cluster_reader.notices().find(name).ranks
+    entry = cluster_reader.notices().find(name)
+    ranks = entry.ranks
     busy = [{"hold"}, {"hold"}]
     seen = within(10.0, lambda: [set(sight.methods.values()) for sight in observer.sights(ranks)] == busy)
     (tmp_path / "go").touch()
@@ -51,6 +52,7 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
 
     assert within(10.0, lambda: not any(sight.reachable for sight in observer.sights(ranks)))
     assert seen
+    assert entry.pool == "observed"
     assert log.splitlines()[-1] == "held"
     with pytest.raises(NoSuchGroup):
         cluster_reader.notices().find(name)
