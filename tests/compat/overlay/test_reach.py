@@ -162,6 +162,27 @@ def test_a_program_that_fails_ends_as_it_does_by_itself(verl: Path, tmp_path: Pa
     assert "Traceback" in done.stderr
 
 
+def test_a_program_ends_without_a_last_collection(verl: Path, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(
+        textwrap.dedent("""
+        import os
+
+        class Node:
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self, write=os.write):
+                write(1, b"collected")
+
+        Node()
+        """)
+    )
+
+    done = python("-m", "phalanx", "verl", str(tmp_path / "ends.py"), path=[verl])
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 @pytest.mark.parametrize("policy", [pytest.param("auto", marks=pytest.mark.slow), "none"])
 def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: str) -> None:
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WHOSE!r}], check=True)"
