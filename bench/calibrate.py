@@ -97,7 +97,7 @@ def measured(ranks: int, starts: int) -> Figures:
         done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         if done.returncode:
             raise SystemExit(f"measuring {ranks} ranks failed:\n{done.stderr[-3000:]}")
-        runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        runs.append(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
