@@ -15,6 +15,7 @@ import torch
 from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.parallel.mlp import activation
+from phalanx.parallel.rejoining import with_new_groups
 from phalanx.parallel.world import DpPeers, agreed_mesh, join_world
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.topology.mesh import Mesh
@@ -54,12 +55,23 @@ def coordinates() -> dict[str, int] | None:
     }
 
 
+#: Groups of earlier parallel states of this process, with what took their place: roles that share it come one by one.
+_new_groups: dict[int, tuple[Any, Any]] = {}
+
+
+def _groups_of(state: Any) -> dict[str, Any]:
+    """The process groups of Megatron's parallel state, by the names that it keeps them under."""
+    group = torch.distributed.ProcessGroup
+    return {name: value for name, value in vars(state).items() if isinstance(value, group)}
+
+
 class MegatronWorker(Worker):
     """A worker whose mesh "default" is Megatron's parallel state, for ``Dispatch.MEGATRON_COMPUTE`` and its kin.
 
     A subclass calls :meth:`init_model_parallel` in its constructor, or ``init_process_group`` and megatron's
     own ``initialize_model_parallel``; the group reads the coordinates when it first needs them. Megatron keeps
-    one parallel state per process: roles that share a process share it.
+    one parallel state per process: roles that share a process share it. What :meth:`init_model_parallel` formed,
+    ``rejoin()`` forms again on ranks that stay when others are replaced.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> MegatronWorker:  # works without super().__init__(), too
@@ -97,12 +109,35 @@ class MegatronWorker(Worker):
             context_parallel_size=cp,
             **options,
         )
+        self._formed: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "seed": seed, **options}
         torch.manual_seed(seed)
         if device.type == "cuda":
             from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
             model_parallel_cuda_manual_seed(seed)
         return device
+
+    def rejoin(self) -> None:
+        """See :meth:`phalanx.Worker.rejoin`: the parallel state anew, and its groups in modules that are attributes.
+
+        Parameters of Megatron's modules are plain tensors, and stay. Modules that are not attributes of the worker, and
+        Megatron's own data parallel wrapper and distributed optimizer, keep the old groups: override this to make them
+        again.
+        """
+        formed: dict[str, Any] | None = self.__dict__.get("_formed")
+        if formed is None:
+            super().rejoin()
+            return
+        state = parallel_state()
+        if state.model_parallel_is_initialized() and not torch.distributed.is_initialized():
+            before = _groups_of(state)
+            self.leave_model_parallel()
+            self.init_model_parallel(**formed)
+            _new_groups.update({id(old): (old, _groups_of(state)[name]) for name, old in before.items()})
+        news = {number: new for number, (_, new) in _new_groups.items()}
+        modules = [one for one in vars(self).values() if isinstance(one, torch.nn.Module)]
+        with_new_groups(modules, news)
+        self.__dict__.pop("peers", None)
 
     def model_parallel_config(self, **options: Any) -> Any:
         """A ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights where there is no GPU.

@@ -16,14 +16,20 @@ from torch.nn import functional
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
+from phalanx.declare.saving import register_state
 from phalanx.declare.worker import Worker
 from phalanx.parallel.mlp import LlamaMLP
+from phalanx.parallel.rejoining import keep_tensors
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
 
 
 class DeviceMeshWorker(Worker):
-    """A worker whose mesh is a torch ``DeviceMesh`` that it makes itself."""
+    """A worker whose mesh is a torch ``DeviceMesh`` that it makes itself.
+
+    On ranks that stay when others are replaced, ``rejoin()`` makes the meshes again, in the order in which they were
+    made. A subclass with sharded modules overrides it: see :func:`phalanx.parallel.rejoining.keep_tensors`.
+    """
 
     def init_mesh(self, name: str = "default", /, **axes: int) -> DeviceMesh:
         """Form the process group and a device mesh over all ranks, and register it for ``Dispatch.mesh(name)``.
@@ -37,7 +43,14 @@ class DeviceMeshWorker(Worker):
         device = join_world(self)
         made = init_device_mesh(device.type, mesh.shape, mesh_dim_names=mesh.axes)
         self.register_mesh(name, made)
+        self._axes_of_meshes = {**getattr(self, "_axes_of_meshes", {}), name: axes}
         return made
+
+    def rejoin(self) -> None:
+        """See :meth:`phalanx.Worker.rejoin`: the process group and the meshes anew."""
+        super().rejoin()
+        for name, axes in getattr(self, "_axes_of_meshes", {}).items():
+            self.init_mesh(name, **axes)
 
 
 def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
@@ -77,8 +90,11 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
 class FSDPTrainer(DeviceMeshWorker):
     """Trains a causal language model of transformers, sharded by FSDP2 over all ranks (mesh axis "dp").
 
+    Its model and optimizer are its state, for ``px.save``, ``px.load``, ``px.snapshot`` and ``px.replace``.
+
     Args:
-        make_model: makes the model; called on every rank after ``torch.manual_seed(seed)``.
+        make_model: makes the model; called on every rank after ``torch.manual_seed(seed)``, and, where other ranks are
+            replaced, under ``torch.device("meta")``.
         lr: learning rate of AdamW.
         max_norm: the gradient is clipped to this norm.
         seed: the same on every rank, so that all begin with the same weights.
@@ -93,16 +109,23 @@ class FSDPTrainer(DeviceMeshWorker):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        from torch.distributed.fsdp import fully_shard
-
         mesh = self.init_mesh(dp=-1)
         torch.manual_seed(seed)
-        self.model: Any = make_model().to(self.device)
-        for layer in self.model.get_decoder().layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        self.model: Any = _sharded(make_model().to(self.device), mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self._max_norm = max_norm
+        self._make_model = make_model
+        register_state(self, model=self.model, optimizer=self.optimizer)
+
+    def rejoin(self) -> None:
+        """See :meth:`phalanx.Worker.rejoin`: the model is sharded anew around the tensors that it has."""
+        mesh = self.init_mesh(dp=-1)
+        with torch.device("meta"):
+            made = self._make_model()
+        made = _sharded(made, mesh)
+        keep_tensors(made, self.model, self.optimizer)
+        self.model = made
+        register_state(self, model=self.model, optimizer=self.optimizer)
 
     @register(Dispatch.mesh())
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -185,6 +208,15 @@ class FSDPTrainer(DeviceMeshWorker):
         """All parameters in full on rank 0, on the CPU; None on the other ranks. A collective."""
         full = full_tensors(dict(self.model.named_parameters()))
         return {name: tensor.cpu() for name, tensor in full.items()} if self.rank == 0 else None
+
+
+def _sharded(model: Any, mesh: DeviceMesh) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def _summed(tensor: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,18 @@ def test_an_optimizer_has_its_state_before_its_first_step(two: px.ResourcePool, 
     assert all(same(one, other) for one, other in zip(fresh.values(), group.values(), strict=True))
 
 
+def test_an_optimizer_that_was_saved_before_its_first_step_has_no_state_again(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    px.save(group, tmp_path)
+    went_on = [group.step() for _ in range(3)]
+
+    px.load(group, tmp_path)
+
+    assert [group.step() for _ in range(3)] == went_on
+
+
 def test_what_differs_by_rank_comes_back_to_its_rank(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Bag)
     states = [{"own": torch.ones(3) * rank, "rank": rank, "same": [1, (2.5, "x")]} for rank in range(2)]

@@ -127,6 +127,8 @@ class OptimizerPart:
         for name, (parameter, _, _) in self._parameters().items():
             if name in by_name:
                 self._optimizer.state[parameter] = nested(by_name[name])
+            else:  # it had made no step yet: what later ones left is not of this state
+                self._optimizer.state.pop(parameter, None)
         for number, group in enumerate(self._optimizer.param_groups):
             for key in [key for key in values if key.startswith(key_of((*_GROUPS, number)) + ".")]:
                 group[key.removeprefix(key_of((*_GROUPS, number)) + ".")] = values[key]

@@ -8,7 +8,7 @@ from typing import Literal
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.saving.replacing import replace_ranks
+from phalanx.runtime.saving.replacing import lost_ranks, replace_ranks
 from phalanx.runtime.saving.snapshots import take
 from phalanx.saving.copies import Snapshot
 
@@ -75,7 +75,7 @@ def replace(
     with core.restarting:
         if core.closed:
             core.lifecycle.check_callable()
-        gone = sorted({*named, *core.epoch.dead(core.transport)})
+        gone = sorted({*named, *lost_ranks(core)})
         if not gone:
             return ()
         replace_ranks(core, gone, state)

@@ -222,9 +222,10 @@ class GroupProcesses:
             self._rejoined(left, gone)
             bring_back()
         except BaseException as error:
-            new = [e for e in core.endpoints if e not in left.endpoints]
-            core.transport.kill(new)
+            core.transport.kill([one for one in core.endpoints if one not in left.endpoints])
             if core.life.epoch.number == begun:
+                if not core.endpoints:  # those that stay are members again: for another try, or to be ended
+                    core.life.enter(left.endpoints)
                 core.life.broken(_as_cause(core.name, error), core.life.epoch)
             raise
         core.life.started()

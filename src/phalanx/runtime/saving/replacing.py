@@ -22,7 +22,7 @@ def replace_ranks(core: GroupCore, gone: Sequence[int], state: str) -> None:
         GroupBroken: nobody has the state of one of them any more; the group is as it was.
         As the constructors and ``rejoin()``.
     """
-    if len(gone) == core.world_size and state != "none":
+    if len(gone) == core.world_size and (state != "none" or not core.endpoints):
         raise GroupBroken(
             f"px.replace({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
             "state. restart() makes them anew; px.load brings back what was saved",
@@ -46,13 +46,18 @@ def replace_ranks(core: GroupCore, gone: Sequence[int], state: str) -> None:
         take(core)  # what the lost ranks kept for others is kept again
 
 
+def lost_ranks(core: GroupCore) -> Sequence[int]:
+    """The ranks that are gone: all, where a start has left none."""
+    return core.epoch.dead(core.transport) if core.endpoints else range(core.world_size)
+
+
 def heal(core: GroupCore, restart: Callable[[], None]) -> None:
     """Replace the ranks that a broken group has lost, or restart it where that cannot be.
 
     Raises:
         As ``px.replace`` and ``restart()``, where a constructor fails.
     """
-    gone = core.epoch.dead(core.transport)
+    gone = lost_ranks(core)
     try:
         if not gone:
             raise GroupBroken("none of its processes is gone", group=core.name)

@@ -9,13 +9,14 @@ from typing import Any
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import GroupBroken
+from phalanx.errors import CallTimeout, GroupBroken
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Restore, Take, Taken
 from phalanx.runtime.calls.request import CallRequest
-from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.saving.copies import Snapshot, holders, lost_copies
+from phalanx.transport.base import NotReady
 from phalanx.wire.messages import HOST
 
 __all__ = ["check_held", "from_peer", "restore", "take"]
@@ -92,17 +93,32 @@ def restore(core: GroupCore, found: Snapshot, new: Collection[int], seconds: flo
     orders: Mapping[int, Restore] = {
         rank: Restore(found.number, given.get(rank)) for rank in range(core.world_size)
     }
-    asked = [ask(core, "px.replace", [rank], questions.restore, order) for rank, order in orders.items()]
-    for one in asked:
-        for answer in one.answers(seconds).values():
-            if isinstance(answer, BaseException):
-                raise answer
+    for one in [ask(core, "px.replace", [rank], questions.restore, order) for rank, order in orders.items()]:
+        _only(core, one, seconds)
 
 
 def _answer(
     core: GroupCore, what: str, rank: int, function: Callable[..., Any], *args: Any, seconds: float
 ) -> Any:
-    (answer,) = ask(core, what, [rank], function, *args).answers(seconds).values()
+    return _only(core, ask(core, what, [rank], function, *args), seconds)
+
+
+def _only(core: GroupCore, asked: Asked, seconds: float) -> Any:
+    """The answer of one rank.
+
+    Raises:
+        CallTimeout: it gave none within so many seconds.
+        PhalanxError: it failed, or was lost.
+    """
+    (answer,) = asked.answers(seconds).values()
+    if isinstance(answer, NotReady):
+        raise CallTimeout(
+            f"group {core.name!r}: {answer}, for {seconds:g} s, while states were brought back after a replacement; "
+            "restart() makes all ranks anew",
+            group=core.name,
+            method=asked.watch.method,
+            timeout=seconds,
+        )
     if isinstance(answer, BaseException):
         raise answer
     return answer

@@ -1,0 +1,136 @@
+"""A sharded model in a new process group, with the tensors that it had: the same numbers as without the change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import phalanx as px
+from phalanx.parallel.rejoining import keep_tensors, with_new_groups
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8, bias=False)
+        self.tied = torch.nn.Linear(8, 8, bias=False)
+        self.tied.weight = self.first.weight
+        self.last = torch.nn.Linear(8, 3)
+        self.register_buffer("scale", torch.full((8,), 0.5), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.tied(torch.relu(self.first(x))) * self.scale)
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    _join()
+    yield
+    dist.destroy_process_group()
+
+
+def _join() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _sharded(model: torch.nn.Module) -> Any:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def _made() -> tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = _sharded(Net())
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def _steps(model: Any, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+    losses: list[float] = []
+    for step in steps:
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def _local(model: Any) -> dict[str, int]:
+    return {name: one.to_local().data_ptr() for name, one in model.named_parameters()}
+
+
+def test_a_model_that_is_wrapped_again_goes_on_with_the_same_numbers_and_the_same_memory(world: None) -> None:
+    expected = _steps(*_made(), range(6))
+    model, optimizer = _made()
+    losses = _steps(model, optimizer, range(3))
+    model(torch.ones(4, 8)).sum().backward()  # a step that failed half-way
+
+    dist.destroy_process_group()
+    _join()
+    with torch.device("meta"):
+        made = Net()
+        made.tied.weight = made.first.weight
+    made = _sharded(made)
+    keep_tensors(made, model, optimizer)
+
+    assert _local(made) == _local(model)
+    assert losses + _steps(made, optimizer, range(3, 6)) == expected
+    assert optimizer.param_groups[0]["params"] == list(made.parameters())
+
+
+def _uneven_rank(rank: int, folder: str) -> None:
+    """Six steps of a model of 5 rows on 2 ranks, with the process group anew after three; the same without."""
+
+    def join(name: str) -> None:
+        store = dist.FileStore(f"{folder}/{name}", 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+    def sharded(model: torch.nn.Module) -> Any:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        return model
+
+    def made() -> tuple[Any, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = sharded(torch.nn.Linear(8, 5))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    join("first")
+    expected = _steps(*made(), range(6))
+    model, optimizer = made()
+    losses = _steps(model, optimizer, range(3))
+    dist.destroy_process_group()
+    join("second")
+    with torch.device("meta"):
+        again = torch.nn.Linear(8, 5)
+    again = sharded(again)
+    keep_tensors(again, model, optimizer)
+    assert losses + _steps(again, optimizer, range(3, 6)) == expected
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_uneven_shards_of_two_ranks_go_on_with_the_same_numbers(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_uneven_rank, (str(tmp_path),), nprocs=2)
+
+
+def test_a_model_of_another_kind_is_refused_with_the_names_that_differ(world: None) -> None:
+    with pytest.raises(px.DeclarationError, match=r"keep_tensors: 1\.weight, first\.weight"):
+        keep_tensors(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False)), Net())
+
+
+def test_groups_that_modules_keep_are_exchanged(world: None) -> None:
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    old, new = dist.new_group([0]), dist.new_group([0])
+    model[0].tp_group = old
+
+    with_new_groups([model], {id(old): new})
+
+    assert model[0].tp_group is new
