@@ -288,7 +288,7 @@ class Host:
         """Belong to another epoch from now on, and go on with calls without a message."""
         self._admission.enter(self.context.group, number)
 
-    def to_end(self, result: Any) -> Any:
+    def at_end(self, result: Any) -> Any:
         """What a function of the user gave, once it is there."""
         return self._loop.to_end(result) if isinstance(result, Awaitable) else result
 

@@ -52,7 +52,7 @@ def rejoin(host: Host, told: Rejoin) -> None:
         for instance in host.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                host.to_end(own())
+                host.at_end(own())
             else:
                 _again(instance, world)
     finally:

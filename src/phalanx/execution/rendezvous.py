@@ -142,7 +142,7 @@ def _note_connections() -> None:
         with _making_group():
             return original(*args, **kwargs)
 
-    helper.phalanx = True  # pyright: ignore[reportFunctionMemberAccess]
+    helper.phalanx = True  # pyright: ignore[reportAttributeAccessIssue]
     module._new_process_group_helper = helper  # pyright: ignore[reportAttributeAccessIssue]
 
 

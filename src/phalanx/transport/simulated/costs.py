@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import statistics
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 from phalanx.errors import DeclarationError
 from phalanx.tracing.events import STARTING, Trace
 from phalanx.tracing.files import load
 from phalanx.wire.value import Value
 
+#: Python has it from 3.11 on, and before under the name of the package that it was.
+_toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _NUMBER = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%]*)\s*$")
@@ -109,10 +111,10 @@ def read(path: Path) -> dict[str, Cost]:
     """
     try:
         if path.suffix == ".toml":
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+            tables = _toml.loads(path.read_text(encoding="utf-8"))
             return {name: _cost(name, table) for name, table in _tables(tables, "")}
         return of_trace(load(path))
-    except tomllib.TOMLDecodeError as error:
+    except _toml.TOMLDecodeError as error:
         raise DeclarationError(f"{path} is no TOML: {error}") from error
     except OSError as error:
         raise DeclarationError(f"{path}: {error.strerror or error}") from error
