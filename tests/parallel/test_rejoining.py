@@ -86,6 +86,18 @@ def test_a_model_that_is_wrapped_again_goes_on_with_the_same_numbers_and_the_sam
     assert optimizer.param_groups[0]["params"] == list(made.parameters())
 
 
+def _cut_off(model: Any) -> None:
+    """Fail in the middle of a forward pass, where FSDP has gathered its parameters."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a peer was lost")
+
+    handle = model.register_forward_hook(fail, prepend=True)
+    with pytest.raises(RuntimeError, match="a peer was lost"):
+        model(torch.ones(4, 8))
+    handle.remove()
+
+
 def _uneven_rank(rank: int, folder: str) -> None:
     """Six steps of a model of 5 rows on 2 ranks, with the process group anew after three; the same without."""
 
@@ -106,6 +118,7 @@ def _uneven_rank(rank: int, folder: str) -> None:
     expected = _steps(*made(), range(6))
     model, optimizer = made()
     losses = _steps(model, optimizer, range(3))
+    _cut_off(model)
     dist.destroy_process_group()
     join("second")
     with torch.device("meta"):

@@ -31,6 +31,7 @@ def keep_tensors(
     Raises:
         DeclarationError: the two have other parameters or buffers, or another rank's part of one.
     """
+    kept.state_dict()  # FSDP has its parameters sharded then, wherever in a step it was cut off
     olds, news = _parameters(kept), _parameters(made)
     old_buffers, new_buffers = dict(kept.named_buffers()), dict(made.named_buffers())
     if olds.keys() != news.keys() or old_buffers.keys() != new_buffers.keys():
