@@ -1,0 +1,190 @@
+"""A group whose calls go through relays, two below each: eight ranks are three hops away."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phalanx as px
+from phalanx.runtime.calls.relayed_door import RelayedDoor
+from tests.runtime.fault_workers import within
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]
+
+
+class Counter(px.Worker):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @px.register
+    def note(self, number: int) -> None:
+        self.seen.append(number)
+
+    @px.register
+    def noted(self) -> list[int]:
+        return self.seen
+
+    @px.register
+    def nothing(self) -> None: ...
+
+    @px.register(px.Dispatch.ROWS)
+    def double(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "x": batch["x"] * 2}
+
+    @px.register
+    def refuse(self, rank: int) -> int:
+        if self.rank == rank:
+            raise KeyError("not this one")
+        return self.rank
+
+    @px.register
+    def wait_for(self, path: str) -> int:
+        within(60, lambda: os.path.exists(path))
+        return self.rank
+
+    @px.register
+    def items(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+
+@pytest.fixture(scope="module")
+def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
+    with pytest.MonkeyPatch.context() as patch, px.ResourcePool([8], use_gpu=False, backend="ray") as pool:
+        patch.setenv("PHALANX_RELAY_FROM", "2")
+        patch.setenv("PHALANX_RELAY_FAN_OUT", "2")
+        yield px.WorkerGroup(pool, Counter)
+
+
+@pytest.fixture
+def group(shared: px.WorkerGroup) -> px.WorkerGroup:
+    if shared.state != "ready":
+        shared.restart()
+    return shared
+
+
+def relays(group: px.WorkerGroup) -> list[tuple[str, int, str, int]]:
+    """Name, ranks, host and pid of each, from those beside the ranks to the heads."""
+    door = group.core.door
+    assert isinstance(door, RelayedDoor)
+    return door.whereabouts()
+
+
+def test_eight_ranks_are_three_hops_away(group: px.WorkerGroup) -> None:
+    assert [reached for _, reached, _, _ in relays(group)] == [2, 2, 2, 2, 4, 4]
+
+
+def test_results_are_those_of_the_direct_way(group: px.WorkerGroup) -> None:
+    batch = {"x": np.arange(40.0).reshape(20, 2), "scale": 3}
+
+    result = group.double(batch)
+
+    assert (result["x"] == batch["x"] * 2).all()
+    assert result["scale"] == 3
+    assert group.nothing() == [None] * 8
+    assert group.refuse(-1) == list(range(8))
+    assert group[5].refuse(-1) == 5
+    assert group[2:7:2].refuse(-1) == [2, 4, 6]
+
+
+def test_large_outputs_come_by_reference_and_go_on_to_another_call(group: px.WorkerGroup) -> None:
+    batch = {"x": np.ones((80_000, 8))}
+
+    twice = group.double(group.double.submit(batch))
+
+    assert twice["x"].shape == (80_000, 8)
+    assert (twice["x"] == 4).all()
+
+
+def test_each_rank_may_change_its_own_output(group: px.WorkerGroup) -> None:
+    group.restart()
+
+    first, second, *_ = group.noted()
+    first.append(1)
+
+    assert second == []
+
+
+def test_calls_reach_each_rank_in_order_whatever_way_they_take(group: px.WorkerGroup) -> None:
+    group.restart()
+    choice, expected, futures = random.Random(7), [[] for _ in range(8)], []
+    for number in range(60):
+        first, last = sorted(choice.sample(range(9), 2))
+        view, ranks = (group, range(8)) if number % 3 == 0 else (group[first:last], range(first, last))
+        futures.append(view.note.submit(number))
+        if number % 20 == 10:
+            futures.append(view.items.submit(2))  # streams go to the ranks directly
+        for rank in ranks:
+            expected[rank].append(number)
+
+    px.gather(*futures)
+
+    assert group.noted() == expected
+
+
+def test_an_error_names_its_rank_and_the_group_stays_ready(group: px.WorkerGroup) -> None:
+    with pytest.raises(KeyError, match="rank 3"):
+        group.refuse(3)
+
+    assert group.nothing() == [None] * 8
+
+
+def test_a_deadline_names_the_ranks_that_were_late(group: px.WorkerGroup, tmp_path: Any) -> None:
+    with pytest.raises(px.CallTimeout) as raised:
+        group[1:3].wait_for.options(timeout=1.0)(str(tmp_path / "never"))
+
+    assert sorted(failure.rank for failure in raised.value.failures) == [1, 2]
+
+
+def test_a_call_is_cancelled(group: px.WorkerGroup, tmp_path: Any) -> None:
+    future = group.wait_for.submit(str(tmp_path / "never"))
+
+    assert future.cancel()
+
+    with pytest.raises(px.CallCancelled):
+        future.result()
+    assert group.nothing() == [None] * 8
+
+
+def test_outputs_come_one_by_one(group: px.WorkerGroup) -> None:
+    assert sorted(group.refuse.submit(-1).stream()) == [(rank, rank) for rank in range(8)]
+
+
+@pytest.mark.parametrize("index", [0, 5], ids=["beside the ranks", "head"])
+def test_a_call_under_way_is_lost_with_a_relay_and_the_error_names_it(
+    group: px.WorkerGroup, tmp_path: Any, index: int
+) -> None:
+    name, _, _, pid = relays(group)[index]
+    future = group.wait_for.submit(str(tmp_path / "never"))
+
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(px.WorkerDiedError, match=name):
+        future.result(timeout=30)
+    assert group.state == "broken"
+
+
+@pytest.mark.parametrize("index", [0, 5], ids=["beside the ranks", "head"])
+def test_an_idle_relay_that_died_is_replaced(group: px.WorkerGroup, index: int) -> None:
+    group.nothing()
+    pid = relays(group)[index][3]
+
+    os.kill(pid, signal.SIGKILL)
+    assert within(10, lambda: group.core.door.lost() is not None)
+
+    assert group.nothing() == [None] * 8
+    assert pid not in [relay[3] for relay in relays(group)]
+
+
+def test_nothing_is_left_of_relays_once_the_group_is_closed(ray_cluster: None, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PHALANX_RELAY_FROM", "2")
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Counter)
+        pids = [relay[3] for relay in relays(group)]
+
+    assert within(5, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
