@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.base import Endpoint
-from phalanx.transport.ray.transport import RayTransport
+from phalanx.transport.ray.sending import submit
 from phalanx.wire.messages import BARE, Facts
 
 
@@ -26,7 +26,7 @@ class Method:
 
 def sent_by(method: Method, endpoint: Endpoint) -> Any:
     endpoint.methods["//go"] = method
-    return RayTransport.submit(None, endpoint, "", "go", BARE, ())  # pyright: ignore[reportArgumentType]
+    return submit(endpoint, "", "go", BARE, ())
 
 
 @pytest.fixture

@@ -85,7 +85,10 @@ class BoundMethod(Generic[P, B, V]):
             epoch = chosen.core.epoch
             try:
                 return self._send_once(args, kwargs, waits, streaming)
-            except StaleEpoch:  # nothing was sent: the group got other ranks while the call was being made
+            except (
+                StaleEpoch,
+                DispatchError,
+            ):  # nothing was sent: perhaps the group got other ranks meanwhile
                 if chosen.fixed is not None or not chosen.core.card.independent or chosen.core.epoch is epoch:
                     raise
 
