@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from phalanx.errors import DeclarationError
+from phalanx.transfer.readers.plain import local_of
 
 __all__ = ["keep_tensors", "with_new_groups"]
 
@@ -61,7 +62,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 def _around(name: str, old: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The local tensor of ``old``, sharded as ``like`` is."""
-    local = old.detach().to_local() if isinstance(old, DTensor) else old.detach()
+    local = local_of(old.detach())
     if not isinstance(like, DTensor):
         expected: tuple[int, ...] = tuple(like.shape)
     else:

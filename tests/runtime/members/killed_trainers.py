@@ -1,0 +1,107 @@
+"""Trainers of which a rank dies at a place of a step: after so many operations of torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import phalanx as px
+from phalanx.parallel.torch_native import FSDPTrainer
+
+HIDDEN, VOCABULARY = 32, 64
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, and kills the process at one of them."""
+
+    def __init__(self, last: int | None) -> None:
+        super().__init__()
+        self.count = 0
+        self._last = last
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        if self.count == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **(kwargs or {}))
+
+
+class Fragile(px.Worker):
+    """Says how many operations a step has, and dies at one of them."""
+
+    last: int | None = None
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def arm(self, rank: int, last: int) -> None:
+        self.last = last if rank == self.rank else None
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def pid(self) -> int:
+        return os.getpid()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def step(self, number: int) -> tuple[float, int]:
+        with Operations(self.last) as operations:
+            loss = self.train(torch.randint(VOCABULARY, (2, 8)))
+        return loss, operations.count
+
+    def train(self, ids: torch.Tensor) -> float:
+        raise NotImplementedError
+
+
+class Replicated(Fragile):
+    """The same model on all ranks; gradients are summed over them one by one."""
+
+    def __init__(self) -> None:
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Embedding(VOCABULARY, HIDDEN), torch.nn.Dropout(0.1), torch.nn.Linear(HIDDEN, VOCABULARY)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
+        torch.manual_seed(self.rank)
+
+    def train(self, ids: torch.Tensor) -> float:
+        logits = self.model(ids[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.detach())
+
+
+class Sharded(Fragile, FSDPTrainer):
+    """FSDP2 over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_llama, lr=0.01)
+        torch.manual_seed(self.rank)
+
+    def train(self, ids: torch.Tensor) -> float:
+        return self.train_step(ids)["loss"]
+
+
+def tiny_llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config)
