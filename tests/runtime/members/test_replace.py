@@ -178,6 +178,13 @@ def test_random_numbers_and_moments_go_on_from_the_snapshot(three: px.ResourcePo
     assert [group.step() for _ in range(3)] == went_on
 
 
+def test_explain_says_what_the_last_snapshot_has(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    assert "snapshot" not in str(group.explain())
+    px.snapshot(group)
+    assert str(px.snapshot(group)) in str(group.explain())
+
+
 def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Bag.bind(still=torch.ones(1 << 16), moving=torch.zeros(4)))
     first = px.snapshot(group)

@@ -284,6 +284,8 @@ class WorkerGroup(GroupView):
         others = [group.name for group in self._pool.groups if group is not self]
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
+        if self.core.life.snapshot is not None:
+            notes.append(str(self.core.life.snapshot))
         if told := apart(self.core.life.constructed):
             notes.append(told)
         return tuple(notes)
