@@ -88,9 +88,9 @@ def objects(ranks: int) -> dict[str, Any]:
 
     from phalanx.topology.relays import plan_relays
     from phalanx.topology.slots import Slot, SlotFacts
-    from phalanx.transport.base import Endpoint
     from phalanx.transport.ray.relay import Relay
     from phalanx.transport.ray.relays import RayRelays
+    from phalanx.transport.values import Endpoint
     from phalanx.wire.messages import Facts
     from phalanx.wire.relayed import Shares, part_of
 

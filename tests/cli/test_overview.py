@@ -13,8 +13,8 @@ from phalanx.cli.logs import Line, Order, merged
 from phalanx.cli.overview import GroupNow, Overview, RankNow, doing, duration, rank_now, render
 from phalanx.cli.stack import alike
 from phalanx.show.notices import ChannelEntry, GroupEntry, RankEntry, RunEntry
-from phalanx.transport.base import Sight
 from phalanx.transport.ray.usage import Gpu, Usage, read_gpus
+from phalanx.transport.values import Sight
 
 GIB = 2**30
 RUN = RunEntry("abc123", "01", 7, "head", 1000.0, "train.py", "0.1.0")

@@ -22,6 +22,7 @@ LAYERS = (
     "phalanx.flow",
     "phalanx.transfer",
     "phalanx.saving",
+    "phalanx.transport.values",
     "phalanx.transport.base",
     "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",
@@ -51,6 +52,7 @@ NEVER = {  # within "rows above", all the same
     "phalanx.transport.inline": {"phalanx.transport.ray"},
     "phalanx.transport.simulated": {"phalanx.transport.ray"},
     "phalanx.execution": {
+        "phalanx.transport.values",
         "phalanx.transport.base",
         "phalanx.transport.ray",
         "phalanx.transport.inline",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.transport.base import Endpoint
 from phalanx.transport.ray.sending import submit
+from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import BARE, Facts
 
 

@@ -7,9 +7,9 @@ import re
 import pytest
 from ray.exceptions import ActorDiedError
 
-from phalanx.transport.base import Lost
 from phalanx.transport.ray.errors import lost_of, with_post_mortem
 from phalanx.transport.ray.post_mortem import PostMortem, last_lines, readable_stack
+from phalanx.transport.values import Lost
 
 DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
 WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from phalanx.show.notices import ChannelEntry, GroupEntry, RankEntry, RunEntry
 from phalanx.show.sizes import size
-from phalanx.transport.base import Sight
 from phalanx.transport.ray.usage import Gpu, Usage
+from phalanx.transport.values import Sight
 
 _NAMES = {
     "__phalanx_run__": "run(...)",

@@ -12,7 +12,7 @@ from phalanx.cli.common import Address, AsJson, GroupName, chosen_ranks, cluster
 from phalanx.cli.overview import doing, duration
 from phalanx.collect.message import rank_list
 from phalanx.show.notices import RankEntry
-from phalanx.transport.base import Sight
+from phalanx.transport.values import Sight
 
 
 def stack(

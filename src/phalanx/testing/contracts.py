@@ -22,7 +22,9 @@ import pytest
 import phalanx as px
 from phalanx.execution.factory import make_host
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import (
+from phalanx.transport.base import Transport
+from phalanx.transport.facade import facade_name
+from phalanx.transport.values import (
     Endpoint,
     Facade,
     FetchFailed,
@@ -32,9 +34,7 @@ from phalanx.transport.base import (
     ReserveRequest,
     SpawnRequest,
     Ticket,
-    Transport,
 )
-from phalanx.transport.facade import facade_name
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, BARE, RankCall, RankSetup
 from phalanx.wire.outputs import DESCRIBED, OUTPUT, StreamEnd

@@ -15,18 +15,9 @@ from typing import Literal
 from phalanx.errors import PlacementError
 from phalanx.runtime.session import connection as cluster
 from phalanx.testing.clock import FakeClock
-from phalanx.transport.base import (
-    Endpoint,
-    GoingNode,
-    Lost,
-    Ref,
-    Reservation,
-    Sight,
-    SpawnRequest,
-    Ticket,
-)
 from phalanx.transport.inline import InlineRef, InlineTransport
 from phalanx.transport.timed import FOR_EVER, TimedCalls, TimedRef, plain
+from phalanx.transport.values import Endpoint, GoingNode, Lost, Ref, Reservation, Sight, SpawnRequest, Ticket
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import RankCall
 from phalanx.wire.outputs import OUTPUT

@@ -25,7 +25,9 @@ from phalanx.config import threads_by_choice
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.transport.base import (
+from phalanx.transport.files import read_file
+from phalanx.transport.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
+from phalanx.transport.values import (
     Endpoint,
     GoingNode,
     Lost,
@@ -38,8 +40,6 @@ from phalanx.transport.base import (
     SpawnRequest,
     Ticket,
 )
-from phalanx.transport.files import read_file
-from phalanx.transport.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import BARE, STORE_VARIABLE, RankSetup
 from phalanx.wire.outputs import OUTPUT

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from typing import Any
 
 from phalanx.errors import CallCancelled
-from phalanx.transport.base import FetchFailed, Lost, Outcome
+from phalanx.transport.values import FetchFailed, Lost, Outcome
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable

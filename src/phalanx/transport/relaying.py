@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from phalanx.topology.relays import RelayTree
-from phalanx.transport.base import Endpoint, Ref, Ticket
+from phalanx.transport.values import Endpoint, Ref, Ticket
 from phalanx.wire.relayed import Batch, Envelope, Gone
 
 

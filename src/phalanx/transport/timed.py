@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.errors import InternalError
-from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Ref
 from phalanx.transport.inline_values import InlineRef, Unended, fetched, outcome_of
+from phalanx.transport.values import Endpoint, FetchFailed, Lost, NotReady, Outcome, Ref
 from phalanx.wire.failure import RankFailure
 
 FOR_EVER = float("inf")

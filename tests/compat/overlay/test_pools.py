@@ -10,7 +10,7 @@ from phalanx.compat.verl import overlay
 from phalanx.compat.verl.single_controller.ray import RayResourcePool
 from phalanx.compat.verl.single_controller.ray import pools as pools_module
 from phalanx.topology.placement import NodeCapacity
-from phalanx.transport.base import ReserveRequest
+from phalanx.transport.values import ReserveRequest
 
 
 def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str, float]:

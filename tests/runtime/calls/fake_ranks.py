@@ -12,7 +12,7 @@ from phalanx.runtime.calls.listeners import Listeners
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.life.epoch import GroupCard, GroupLife
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.transport.base import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Ticket
+from phalanx.transport.values import Endpoint, FetchFailed, Lost, NotReady, Outcome, Sight, Ticket
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import Facts
 

@@ -15,7 +15,7 @@ from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.listeners import CallListener, HeardCall, Listeners
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.life.lifecycle import State
-from phalanx.transport.base import FetchFailed, Lost
+from phalanx.transport.values import FetchFailed, Lost
 from tests.runtime.calls.fake_ranks import LATE, FakeTransport, call_on, endpoints, life_of
 
 

@@ -15,7 +15,7 @@ import torch
 
 import phalanx as px
 from phalanx.runtime.calls.store import Room
-from phalanx.transport.base import StoreSpace
+from phalanx.transport.values import StoreSpace
 
 MB = 1 << 20
 LARGE = 100_000  # numbers; far above what travels inside the message

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phalanx.runtime.calls.streams import Reader, StreamArrivals, Streaming
-from phalanx.transport.base import FetchFailed, Outcome
+from phalanx.transport.values import FetchFailed, Outcome
 from phalanx.wire.failure import capture
 from phalanx.wire.outputs import StreamEnd
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from phalanx.runtime.calls.relayed_door import RelayedDoor
 from phalanx.topology.relays import RelayTree
-from phalanx.transport.base import Endpoint, Lost, Ref, Ticket, Transport
+from phalanx.transport.base import Transport
 from phalanx.transport.inline_values import InlineRef
 from phalanx.transport.relaying import Part
+from phalanx.transport.values import Endpoint, Lost, Ref, Ticket
 from phalanx.wire.arrival import decoding
 from phalanx.wire.outputs import HALVED
 from phalanx.wire.relayed import (

@@ -13,7 +13,7 @@ import phalanx as px
 from phalanx.runtime.groups import startbar as starting
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.transport import waves
-from phalanx.transport.base import Sight
+from phalanx.transport.values import Sight
 
 STACK = '  File "/home/me/train.py", line 9 in __init__'
 

@@ -11,7 +11,7 @@ from phalanx.runtime.life.preemption import Notice, NoticeBoard, Seat
 from phalanx.runtime.life.watchman import watchman
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedTransport, scripted
-from phalanx.transport.base import GoingNode
+from phalanx.transport.values import GoingNode
 
 SEATS = [Seat("a", "host-a"), Seat("a", "host-a"), Seat("b", "host-b")]
 

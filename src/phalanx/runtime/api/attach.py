@@ -23,7 +23,7 @@ from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import from_environment
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import Endpoint
+from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import HOST, Facts, host_call
 
 #: Of the record: raised where a driver could not read what another version has left.

@@ -12,7 +12,7 @@ from phalanx.flow.routing import StickyRouting
 from phalanx.runtime.api.methods import BoundMethod
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.transport.base import Endpoint
+from phalanx.transport.values import Endpoint
 
 _MARGIN = 2.0
 

@@ -28,7 +28,7 @@ from phalanx.runtime.calls.status import UNDER_WAY, Cancelling, Raised, Returned
 from phalanx.runtime.calls.streams import StreamArrivals
 from phalanx.runtime.calls.watch import earliest, seconds_until
 from phalanx.runtime.life.epoch import Epoch, GroupLife
-from phalanx.transport.base import FetchFailed, NotReady
+from phalanx.transport.values import FetchFailed, NotReady
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.value import Value
 

@@ -14,7 +14,8 @@ from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.calls.stored_rows import StoredPart, StoredParts, piece_between
 from phalanx.runtime.calls.values import Readonly, StoredValue
-from phalanx.transport.base import Ref, Ticket, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Ref, Ticket
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import (

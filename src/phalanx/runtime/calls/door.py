@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from phalanx.collect.join import whole
 from phalanx.runtime.calls.streams import StreamArrivals, Streaming
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import Outcome, RankStream, Ref, Ticket, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Outcome, RankStream, Ref, Ticket
 from phalanx.wire.messages import Message
 from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
 from phalanx.wire.value import Value

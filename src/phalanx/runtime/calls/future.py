@@ -16,7 +16,8 @@ from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.calls.status import Raised, Returned, raisable
 from phalanx.runtime.calls.together import together
 from phalanx.runtime.session.waiters import Pending, waiters
-from phalanx.transport.base import Ticket, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Ticket
 from phalanx.wire.value import Reduced, Value
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from phalanx.runtime.calls.status import Raised, WaitOver, raisable
 from phalanx.runtime.calls.streams import Reader, StreamArrivals, refused
 from phalanx.runtime.calls.watch import seconds_until
 from phalanx.runtime.session.waiters import waiters
-from phalanx.transport.base import FetchFailed, NotReady
+from phalanx.transport.values import FetchFailed, NotReady
 from phalanx.wire.codec import decoding
 from phalanx.wire.outputs import StreamEnd
 from phalanx.wire.value import Reduced

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.runtime.calls.door import DirectArrivals
-from phalanx.transport.base import FetchFailed, Lost, Outcome, Ref, Ticket, Transport
+from phalanx.transport.base import Transport
 from phalanx.transport.relaying import Part, Relays
+from phalanx.transport.values import FetchFailed, Lost, Outcome, Ref, Ticket
 from phalanx.wire.outputs import with_rests
 from phalanx.wire.relayed import Batch, Gone
 from phalanx.wire.value import Value

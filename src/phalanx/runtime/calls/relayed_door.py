@@ -11,8 +11,9 @@ from phalanx.runtime.calls.door import Arrivals, DirectDoor, Outgoing
 from phalanx.runtime.calls.relayed import RelayedArrivals, Sent
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.topology.relays import plan_relays
-from phalanx.transport.base import Ref, Transport
+from phalanx.transport.base import Transport
 from phalanx.transport.relaying import Relaying, Relays
+from phalanx.transport.values import Ref
 from phalanx.wire.messages import BARE, Message
 from phalanx.wire.outputs import HALVED
 from phalanx.wire.relayed import Envelope, Gone, Shares, part_of

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from phalanx.errors import DispatchError
 from phalanx.show.sizes import size
-from phalanx.transport.base import StoreSpace, Storing
+from phalanx.transport.base import Storing
+from phalanx.transport.values import StoreSpace
 
 _UNCHECKED = 32 << 20
 _REPORTED_WITHIN_S = 0.3  # how long ago something was stored that the backend's statistics may not know of

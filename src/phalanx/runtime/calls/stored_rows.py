@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from phalanx.dispatch.split import piece_bounds
 from phalanx.errors import DispatchError
-from phalanx.transport.base import Ref
+from phalanx.transport.values import Ref
 from phalanx.wire.value import Value
 
 

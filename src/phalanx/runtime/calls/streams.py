@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from phalanx.transport.base import FetchFailed, NotReady, Outcome, RankStream, Ref, Ticket, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import FetchFailed, NotReady, Outcome, RankStream, Ref, Ticket
 from phalanx.wire.arrival import received
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.outputs import StreamEnd

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.watch import seconds_until
-from phalanx.transport.base import FetchFailed, NotReady, Ref
+from phalanx.transport.values import FetchFailed, NotReady, Ref
 from phalanx.wire.codec import decoding
 
 

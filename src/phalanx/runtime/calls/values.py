@@ -9,7 +9,8 @@ from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.runtime.calls.counts import process
 from phalanx.runtime.calls.store import Room
 from phalanx.runtime.session import connection as cluster
-from phalanx.transport.base import FetchFailed, Ref, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import FetchFailed, Ref
 from phalanx.wire.codec import Policy, decoding, encode
 from phalanx.wire.value import Reduced, Value
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from phalanx.errors import FailureKind, RankReport
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Seen
-from phalanx.transport.base import Endpoint, Lost, Outcome, Sight, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint, Lost, Outcome, Sight
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 

@@ -18,7 +18,7 @@ from phalanx.runtime.calls.door import Outgoing
 from phalanx.runtime.calls.watch import Watch
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import NotReady
+from phalanx.transport.values import NotReady
 from phalanx.wire.messages import HOST, Message, RankCall
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.value import Value

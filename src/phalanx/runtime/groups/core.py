@@ -39,7 +39,8 @@ from phalanx.runtime.life.roster import Change
 from phalanx.runtime.session.monitor import monitor
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
-from phalanx.transport.base import Endpoint, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titled
 from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS

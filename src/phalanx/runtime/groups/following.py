@@ -12,7 +12,8 @@ import cloudpickle
 from phalanx.runtime.calls.door import Arrivals, DirectArrivals, DirectDoor, Outgoing
 from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import Endpoint, FetchFailed, Outcome, Ticket, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint, FetchFailed, Outcome, Ticket
 from phalanx.wire.messages import ANY_EPOCH, Facts, Message, RankCall
 from phalanx.wire.outputs import HALVED
 

@@ -21,7 +21,8 @@ from phalanx.show.logs import label_of
 from phalanx.topology.accelerators import Accelerator, in_use
 from phalanx.topology.environment import THREADS, rank_environment
 from phalanx.topology.slots import Slot, SlotView
-from phalanx.transport.base import (
+from phalanx.transport.facade import facade_name
+from phalanx.transport.values import (
     Endpoint,
     Facade,
     HostFactory,
@@ -30,7 +31,6 @@ from phalanx.transport.base import (
     SpawnRequest,
     Ticket,
 )
-from phalanx.transport.facade import facade_name
 from phalanx.wire.messages import STORE_VARIABLE, RankSetup
 
 Roles = Mapping[str, ClassWithInitArgs]

@@ -9,7 +9,8 @@ from typing import Protocol
 from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.session import connection as cluster
-from phalanx.transport.base import CLUSTER_LEFT, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import CLUSTER_LEFT
 
 
 class OpenGroup(Protocol):

@@ -26,7 +26,7 @@ from phalanx.runtime.life.watchman import look_once, watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
-from phalanx.transport.base import NotReady, Reservation
+from phalanx.transport.values import NotReady, Reservation
 from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.show.progress import bar, place, terminal
 from phalanx.show.starts import by_node
-from phalanx.transport.base import Endpoint, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,7 @@ from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.transport.base import Endpoint, Ticket
+from phalanx.transport.values import Endpoint, Ticket
 from phalanx.wire.messages import ANY_EPOCH, HOST, STORE_VARIABLE, Message, RankCall
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import SETUP_CALL

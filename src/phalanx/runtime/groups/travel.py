@@ -12,7 +12,7 @@ from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import Endpoint
+from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import Facts
 
 

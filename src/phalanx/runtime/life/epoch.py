@@ -24,7 +24,8 @@ from phalanx.runtime.life.lifecycle import (
 from phalanx.runtime.life.preemption import Notice, NoticeBoard
 from phalanx.saving.copies import Snapshot
 from phalanx.topology.mesh import Mesh
-from phalanx.transport.base import Endpoint, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint
 
 
 @dataclass(frozen=True)

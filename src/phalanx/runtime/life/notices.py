@@ -20,7 +20,8 @@ from phalanx.runtime.session.background import Background
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.show.logs import label_of
 from phalanx.show.notices import GroupEntry, RankEntry, RunEntry, to_bytes
-from phalanx.transport.base import Endpoint, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint
 
 _FINISHED_WITHIN_S = 1.0
 _STARTED = time.time()

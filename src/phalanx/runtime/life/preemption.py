@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.transport.base import GoingNode
+from phalanx.transport.values import GoingNode
 
 
 @dataclass(frozen=True)

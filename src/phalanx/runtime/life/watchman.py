@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.life.preemption import Seat
 from phalanx.runtime.session.background import Background
-from phalanx.transport.base import GoingNode, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import GoingNode
 
 LOOK_EVERY_S = 0.5
 _log = logging.getLogger("phalanx")

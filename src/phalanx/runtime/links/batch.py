@@ -21,7 +21,8 @@ from phalanx.runtime.links.channel_home import GivenPart
 from phalanx.runtime.links.payloads import unpack, unpacked_ref
 from phalanx.runtime.links.services import Port
 from phalanx.runtime.session.waiters import waiters
-from phalanx.transport.base import FetchFailed, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import FetchFailed
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
 

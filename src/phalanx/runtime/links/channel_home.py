@@ -47,7 +47,8 @@ from phalanx.runtime.links.services import Answer, Peer, services
 from phalanx.runtime.session.waiters import waiters
 from phalanx.tracing.counters import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
-from phalanx.transport.base import FetchFailed, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import FetchFailed
 from phalanx.wire.codec import Policy
 
 #: Who holds the bytes that lie at the home itself.

@@ -12,7 +12,8 @@ from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
 from phalanx.runtime.calls.store import Room
-from phalanx.transport.base import Ref, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Ref
 from phalanx.wire.codec import Policy, decode, decoding, encode
 from phalanx.wire.value import Value
 

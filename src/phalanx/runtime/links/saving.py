@@ -12,7 +12,8 @@ from phalanx.flow.snapshots import ChannelState
 from phalanx.runtime.links.channel_home import HOME, Measured, bare
 from phalanx.runtime.links.open_channels import OpenChannel
 from phalanx.runtime.links.payloads import Lengths, pack, unpack
-from phalanx.transport.base import FetchFailed, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import FetchFailed
 from phalanx.wire.codec import Policy, decode, encode
 
 _ATTEMPTS = 3

@@ -27,7 +27,8 @@ from phalanx.runtime.links.pairing import Pair
 from phalanx.runtime.links.probing import Probe, ProbeCalls
 from phalanx.runtime.links.versions import Moved, Version
 from phalanx.runtime.session.waiters import Pending
-from phalanx.transport.base import Ticket, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Ticket
 from phalanx.wire.value import Reduced
 
 __all__ = ["PairCalls", "SyncFuture"]

@@ -12,7 +12,8 @@ from phalanx.errors import DeclarationError
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.transport.base import Placing, Reservation, Transport
+from phalanx.transport.base import Placing, Transport
+from phalanx.transport.values import Reservation
 
 
 class Tenant(Protocol):

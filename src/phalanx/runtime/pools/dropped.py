@@ -9,7 +9,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from phalanx.runtime.session.background import Background
-from phalanx.transport.base import Reservation, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Reservation
 
 LOOK_EVERY_S = 0.5
 _log = logging.getLogger("phalanx")

@@ -10,7 +10,7 @@ from phalanx.errors import PlacementError
 from phalanx.runtime.pools.booking import Holding, Tenant
 from phalanx.show.tables import Table
 from phalanx.topology.slots import PoolShape, Slot
-from phalanx.transport.base import ReserveRequest
+from phalanx.transport.values import ReserveRequest
 
 
 def reserve_more(first: Holding, number: int, blocks: Sequence[int], timeout: float) -> Holding:

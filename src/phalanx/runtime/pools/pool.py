@@ -18,7 +18,8 @@ from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
-from phalanx.transport.base import ReserveRequest, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import ReserveRequest
 from phalanx.wire.value import Reduced
 
 _numbers = itertools.count(1)

@@ -15,7 +15,7 @@ from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.links.sides import Ranks
 from phalanx.saving.places import place_at
-from phalanx.transport.base import NotReady
+from phalanx.transport.values import NotReady
 
 __all__ = ["Notes"]
 

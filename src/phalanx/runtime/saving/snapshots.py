@@ -16,7 +16,7 @@ from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.saving.copies import Snapshot, holders, lost_copies
-from phalanx.transport.base import NotReady
+from phalanx.transport.values import NotReady
 from phalanx.wire.messages import HOST
 
 __all__ = ["check_held", "from_peer", "restore", "take"]

@@ -13,7 +13,8 @@ from dataclasses import replace
 from phalanx.config import Shown
 from phalanx.runtime.session.background import Background
 from phalanx.show.logs import Lines, Merged, prefix_of
-from phalanx.transport.base import Endpoint, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint
 
 LOOK_EVERY_S = 0.1
 _CHUNK = 256 * 1024

@@ -11,7 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from phalanx.runtime.session.background import Background
-from phalanx.transport.base import Ref, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Ref
 
 R = TypeVar("R")
 

@@ -19,7 +19,8 @@ from phalanx.runtime.calls.stored_rows import StoredParts
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.runtime.groups.selection import Selection
 from phalanx.show.sizes import size
-from phalanx.transport.base import FetchFailed, NotReady, Ref, StoreSpace, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import FetchFailed, NotReady, Ref, StoreSpace
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, tokens_of
 from phalanx.wire.messages import Message, Piece, RankCall, Whole

@@ -16,7 +16,8 @@ from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
 from phalanx.tracing.journal import path_of, read
 from phalanx.tracing.recorder import Draft, Place, TraceRecorder
 from phalanx.tracing.spans import process
-from phalanx.transport.base import Endpoint, Transport
+from phalanx.transport.base import Transport
+from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import RUN, Message
 from phalanx.wire.side_channel import SETUP_CALL
 

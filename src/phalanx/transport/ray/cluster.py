@@ -17,7 +17,7 @@ from ray._private import utils as ray_utils
 from ray._private.worker import global_worker
 
 from phalanx.errors import GroupClosed
-from phalanx.transport.base import CLUSTER_LEFT
+from phalanx.transport.values import CLUSTER_LEFT
 from phalanx.wire.value import Value
 
 _ANSWERS_WITHIN_S = 2.0

@@ -7,7 +7,7 @@ import logging
 import ray
 from ray._private import state
 
-from phalanx.transport.base import GoingNode
+from phalanx.transport.values import GoingNode
 
 _log = logging.getLogger("phalanx")
 _told: list[str] = []

@@ -15,8 +15,8 @@ import ray
 from ray import exceptions as rayx
 
 from phalanx.show.sizes import size
-from phalanx.transport.base import Lost, Outcome
 from phalanx.transport.ray.post_mortem import PostMortem
+from phalanx.transport.values import Lost, Outcome
 from phalanx.wire import codec
 from phalanx.wire.failure import RankFailure, capture, undecodable
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from phalanx.transport.base import Sight
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import reaper
 from phalanx.transport.ray.post_mortem import PostMortem, node_memory, oom_kills, read_logs, readable_stack
 from phalanx.transport.ray.usage import Gpu, Usage, gpus, usage_of
+from phalanx.transport.values import Sight
 from phalanx.wire import side_channel
 from phalanx.wire.messages import SideChannel
 from phalanx.wire.value import Value

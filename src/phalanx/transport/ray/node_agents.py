@@ -18,9 +18,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.show.notices import RankEntry
-from phalanx.transport.base import Endpoint, Sight
 from phalanx.transport.ray.node_agent import NodeAgent, Target
 from phalanx.transport.ray.usage import Gpu, Usage
+from phalanx.transport.values import Endpoint, Sight
 from phalanx.wire.value import Value
 
 _ANSWERS_WITHIN_S = 10.0

@@ -21,9 +21,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import ReserveRequest, StoreSpace
 from phalanx.transport.ray.draining import going_nodes
 from phalanx.transport.ray.errors import node_is_gone
+from phalanx.transport.values import ReserveRequest, StoreSpace
 from phalanx.wire.value import Value
 
 NODE_LABEL = "ray.io/node-id"

@@ -19,9 +19,9 @@ import ray
 from ray import exceptions as rayx
 from ray._private import worker as ray_worker
 
-from phalanx.transport.base import Endpoint, Ticket
 from phalanx.transport.ray.sending import submit
 from phalanx.transport.relaying import Part
+from phalanx.transport.values import Endpoint, Ticket
 from phalanx.wire.arrival import decoding
 from phalanx.wire.outputs import HALVED
 from phalanx.wire.relayed import Batch, Envelope, Gone, Shares, batch_of, merged, packed_output, part_of

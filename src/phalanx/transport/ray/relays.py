@@ -13,9 +13,9 @@ from ray import exceptions as rayx
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.topology.relays import RelayTree
-from phalanx.transport.base import Endpoint, FetchFailed, NotReady, Ref
 from phalanx.transport.ray.relay import Below, Relay, first_line
 from phalanx.transport.relaying import Part
+from phalanx.transport.values import Endpoint, FetchFailed, NotReady, Ref
 from phalanx.wire.relayed import Batch, Envelope, Gone, unpacked_outputs
 
 _AT_ONCE = 10_000

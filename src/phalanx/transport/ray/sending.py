@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.transport.base import Endpoint, Ref, Ticket
 from phalanx.transport.facade import bare_name, facade_name
+from phalanx.transport.values import Endpoint, Ref, Ticket
 from phalanx.wire.messages import BARE, packed_bare
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS

@@ -17,11 +17,11 @@ from ray.exceptions import RayTaskError
 
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
-from phalanx.transport.base import Facade, HostFactory
 from phalanx.transport.facade import NOT_TRACED, TRACED, bare_name
 from phalanx.transport.ray import gauges
 from phalanx.transport.ray.errors import log_once
 from phalanx.transport.ray.ray_values import portable
+from phalanx.transport.values import Facade, HostFactory
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Facts, is_message
 from phalanx.wire.value import Value

@@ -10,9 +10,9 @@ import ray
 from ray import exceptions as rayx
 
 from phalanx.transport import waves
-from phalanx.transport.base import SpawnRequest
 from phalanx.transport.ray import placement
 from phalanx.transport.ray.shell import actor_class
+from phalanx.transport.values import SpawnRequest
 
 NAMESPACE = "phalanx"
 

@@ -7,7 +7,7 @@ from typing import Any
 from ray import ObjectRef
 from ray._private.object_ref_generator import ObjectRefGenerator  # ray.ObjectRefGenerator, which has no type
 
-from phalanx.transport.base import Endpoint, Ref
+from phalanx.transport.values import Endpoint, Ref
 
 
 class RayStream:

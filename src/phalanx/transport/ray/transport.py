@@ -15,22 +15,6 @@ from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.relays import RelayTree
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import (
-    Endpoint,
-    FetchFailed,
-    GoingNode,
-    Lost,
-    NotReady,
-    Outcome,
-    RankStream,
-    Ref,
-    Reservation,
-    ReserveRequest,
-    Sight,
-    SpawnRequest,
-    StoreSpace,
-    Ticket,
-)
 from phalanx.transport.facade import facade_name
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
@@ -52,6 +36,22 @@ from phalanx.transport.ray.sending import class_name, submit
 from phalanx.transport.ray.start import NAMESPACE, started
 from phalanx.transport.ray.streams import stream
 from phalanx.transport.relaying import Relays
+from phalanx.transport.values import (
+    Endpoint,
+    FetchFailed,
+    GoingNode,
+    Lost,
+    NotReady,
+    Outcome,
+    RankStream,
+    Ref,
+    Reservation,
+    ReserveRequest,
+    Sight,
+    SpawnRequest,
+    StoreSpace,
+    Ticket,
+)
 from phalanx.wire.value import Value
 
 _KILLED_WITHIN_S = 5.0

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.slots import Slot
-from phalanx.transport.base import Endpoint, Lost, Reservation, ReserveRequest
 from phalanx.transport.simulated.machines import Node
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.placing import Slots, held_of
 from phalanx.transport.simulated.processes import World
 from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedRef
+from phalanx.transport.values import Endpoint, Lost, Reservation, ReserveRequest
 
 
 class Ground:

@@ -9,8 +9,8 @@ from typing import Any
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.transport.base import Reservation, ReserveRequest
 from phalanx.transport.simulated.machines import Node
+from phalanx.transport.values import Reservation, ReserveRequest
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from phalanx.transport.base import Endpoint, Ref, SpawnRequest, Ticket
 from phalanx.transport.inline_values import InlineRef
+from phalanx.transport.values import Endpoint, Ref, SpawnRequest, Ticket
 from phalanx.wire.codec import decode, encode
 from phalanx.wire.messages import RankCall, RankSetup, is_library_call
 from phalanx.wire.outputs import HALVED, OUTPUT, PartInfo

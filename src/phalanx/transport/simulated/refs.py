@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from phalanx.transport.base import Ref
 from phalanx.transport.simulated.processes import Value
 from phalanx.transport.timed import TimedRef
+from phalanx.transport.values import Ref
 
 
 @dataclass

@@ -16,15 +16,6 @@ from typing import Any
 from phalanx.errors import CallCancelled
 from phalanx.tracing.events import STARTING
 from phalanx.tracing.journal import IN, OUT, RUN, path_of
-from phalanx.transport.base import (
-    Endpoint,
-    Lost,
-    RankStream,
-    Ref,
-    Sight,
-    SpawnRequest,
-    Ticket,
-)
 from phalanx.transport.inline import InlineRank, InlineServices, InlineTransport
 from phalanx.transport.inline_values import InlineRef, InlineStream
 from phalanx.transport.simulated.costs import Cost, Costs
@@ -36,6 +27,7 @@ from phalanx.transport.simulated.processes import Process, Value, Work, World
 from phalanx.transport.simulated.rank import Answer, StandIn
 from phalanx.transport.simulated.refs import SimulatedRef, has_failed, value_of
 from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedCalls, TimedRef, at_of, plain
+from phalanx.transport.values import Endpoint, Lost, RankStream, Ref, Sight, SpawnRequest, Ticket
 from phalanx.wire import value as wire
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded

@@ -35,9 +35,10 @@ from phalanx.runtime.session import connection
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.tools.trace import from_environment, keep_saved
 from phalanx.topology.slots import Slot, SlotView
-from phalanx.transport.base import Facade, Ticket, Transport
+from phalanx.transport.base import Transport
 from phalanx.transport.ray.cluster import Connection
 from phalanx.transport.ray.placement import RayReservation
+from phalanx.transport.values import Facade, Ticket
 from phalanx.wire.messages import RankSetup
 from phalanx.wire.side_channel import PLAIN_CALL
 

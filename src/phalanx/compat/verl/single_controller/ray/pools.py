@@ -22,7 +22,7 @@ from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.compat.verl.single_controller.ray import native
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import NodeCapacity, bundle_resources
-from phalanx.transport.base import ReserveRequest
+from phalanx.transport.values import ReserveRequest
 
 #: Options in which merged pools must agree.
 _SAME_IN_BOTH = {
