@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,25 +114,6 @@ def test_a_save_that_is_over_is_not_cancelled(group: px.WorkerGroup, tmp_path: P
 
     assert not future.cancel()
     assert not future.cancelled()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
-def test_the_thread_that_writes_gives_way_to_the_next_step(
-    group: px.WorkerGroup, tmp_path: Path, on_write: Any
-) -> None:
-    found: list[int] = []
-
-    def look(path: str) -> None:
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    on_write(look)
-    px.save.submit(group, tmp_path, step=1).result(WITHIN)
-    beside = found[:]
-    found.clear()
-
-    px.save(group, tmp_path, step=2)
-
-    assert min(beside) > max(found)
 
 
 def test_saves_are_gathered_with_calls(group: px.WorkerGroup, tmp_path: Path) -> None:

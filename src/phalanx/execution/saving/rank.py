@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -47,7 +45,6 @@ from phalanx.transfer.tensors import cut, name_of
 __all__ = ["RankSaving"]
 
 _END_S = 2.0
-_NICE = 10  # not more: whoever holds the interpreter's lock has to get on, or the step waits for it
 
 
 class RankSaving:
@@ -210,7 +207,6 @@ class RankSaving:
             yield item
 
     def _write_staged(self, order: WriteFiles, staged: Mapping[str, list[torch.Tensor | bytes]]) -> None:
-        _give_way()
         try:
             told: RankFiles | str = self._written(order, staged)
         except BaseException as error:
@@ -293,14 +289,6 @@ class RankSaving:
             for part, found in zip(parts, values, strict=True):
                 part.apply(found)
         return Loaded(nbytes, time.monotonic() - began)
-
-
-def _give_way() -> None:
-    """Have this thread take what the next step leaves of the processors; a step that needs them all keeps its pace."""
-    if sys.platform == "linux":  # elsewhere threads have no priorities of their own
-        thread = threading.get_native_id()
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 def _values(files: Files, catalogue: Catalogue, want: Want, order: LoadOrder) -> dict[str, Any]:
