@@ -346,8 +346,8 @@ def test_a_constructor_that_raises_on_one_rank_fails_the_start_and_leaves_nothin
 @pytest.mark.slow
 def test_a_constructor_that_hangs_on_one_rank_fails_the_start_with_its_stack() -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        with taking_less_than(20.0), pytest.raises(px.CallTimeout, match="constructor") as raised:
-            px.WorkerGroup(pool, Trouble.bind(hang_on=1), start_timeout=8.0)
+        with taking_less_than(25.0), pytest.raises(px.CallTimeout, match="constructor") as raised:
+            px.WorkerGroup(pool, Trouble.bind(hang_on=1), start_timeout=12.0)
 
         assert raised.value.cause_ranks == (1,)
         assert "stuck_here" in raised.value.causes[0].stack
