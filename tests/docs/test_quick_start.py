@@ -37,7 +37,7 @@ def shell(block: Block, folder: Path, environment: Mapping[str, str]) -> str:
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{block.where}: {ended.stdout}{ended.stderr}"
     # Ray's own lines come when they come: of workers that end with their driver, say.
-    return "\n".join(line for line in ended.stdout.splitlines() if "(raylet)" not in line)
+    return "".join(line for line in ended.stdout.splitlines(keepends=True) if "(raylet)" not in line)
 
 
 def newcomer() -> dict[str, str]:
