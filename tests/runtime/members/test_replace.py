@@ -142,6 +142,39 @@ def test_without_a_snapshot_it_is_refused_with_what_to_do(three: px.ResourcePool
         px.replace(group)
 
 
+def test_a_snapshot_ends_with_the_processes_that_hold_it(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    group.restart()
+    before = group.tell()
+
+    with pytest.raises(px.GroupBroken, match="no snapshot"):
+        px.replace(group, 1)
+
+    assert group.tell() == before
+    assert px.snapshot(group).number == 1
+    assert px.replace(group, 1) == (1,)
+
+
+def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    core = group.core
+    restored = core.life.enter
+
+    def close_first(endpoints: Any) -> Any:
+        core.life.enter = restored  # type: ignore[method-assign]
+        group.close()
+        return restored(endpoints)
+
+    core.life.enter = close_first  # type: ignore[method-assign]
+    with pytest.raises(px.GroupClosed):
+        px.replace(group, 1)
+
+    assert group.state == "closed"
+    assert not any(core.transport.alive(endpoint) for endpoint in core.endpoints)
+
+
 def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Trainer)
     group.step()

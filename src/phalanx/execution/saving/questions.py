@@ -85,7 +85,7 @@ def take(host: Host, order: Take) -> Taken:
     copy = saving.copies.take(
         order.number, order.last, {role: saving.leaves(role) for role in saving.roles("")}
     )
-    sent = saving.copies.changed(copy, again=order.again)
+    sent = saving.copies.changed(order.number, order.last, copy, again=order.again)
     return Taken(host.put(sent), copy.nbytes, sent.nbytes)
 
 

@@ -133,7 +133,7 @@ class Copies:
         self._generators = Generators(device)
         self._own: dict[int, StateCopy] = {}
         self._held: dict[int, dict[int, StateCopy]] = {}
-        self._digests: dict[tuple[str, str], bytes] = {}
+        self._digests: dict[int, dict[tuple[str, str], bytes]] = {}
 
     def take(self, number: int, last: int, leaves: Mapping[str, Mapping[str, Leaf]]) -> StateCopy:
         """Copy the state of each role as snapshot ``number``; the ``last`` whole one is kept."""
@@ -146,14 +146,18 @@ class Copies:
         self._own[number] = copy = StateCopy(roles, pickled(self._generators.state_dict()))
         return copy
 
-    def changed(self, copy: StateCopy, *, again: bool) -> StateCopy:
-        """Of a copy, what its holder does not have: all, or the tensors that are not as they were the last time."""
-        before, self._digests = self._digests, {}
+    def changed(self, number: int, last: int, copy: StateCopy, *, again: bool) -> StateCopy:
+        """Of a copy, what its holder does not have: all, or the tensors that are not as in the ``last`` whole snapshot.
+
+        A snapshot that failed in between counts for nothing: its holder may have none of it.
+        """
+        before, now = self._digests.get(last, {}), dict[tuple[str, str], bytes]()
+        self._digests = {last: before, number: now}
         roles: dict[str, RoleCopy] = {}
         for role, one in copy.roles.items():
             sent: dict[str, torch.Tensor] = {}
             for key, tensor in one.tensors.items():
-                digest = self._digests[role, key] = tensor_digest(tensor, verify="full")
+                digest = now[role, key] = tensor_digest(tensor, verify="full")
                 if not again or before.get((role, key)) != digest:
                     sent[key] = tensor
             roles[role] = RoleCopy(sent, one.shapes, one.values, one.paths)

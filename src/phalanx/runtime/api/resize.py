@@ -8,6 +8,7 @@ from pathlib import Path
 from phalanx.errors import DeclarationError, InternalError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.calls.seconds import checked
+from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.roster import plan_change
 from phalanx.runtime.saving.verbs import load, save
 
@@ -50,15 +51,7 @@ def resize(
     resizing = core.resizing
     if resizing is None:
         raise InternalError(f"group {group.name!r} cannot be resized")
-    if core.card.detached:
-        raise DeclarationError(
-            f"px.resize({group.name}, {n}): a detached group has the size it was made with"
-        )
-    if core.card.meshes:
-        raise DeclarationError(
-            f"px.resize({group.name}, {n}): the group was made with a mesh of {core.world_size} ranks; make it without "
-            "mesh=, or make another group"
-        )
+    _check_free(core, n)
     seconds = checked(timeout, "px.resize")
     if core.card.independent:
         if via is not None:
@@ -81,3 +74,18 @@ def resize(
         save(group, folder)
         resizing.restart(n)
         load(group, folder)
+
+
+def _check_free(core: GroupCore, n: int) -> None:
+    """See to it that nothing says how many ranks a group has.
+
+    Raises:
+        DeclarationError: it is detached, or has a mesh.
+    """
+    if core.card.detached:
+        raise DeclarationError(f"px.resize({core.name}, {n}): a detached group has the size it was made with")
+    if core.card.meshes:
+        raise DeclarationError(
+            f"px.resize({core.name}, {n}): the group was made with a mesh of {core.world_size} ranks; make it without "
+            "mesh=, or make another group"
+        )

@@ -26,7 +26,8 @@ from phalanx.runtime.life.watchman import look_once, watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
-from phalanx.transport.values import NotReady, Reservation
+from phalanx.topology.slots import Slot
+from phalanx.transport.values import Endpoint, NotReady, Reservation
 from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
 
@@ -80,16 +81,7 @@ class GroupProcesses:
 
     def _launch(self, call: Call, shown: Starting) -> None:
         core = self._core
-        launched = launch(
-            self._pool.first(core.world_size),
-            self._roles,
-            core.name,
-            call.epoch.number,
-            self._options,
-            core.outlet,
-            trace=call.trace,
-            amend=self._with_versions,
-        )
+        launched = self._launched(call, self._pool.first(core.world_size))
         self._note_extras(launched.extras)
         epoch = core.life.enter(launched.endpoints)
         if not self._options.detached:  # those are to outlive this process
@@ -97,6 +89,30 @@ class GroupProcesses:
             use_relays(core, epoch)
         sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
+
+    def _launched(
+        self,
+        call: Call,
+        ground: ResourcePool,
+        epoch: int | None = None,
+        *,
+        kept: Mapping[int, Endpoint] | None = None,
+        places: Sequence[Slot] = (),
+    ) -> Launched:
+        """Start the ranks of ``ground`` that have no processes, for the epoch of ``call`` or another one."""
+        core = self._core
+        return launch(
+            ground,
+            self._roles,
+            core.name,
+            call.epoch.number if epoch is None else epoch,
+            self._options,
+            core.outlet,
+            trace=call.trace,
+            amend=self._with_versions,
+            kept=kept,
+            places=places,
+        )
 
     @contextlib.contextmanager
     def joining(self, ground: ResourcePool, ranks: range) -> Generator[None]:
@@ -108,17 +124,7 @@ class GroupProcesses:
         call = constructors(core, options.start_timeout, ranks)
         launched: Launched | None = None
         try:
-            launched = launch(
-                ground,
-                self._roles,
-                core.name,
-                old.number + 1,
-                options,
-                core.outlet,
-                trace=call.trace,
-                amend=self._with_versions,
-                kept=dict(enumerate(old.endpoints)),
-            )
+            launched = self._launched(call, ground, old.number + 1, kept=dict(enumerate(old.endpoints)))
             epoch = core.life.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             if not options.detached:
                 core.transport.attend(launched.endpoints)
@@ -197,6 +203,7 @@ class GroupProcesses:
             was_ready = core.lifecycle.state is State.READY
             left = core.life.begin_restart(size)
             begun = core.life.epoch.number
+            core.life.snapshot = None  # it ends with the processes that hold it
             try:
                 self.end(left, self.patience() if was_ready else 0.0)
                 self._pool.repair(self._options.start_timeout)
@@ -227,8 +234,15 @@ class GroupProcesses:
                 if not core.endpoints:  # those that stay are members again: for another try, or to be ended
                     core.life.enter(left.endpoints)
                 core.life.broken(_as_cause(core.name, error), core.life.epoch)
+            if core.closed:  # close() found no members to end
+                self.end(core.epoch, 0.0)
             raise
         core.life.started()
+        if core.closed:
+            self._abandon()
+            raise GroupClosed(
+                f"group {core.name!r} was closed while ranks of it were replaced", group=core.name
+            )
 
     def _rejoined(self, left: Epoch, gone: Collection[int]) -> None:
         core, options = self._core, self._options
@@ -241,15 +255,9 @@ class GroupProcesses:
         }
         call = constructors(core, options.start_timeout)
         try:
-            launched = launch(
+            launched = self._launched(
+                call,
                 self._pool.first(left.size),
-                self._roles,
-                core.name,
-                call.epoch.number,
-                options,
-                core.outlet,
-                trace=call.trace,
-                amend=self._with_versions,
                 kept=staying,
                 places=[endpoint.slot for endpoint in left.endpoints[: left.size]],
             )

@@ -178,6 +178,7 @@ class GroupLife:
             self.lifecycle.handle(MembersEvent())
             self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
             self.epoch.stopped = left.stopped
+            self.snapshot = None  # of other ranks
         self._tell()
         return self.epoch
 
