@@ -13,9 +13,10 @@ from phalanx.declare.bind import ClassWithInitArgs, Colocation, WorkerClass, as_
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.groups.core import GroupCore, Resizing
+from phalanx.runtime.groups.core import GroupCore, Owned
 from phalanx.runtime.groups.members import Members
 from phalanx.runtime.groups.processes import GroupProcesses
+from phalanx.runtime.groups.reviving import Reviver
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.life.epoch import GroupCard
 from phalanx.runtime.life.notices import publisher
@@ -130,16 +131,18 @@ class WorkerGroup(GroupView):
         core.life.on_change = functools.partial(publisher.changed, core.life)
         core.life.on_notice = options.on_notice
         core.life.ground = pool
-        core.made_of = bound
         GroupView.__init__(self, Selection.whole(core))
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
-        if isinstance(options.on_failure, Replace):
-            core.rules = replace(core.rules, spare=True)
-            core.heal = functools.partial(heal, core, self._processes.restart)
         self._members = Members(core, self._processes, pool, self)
-        core.resizing = Resizing(self._members.change, self._restart_with)
+        core.owned = Owned(
+            made_of=bound,
+            replace=self._processes.replace,
+            resize=self._members.change,
+            restart=self._restart_with,
+            revive=self._reviver(options.on_failure),
+        )
         pool.claim(self)
         try:
             self._processes.start()
@@ -147,6 +150,15 @@ class WorkerGroup(GroupView):
             core.life.begin_close()
             self._end(0.0)
             raise
+
+    def _reviver(self, policy: Restart | Replace | None) -> Reviver | None:
+        core, restart = self.core, self._processes.restart
+        if policy is None:
+            return None
+        if isinstance(policy, Restart):
+            return Reviver(core, policy, restart)
+        core.rules = replace(core.rules, spare=True)
+        return Reviver(core, policy, functools.partial(heal, core, restart))
 
     @staticmethod
     def _check_detached(pool: ResourcePool, options: GroupOptions) -> None:

@@ -48,8 +48,8 @@ def resize(
         )
     change = plan_change(group.name, group.core.world_size, n, group.pool.world_size)
     core = group.core
-    resizing = core.resizing
-    if resizing is None:
+    owned = core.owned
+    if owned is None:
         raise InternalError(f"group {group.name!r} cannot be resized")
     _check_free(core, n)
     seconds = checked(timeout, "px.resize")
@@ -59,7 +59,7 @@ def resize(
                 f"px.resize({group.name}, {n}, via={str(via)!r}): its ranks are independent and keep what they have; "
                 "leave via= out"
             )
-        resizing.change(change, seconds)
+        owned.resize(change, seconds)
         return
     if via is None:
         raise DeclarationError(
@@ -72,7 +72,7 @@ def resize(
             f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # no step of the user's is replaced
         )
         save(group, folder)
-        resizing.restart(n)
+        owned.restart(n)
         load(group, folder)
 
 

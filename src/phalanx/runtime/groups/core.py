@@ -60,11 +60,19 @@ class Joined(Protocol):
 
 
 @dataclass(frozen=True)
-class Resizing:
-    """How the group gets more ranks or fewer: while it works, or by a restart with so many."""
+class Owned:
+    """What the process that made a group can do with its processes."""
 
-    change: Callable[[Change, float | None], None]
+    #: What the workers are made of, by role.
+    made_of: Mapping[str, ClassWithInitArgs]
+    #: Replaces ranks, and brings states back between their constructors and the next call.
+    replace: Callable[[Collection[int], Callable[[], None]], None]
+    #: Gives the group more ranks or fewer while it works.
+    resize: Callable[[Change, float | None], None]
+    #: Starts it anew with so many ranks.
     restart: Callable[[int], None]
+    #: Brings a broken group back as its policy says; None where it has none.
+    revive: Callable[[], None] | None
 
 
 class GroupCore:
@@ -104,18 +112,10 @@ class GroupCore:
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
         self.restarting = threading.RLock()
-        #: Replaces ranks, and brings states back between their constructors and the next call; None of a view.
-        self.replacing: Callable[[Collection[int], Callable[[], None]], None] | None = None
-        #: Makes what is broken whole as the group's policy says.
-        self.heal: Callable[[], None] | None = None
-        #: What the workers are made of; None where another process owns the group.
-        self.made_of: Mapping[str, ClassWithInitArgs] | None = None
+        #: None where another process owns the group.
+        self.owned: Owned | None = None
         #: Called when ranks have joined that have no weights yet, before they get calls.
         self.on_joining: weakref.WeakSet[Joined] = weakref.WeakSet()
-        #: None where another process owns the group.
-        self.resizing: Resizing | None = None
-        #: Brings a broken group back where a policy says so; called before a call that would fail.
-        self.reviver: Callable[[], None] | None = None
         if not transport.immediate:
             meters.watch(card.name, self.book.counts)
         open_groups.add(self)
@@ -236,8 +236,8 @@ class GroupCore:
         if len(self._recent) >= self._most_under_way:
             self.under_way.make_room(self._most_under_way)  # which may take long: first
         lifecycle = self.life.lifecycle
-        if self.reviver is not None and lifecycle.state is State.BROKEN:
-            self.reviver()
+        if lifecycle.state is State.BROKEN and self.owned is not None and self.owned.revive is not None:
+            self.owned.revive()
         epoch = self.life.epoch  # before the state: one that has no processes yet is then not taken
         if lifecycle.state is not State.READY:
             lifecycle.check_callable()

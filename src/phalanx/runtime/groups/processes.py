@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.declare.bind import ClassWithInitArgs
-from phalanx.errors import GroupBroken, GroupClosed, PhalanxError, WorkerDiedError
+from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.execution import questions
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.status import raisable
@@ -21,8 +20,7 @@ from phalanx.runtime.groups.starts import constructors, joined, make_again, sent
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
-from phalanx.runtime.life.policy import Replace, Restart
-from phalanx.runtime.life.watchman import look_once, watchman
+from phalanx.runtime.life.watchman import watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
@@ -31,7 +29,6 @@ from phalanx.transport.values import Endpoint, NotReady, Reservation
 from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
 
-_log = logging.getLogger("phalanx")
 _CLOSE_PATIENCE_S = 5.0
 _BUSY_PATIENCE_S = 1.0
 
@@ -56,9 +53,6 @@ class GroupProcesses:
         self._options = options
         self._after_start = after_start
         self._extras: list[Reservation] = []
-        core.replacing = self.replace
-        if options.on_failure is not None:
-            core.reviver = Reviver(self, core, options.on_failure)
 
     def start(self) -> None:
         """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
@@ -288,62 +282,3 @@ def _as_cause(group: str, error: BaseException) -> PhalanxError:
         return kept
     text = f"group {group!r} could not be restarted: {type(error).__name__}: {error}"
     return GroupBroken(text, group=group)
-
-
-class Reviver:
-    """Mends a broken group when it is next called, as often as its policy allows."""
-
-    def __init__(self, processes: GroupProcesses, core: GroupCore, policy: Restart | Replace) -> None:
-        self._processes = processes
-        self._core = core
-        self._policy = policy
-        self._restarts: list[float] = []
-        self._preemptions = 0
-
-    def __call__(self) -> None:
-        core = self._core
-        with core.restarting:
-            if core.lifecycle.state is not State.BROKEN:
-                return  # another thread was here first
-            if self._was_preempted():
-                self._mend_preempted()
-                return
-            now = core.transport.now()
-            self._restarts = self._policy.recent(self._restarts, now)
-            if not self._policy.allows(self._restarts, now):
-                what = "restart" if isinstance(self._policy, Restart) else "replacement"
-                core.lifecycle.remark = (
-                    f"{self._policy} does not allow another {what} now: {len(self._restarts)} were made."
-                )
-                return
-            self._restarts.append(now)
-            self._mend(f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
-
-    def _mend_preempted(self) -> None:
-        policy = self._policy
-        if isinstance(policy, Replace) and not policy.allows_preemption(self._preemptions):
-            self._core.lifecycle.remark = (
-                f"{policy} does not allow another preemption: {self._preemptions} were mended."
-            )
-            return
-        self._preemptions += 1
-        self._mend("since its ranks lost their nodes as was announced")
-
-    def _mend(self, why: str) -> None:
-        core = self._core
-        if core.heal is None:
-            _log.warning("group %r is restarted %s", core.name, why)
-            self._processes.restart()
-        else:
-            _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
-            core.heal()
-
-    def _was_preempted(self) -> bool:
-        """Whether the group broke because nodes were taken away of which that was known before: no failure of it."""
-        core = self._core
-        cause, nodes = core.lifecycle.cause, core.epoch.nodes
-        ranks = cause.cause_ranks if isinstance(cause, WorkerDiedError) else ()
-        if not ranks or max(ranks) >= len(nodes):
-            return False
-        look_once(core.life)
-        return core.life.notices.explains([nodes[rank] for rank in ranks])

@@ -37,11 +37,11 @@ def replace_ranks(core: GroupCore, gone: Sequence[int], state: str) -> None:
         elif state == "peer":
             from_peer(core, gone, _SECONDS)
 
-    if core.replacing is None:
+    if core.owned is None:
         raise DeclarationError(
             f"px.replace({core.name}): only the process that made a group can replace its ranks"
         )
-    core.replacing(gone, bring_back)
+    core.owned.replace(gone, bring_back)
     if found is not None:
         take(core)  # what the lost ranks kept for others is kept again
 

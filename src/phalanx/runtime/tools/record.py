@@ -121,7 +121,7 @@ def start_recording(
 ) -> Record:
     """Check what was asked for, and have the rank begin with its next call."""
     core = selection.core
-    if core.made_of is None:
+    if core.owned is None:
         raise DeclarationError(
             f"{selection.name}.record(): this is a view of a group that another process owns, and only the owner "
             "knows what its workers are made of; record there"
@@ -132,4 +132,4 @@ def start_recording(
     (chosen,) = selection.chosen_ranks("record", None if rank is None else [rank])
     wanted = Wanted(selection.role, selection.method_names("record", methods))
     order = RecordOrder(calls, wanted, when, state)
-    return Record(core, chosen, Path(path).absolute(), order, dict(core.made_of))
+    return Record(core, chosen, Path(path).absolute(), order, dict(core.owned.made_of))
