@@ -24,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a module that says ``SLOW_ON_RAY = True``, or that say it, are slow where their backend is Ray."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if "relayed" in (parameters.get("backend"), parameters.get("way")):
+            item.add_marker(pytest.mark.soak)
         module_says_so = getattr(getattr(item, "module", None), "SLOW_ON_RAY", False)
         if parameters.get("backend") == "ray" and (
             module_says_so or item.get_closest_marker("slow_on_cluster") is not None
@@ -55,17 +57,34 @@ def ray_cluster() -> Iterator[None]:
     px.shutdown()
 
 
-@pytest.fixture(scope="module", params=["inline", "ray"])
+def through_relays(patch: pytest.MonkeyPatch) -> None:
+    """Have groups that start from now on call their ranks through relays, two below each: eight are three hops away."""
+    patch.setenv("PHALANX_RELAY_FROM", "2")
+    patch.setenv("PHALANX_RELAY_FAN_OUT", "2")
+
+
+@pytest.fixture(scope="module", params=["inline", "ray", "relayed"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend in turn, as the default of the pools that the tests of a module make."""
-    name: str = request.param
+    """Each backend in turn, as the default of the pools that the tests of a module make; Ray through relays as soak."""
+    name = "inline" if request.param == "inline" else "ray"
     if name == "ray":
         request.getfixturevalue("ray_cluster")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHALANX_BACKEND", name)
         if name == "inline":
             px.init(num_gpus=8)
+        if request.param == "relayed":
+            through_relays(patch)
         yield name
+
+
+@pytest.fixture(scope="module", params=["direct", "relayed"])
+def way(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[str]:
+    """How calls reach ranks on Ray; through relays as soak."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "relayed":
+            through_relays(patch)
+        yield request.param
 
 
 @pytest.fixture(scope="module")

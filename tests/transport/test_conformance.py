@@ -11,6 +11,7 @@ from phalanx.runtime.session import connection
 from phalanx.testing.conformance import TransportConformance
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.transport import SimulatedTransport
+from tests.conftest import through_relays
 from tests.runtime.groups.relayed_door import local_door
 
 
@@ -48,4 +49,18 @@ class TestRay(TransportConformance):
     @pytest.fixture(scope="class")
     def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+            yield pool
+
+
+@pytest.mark.slow
+class TestRayThroughRelays(TransportConformance):
+    """Eight ranks, three hops away."""
+
+    @pytest.fixture(scope="class")
+    def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            px.ResourcePool([8], use_gpu=False, backend="ray") as pool,
+        ):
+            through_relays(patch)
             yield pool
