@@ -18,6 +18,7 @@ import typer
 from phalanx.cli.trace import ROWS, print_report
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.runtime.tools.simulate import Shape, Simulation
+from phalanx.tracing.events import Trace
 from phalanx.tracing.files import check_path, write
 from phalanx.tracing.report import report
 from phalanx.transport.simulated.constants import Constants
@@ -27,55 +28,73 @@ from phalanx.transport.simulated.model import Model
 _RAISED = 1
 
 
+Script = Annotated[
+    Path, typer.Argument(metavar="SCRIPT", help="The script, as `python SCRIPT` would run it.")
+]
+Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments, behind --.")]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster.")]
+Ranks = Annotated[int, typer.Option("--ranks-per-node", min=1, help="Slots of each node.")]
+Cores = Annotated[int, typer.Option("--cores-per-node", min=1, help="Cores that the ranks of a node share.")]
+OneCost = Annotated[
+    list[str] | None,
+    typer.Option("--cost", help='What a method costs: "Trainer.update=2.0s,out=4KB,spread=5%". Repeat it.'),
+]
+CostFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--costs", help="Costs in TOML, or a trace (.json, .jsonl) of a real run."),
+]
+Run = Annotated[
+    Literal["none", "one"],
+    typer.Option("--run", help="Methods of which no value is stated: not run, or run on one rank for all."),
+]
+Pools = Annotated[
+    Literal["fill", "written"],
+    typer.Option("--pools", help="Each pool takes the whole cluster, or what the script asks for."),
+]
+PoolShapes = Annotated[
+    list[str] | None,
+    typer.Option("--pool", help="The shape of one pool by its name_prefix: rollout=256x8."),
+]
+Relays = Annotated[
+    int | None,
+    typer.Option(
+        "--relays",
+        min=0,
+        help="From how many ranks on calls go through relays; 0: never. Default: PHALANX_RELAY_FROM.",
+    ),
+]
+Mtbf = Annotated[
+    float | None,
+    typer.Option("--node-mtbf-hours", help="Mean time between failures of one node, in hours."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Decides spreads and failures.")]
+Constant = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One of the model's constants: network_bytes_per_s=50e9."),
+]
+To = Annotated[
+    list[Path] | None, typer.Option("--to", help="Write the trace: .html (a report), .json or .jsonl.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
 def simulate(
-    script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="The script, as `python SCRIPT` would run it.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="The script's own arguments, behind --.")
-    ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks-per-node", min=1, help="Slots of each node.")] = 8,
-    cores: Annotated[
-        int, typer.Option("--cores-per-node", min=1, help="Cores that the ranks of a node share.")
-    ] = 32,
-    cost: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cost", help='What a method costs: "Trainer.update=2.0s,out=4KB,spread=5%". Repeat it.'
-        ),
-    ] = None,
-    costs: Annotated[
-        list[Path] | None,
-        typer.Option("--costs", help="Costs in TOML, or a trace (.json, .jsonl) of a real run."),
-    ] = None,
-    run: Annotated[
-        Literal["none", "one"],
-        typer.Option(
-            "--run", help="Methods of which no value is stated: not run, or run on one rank for all."
-        ),
-    ] = "none",
-    pools: Annotated[
-        Literal["fill", "written"],
-        typer.Option("--pools", help="Each pool takes the whole cluster, or what the script asks for."),
-    ] = "fill",
-    pool: Annotated[
-        list[str] | None,
-        typer.Option("--pool", help="The shape of one pool by its name_prefix: rollout=256x8."),
-    ] = None,
-    mtbf: Annotated[
-        float | None,
-        typer.Option("--node-mtbf-hours", help="Mean time between failures of one node, in hours."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Decides spreads and failures.")] = 0,
-    constant: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="One of the model's constants: network_bytes_per_s=50e9."),
-    ] = None,
-    to: Annotated[
-        list[Path] | None, typer.Option("--to", help="Write the trace: .html (a report), .json or .jsonl.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    script: Script,
+    arguments: Arguments = None,
+    nodes: Nodes = 1,
+    ranks: Ranks = 8,
+    cores: Cores = 32,
+    cost: OneCost = None,
+    costs: CostFiles = None,
+    run: Run = "none",
+    pools: Pools = "fill",
+    pool: PoolShapes = None,
+    relays: Relays = None,
+    mtbf: Mtbf = None,
+    seed: Seed = 0,
+    constant: Constant = None,
+    to: To = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a script on a simulated cluster of any size: how long its calls and starts would take there.
 
@@ -102,25 +121,34 @@ def simulate(
         hours_between_failures=mtbf,
         constants=constants_of(constant or ()),
     )
-    stated = Costs()
-    for file in costs or ():
-        stated.add(read(file))
-    for text in cost or ():
-        stated.add(parse(text))
-    simulation = Simulation(model, stated, shapes_of(pool or ()))
+    simulation = Simulation(model, _stated(costs or (), cost or ()), shapes_of(pool or ()), relay_from=relays)
     code = _run(simulation, script, arguments or ())
-    if simulation.trace is None:
+    if simulation.trace is not None:
+        _show(simulation.trace, to or (), as_json)
+    if code:
         raise typer.Exit(code)
-    for path in to or ():
-        write(simulation.trace, path)
+
+
+def _stated(files: Sequence[Path], words: Sequence[str]) -> Costs:
+    """What is stated of methods; the words have the last one."""
+    stated = Costs()
+    for file in files:
+        stated.add(read(file))
+    for text in words:
+        stated.add(parse(text))
+    return stated
+
+
+def _show(trace: Trace, to: Sequence[Path], as_json: bool) -> None:
+    """Write the trace where it is wanted, and print the report."""
+    for path in to:
+        write(trace, path)
         typer.echo(f"written: {path}", err=as_json)
-    made = report(simulation.trace)
+    made = report(trace)
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=1, default=str))
     else:
         print_report(made, ROWS)
-    if code:
-        raise typer.Exit(code)
 
 
 def _run(simulation: Simulation, script: Path, arguments: Sequence[str]) -> int:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from phalanx.config import settings
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import Tracer
 from phalanx.tracing.events import Trace
 from phalanx.transport.simulated.costs import Costs
 from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.relays import SimulatedRelays
 from phalanx.transport.simulated.transport import SimulatedTransport
 
+_RELAY_FROM = "PHALANX_RELAY_FROM"
 Shape = tuple[int, int]
 """Nodes, and ranks on each."""
 
 
 @dataclass
 class Simulation:
-    """What is simulated, and once it is over what came of it. ``pools`` are shapes for pools by their name."""
+    """What is simulated, and once it is over what came of it. ``pools`` are shapes for pools by their name.
+
+    ``relay_from`` is from how many ranks on calls go through relays; None: as ``PHALANX_RELAY_FROM`` says.
+    """
 
     model: Model
     costs: Costs = field(default_factory=Costs)
     pools: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
+    relay_from: int | None = None
     trace: Trace | None = None
     made: list[str] = field(default_factory=list[str])
 
@@ -44,7 +52,11 @@ class Simulation:
         ``time.time``, ``time.perf_counter`` and ``time.sleep`` are those of the simulation meanwhile.
         """
         transport = SimulatedTransport(self.model, self.costs)
-        with _clocks_of(transport), cluster.standing_in(transport, self.reshaped):
+        with (
+            _relaying_from(self.relay_from),
+            _clocks_of(transport),
+            cluster.standing_in(transport, self.reshaped),
+        ):
             tracer = Tracer(title=title).start()
             try:
                 yield transport
@@ -60,6 +72,7 @@ class Simulation:
             f"Simulated: {model.nodes} nodes, {model.ranks_per_node} ranks and {model.cores} cores on each; "
             f"{transport.clock.now():.6g} s, {transport.messages:,} messages of {transport.message_bytes:,} bytes, "
             f"{transport.world.wires.moved_bytes:,} bytes between nodes.",
+            *ways(transport),
             "The driver's own code between calls takes no time here.",
             *self.made,
         ]
@@ -74,10 +87,45 @@ class Simulation:
         return tuple(lines)
 
 
+def ways(transport: SimulatedTransport) -> tuple[str, ...]:
+    """Which way the calls of the script's groups were assumed to go: a line for each shape of a tree of relays."""
+    least = settings().relay_from
+    by_shape: dict[str, list[SimulatedRelays]] = {}
+    for relays in transport.made_relays:
+        tree = relays.tree
+        ranks = sum(len(tree.relays[head].ranks) for head in tree.head_indices)
+        shape = (
+            f"{ranks:,} ranks through {len(tree.relays):,} relays, {tree.heads} of them called by the driver"
+        )
+        by_shape.setdefault(f"{shape}, {tree.hops} hops", []).append(relays)
+    if not by_shape:
+        why = f"no group has {least} ranks or more" if least else "no group has relays"
+        return (f"Calls went from the driver to each rank: {why} (PHALANX_RELAY_FROM={least}).",)
+    sent = [sum(relays.counted.messages for relays in alike) for alike in by_shape.values()]
+    return tuple(
+        f"Calls went to {shape}, in {messages:,} messages (PHALANX_RELAY_FROM={least})."
+        for shape, messages in zip(by_shape, sent, strict=True)
+    )
+
+
 def _text(blocks: tuple[int, ...]) -> str:
     if len(set(blocks)) == 1:
         return f"{len(blocks)} x {blocks[0]}"
     return str(list(blocks))
+
+
+@contextlib.contextmanager
+def _relaying_from(ranks: int | None) -> Generator[None]:
+    """Let groups of so many ranks have relays meanwhile; None: as it was."""
+    before = os.environ.get(_RELAY_FROM)
+    if ranks is not None:
+        os.environ[_RELAY_FROM] = str(ranks)
+    try:
+        yield
+    finally:
+        if ranks is not None:
+            os.environ.pop(_RELAY_FROM, None)
+            os.environ.update({} if before is None else {_RELAY_FROM: before})
 
 
 @contextlib.contextmanager

@@ -44,6 +44,16 @@ class Constants:
     message_bytes_per_s: float = 0.5e9
     """What travels inside a message or a small output."""
 
+    # Relays of large groups: a process each, on a node of their ranks, whose cores it shares with them.
+    relay_call_s: float = 2.0e-3
+    """CPU of a relay for a call, however many are below it: wake, decode, wait, answer."""
+    relay_send_s: float = 0.4e-3
+    """CPU of a relay for each rank or relay below it that it sends a message."""
+    relay_take_s: float = 0.3e-3
+    """CPU of a relay to take each one's output."""
+    relayed_rank_s: float = 5.0e-6
+    """The driver's CPU for each rank of a call that goes through relays."""
+
     # Between nodes: assumed.
     latency_s: float = 0.1e-3
     """One message, from a process to another."""

@@ -11,6 +11,7 @@ from phalanx.transport.simulated.machines import Node
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.placing import Slots, held_of
 from phalanx.transport.simulated.processes import World
+from phalanx.transport.simulated.relays import SimulatedRelays
 from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedRef
 from phalanx.transport.values import Endpoint, Lost, Reservation, ReserveRequest
 
@@ -22,6 +23,7 @@ class Ground:
     clock: SteppedClock
     world: World
     slots: Slots
+    made_relays: list[SimulatedRelays]
     _chance: random.Random
     _on_node: dict[Node, list[Endpoint]]
     _successor: dict[Node, Node]
@@ -78,4 +80,5 @@ class Ground:
 
     def _fail(self, node: Node, at: float) -> Iterable[TimedRef]:
         lost = Lost("its node failed (simulated)", "node lost", node_lost=True)
-        return [ref for endpoint in self._on_node.pop(node, ()) for ref in self._end(endpoint, lost, at)]
+        ended = [ref for endpoint in self._on_node.pop(node, ()) for ref in self._end(endpoint, lost, at)]
+        return [*ended, *(ref for relays in self.made_relays for ref in relays.fail(node, at))]

@@ -33,6 +33,7 @@ class Work:
     """One call on one process: what it needs, how long it takes, what it gives. The times are filled in as it goes.
 
     ``cpu`` is the part of it that needs a core of the node; ``seconds`` is the method's own, on its accelerator.
+    ``to`` is the node that its answer goes to.
     """
 
     seconds: float
@@ -46,6 +47,7 @@ class Work:
     finished: float = 0.0
     returned: float = 0.0
     over: bool = False
+    to: Node | None = None
 
 
 class Process:
@@ -132,7 +134,7 @@ class Process:
         world = self._world
         if work.out.nbytes >= INLINE_BYTES:
             world.wires.store(id(work.out), self.node, time)
-        world.events.at(time + world.latency_to_driver(self.node), lambda at: work.done(work, at))
+        world.events.at(time + world.latency(self.node, work.to), lambda at: work.done(work, at))
         self._go_on(time)
         return None
 
@@ -150,6 +152,6 @@ class World:
         self.wires = Wires(constants)
         self.driver = driver
 
-    def latency_to_driver(self, node: Node) -> float:
-        """How long a short answer travels."""
-        return 0.0 if node is self.driver else self.constants.latency_s
+    def latency(self, source: Node, target: Node | None) -> float:
+        """How long a short answer travels; to the driver where nothing is said."""
+        return 0.0 if source is (target or self.driver) else self.constants.latency_s

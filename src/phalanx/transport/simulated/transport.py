@@ -6,16 +6,15 @@ a real cluster.
 
 from __future__ import annotations
 
-import json
 import random
 import signal as signals
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from phalanx.errors import CallCancelled
+from phalanx.topology.relays import RelayTree
 from phalanx.tracing.events import STARTING
-from phalanx.tracing.journal import IN, OUT, RUN, path_of
+from phalanx.tracing.journal import path_of
 from phalanx.transport.inline import InlineRank, InlineServices, InlineTransport
 from phalanx.transport.inline_values import InlineRef, InlineStream
 from phalanx.transport.simulated.costs import Cost, Costs
@@ -23,10 +22,13 @@ from phalanx.transport.simulated.ground import Ground
 from phalanx.transport.simulated.machines import Node, make_nodes
 from phalanx.transport.simulated.model import Model, SimulatedFault
 from phalanx.transport.simulated.placing import Slots
+from phalanx.transport.simulated.posting import Journals, Posting, SimulatedRank
 from phalanx.transport.simulated.processes import Process, Value, Work, World
 from phalanx.transport.simulated.rank import Answer, StandIn
-from phalanx.transport.simulated.refs import SimulatedRef, has_failed, value_of
-from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedCalls, TimedRef, at_of, plain
+from phalanx.transport.simulated.refs import SimulatedRef, value_of
+from phalanx.transport.simulated.relays import SimulatedRelays
+from phalanx.transport.simulated.waiting import EventCalls
+from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedRef, plain
 from phalanx.transport.values import Endpoint, Lost, RankStream, Ref, Sight, SpawnRequest, Ticket
 from phalanx.wire import value as wire
 from phalanx.wire.bundle import Bundle
@@ -39,18 +41,7 @@ from phalanx.wire.side_channel import SETUP_CALL
 _FIRST_PID = 100_000
 
 
-class SimulatedRank(InlineRank):
-    """A rank of which only the times are there."""
-
-    def __init__(self, process: Process, stand_in: StandIn) -> None:
-        super().__init__(None)
-        self.process = process
-        self.stand_in = stand_in
-        self.rank = -1
-        self.under_way: dict[int, tuple[Work, TimedRef]] = {}
-
-
-class SimulatedTransport(Ground, TimedCalls, InlineTransport):
+class SimulatedTransport(Ground, EventCalls, InlineTransport):
     """A backend whose ranks are times in a queue of events."""
 
     name = "simulated"
@@ -69,11 +60,13 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
         self.world = World(model.constants, driver)
         self.slots = Slots(nodes, crowded=model.fill)
         self._chance = random.Random(model.seed + 1)
-        self._journals: dict[str, bytearray] = {}
+        self._journals = Journals(self._began_ns)
         self._on_node: dict[Node, list[Endpoint]] = {}
         self._pids = _FIRST_PID
         self._unpacked: tuple[bytes, RankCall] | None = None
         self._successor: dict[Node, Node] = {}
+        #: The relays of groups, those that have ended too.
+        self.made_relays: list[SimulatedRelays] = []
         self._twins: dict[int, list[TimedRef]] = {}  # by the reference of the value with which they come
         for node in nodes:
             self._may_fail(node)
@@ -100,23 +93,17 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
             yield ref
         rank.under_way.clear()
 
-    def _spend(self, seconds: float) -> float:
-        """Let the driver be busy; the time when it is done."""
-        now = self.clock.now()
-        self.world.events.until(now)
-        return self.clock.advance_to(self.world.driver.compute(now, seconds))
-
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         constants, world = self.model.constants, self.world
         width = request.max_concurrency or 1
         with self._lock:
-            self._spend(constants.start_s)
+            self.spend(constants.start_s)
             made: list[Endpoint] = []
             stand_in: StandIn | None = None
             last = self.clock.now()
             for index, slot in enumerate(request.slots):
                 node, facts = self.slots.facts(slot, request.reservations[slot.pool])
-                asked = self._spend(constants.create_s)
+                asked = self.spend(constants.create_s)
                 there = node.compute(asked + constants.latency_s, constants.process_s)
                 last = max(last, there)
                 self._pids += 1
@@ -132,7 +119,7 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
                 self._on_node.setdefault(node, []).append(made[-1])
             world.events.until(last)
             self.clock.advance_to(last)
-            self._spend(constants.take_s * len(made))
+            self.spend(constants.take_s * len(made))
         return made
 
     def run_setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
@@ -162,7 +149,9 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
             trace = (path_of(setup.files, setup.trace), SETUP_CALL) if setup.trace else None
             inner = Answer(Ticket(stand_in.made), stand_in.setup_seconds, self.model.run != "none")
             cpu = self.model.constants.setup_s
-            return Ticket(self._send(endpoint, data, refs, cost, inner, cpu, SETUP_CALL, trace))
+            return Ticket(
+                self._posted(self._message(endpoint, data, refs, cost, inner, cpu, SETUP_CALL, trace))
+            )
 
     def submit(
         self,
@@ -173,24 +162,34 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
         refs: Sequence[Ref],
         returns: int = OUTPUT,
     ) -> Ticket:
-        rank: SimulatedRank = endpoint.handle
         with self._lock:
-            stand_in = rank.stand_in
-            call = self._unpack(data)
-            name = method if call is None else call.method
-            is_ours = name.startswith(HOST)
-            cost = Cost(0.0) if is_ours else self.costs.of(_class_of(stand_in, role), role, _shown(name))
-            given = {"value": cost.returns} if cost.gives else None
-            answer = stand_in.call(self, endpoint, role, name, call, data, refs, returns, given)
-            if call is None:
-                endpoint.bare_calls += 1
-            number = -endpoint.bare_calls if call is None else call.call
-            trace = None
-            if call is not None and call.trace:
-                trace = (path_of(endpoint.facts.files, call.trace), call.call)
-            ref = self._send(endpoint, data, refs, cost, answer, self.model.constants.handle_s, number, trace)
-            info, rest = answer.ticket.info, answer.ticket.rest
-            return Ticket(ref, self._with(ref, info), self._with(ref, rest))
+            ticket, posting = self.prepared(endpoint, role, method, data, refs, returns)
+            self._posted(posting)
+            return ticket
+
+    def prepared(
+        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], returns: int
+    ) -> tuple[Ticket, Posting]:
+        """The message of one rank, which nobody has sent yet, and what stands for what it will give."""
+        rank: SimulatedRank = endpoint.handle
+        stand_in = rank.stand_in
+        call = self._unpack(data)
+        name = method if call is None else call.method
+        is_ours = name.startswith(HOST)
+        cost = Cost(0.0) if is_ours else self.costs.of(_class_of(stand_in, role), role, _shown(name))
+        given = {"value": cost.returns} if cost.gives else None
+        answer = stand_in.call(self, endpoint, role, name, call, data, refs, returns, given)
+        if call is None:
+            endpoint.bare_calls += 1
+        number = -endpoint.bare_calls if call is None else call.call
+        trace = None
+        if call is not None and call.trace:
+            trace = (path_of(endpoint.facts.files, call.trace), call.call)
+        posting = self._message(
+            endpoint, data, refs, cost, answer, self.model.constants.handle_s, number, trace
+        )
+        info, rest = answer.ticket.info, answer.ticket.rest
+        return Ticket(posting.ref, self._with(posting.ref, info), self._with(posting.ref, rest)), posting
 
     def _with(self, ref: TimedRef, other: Ref | None) -> Ref | None:
         """Another object that a call gives, there with its value."""
@@ -200,6 +199,13 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
         self._twins.setdefault(id(ref), []).append(twin)
         return twin
 
+    def _ended_with(self, ref: TimedRef, at: float) -> list[TimedRef]:
+        """Note that a call on a rank is over, and with it all that it gives."""
+        ended = [ref, *self._twins.pop(id(ref), ())]
+        for one in ended:
+            one.at = at
+        return ended
+
     def _unpack(self, data: bytes) -> RankCall | None:
         if data == BARE:
             return None
@@ -207,7 +213,19 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
             self._unpacked = (data, RankCall.unpack(data))
         return self._unpacked[1]
 
-    def _send(
+    def _posted(self, posting: Posting) -> TimedRef:
+        """Have the driver send a rank its message."""
+        now = self.spend(self.message_s(posting.message_bytes))
+        posting.post(self.world, self.world.driver, now)
+        return posting.ref
+
+    def message_s(self, nbytes: int) -> float:
+        """How long the driver is busy with one message of that size; counts it."""
+        self.messages += 1
+        self.message_bytes += nbytes
+        return self.model.constants.submit_s + nbytes / self.model.constants.message_bytes_per_s
+
+    def _message(
         self,
         endpoint: Endpoint,
         data: bytes,
@@ -217,16 +235,13 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
         cpu: float,
         number: int,
         trace: tuple[str, int] | None,
-    ) -> TimedRef:
-        """Send one rank its message, in the model."""
+    ) -> Posting:
         rank: SimulatedRank = endpoint.handle
-        constants, world = self.model.constants, self.world
         inner: InlineRef = answer.ticket.value
-        now = self._spend(constants.submit_s + len(data) / constants.message_bytes_per_s)
-        self.messages += 1
-        self.message_bytes += len(data)
         if not rank.alive:
-            return TimedRef(InlineRef(lost=rank.lost), now, endpoint)
+            gone = SimulatedRef(InlineRef(lost=rank.lost), FOR_EVER, endpoint)
+            gone.value.waiting.append(lambda at: self._ended_with(gone, at))
+            return Posting(rank, gone, len(data), None)
         needs = [value for value in map(value_of, refs) if value is not None]
         nbytes = len(data) + sum(value.nbytes for value in needs)
         seconds = self._seconds(cost, answer, nbytes)
@@ -238,22 +253,18 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
 
         def done(work: Work, at: float) -> Iterable[TimedRef]:
             rank.under_way.pop(number, None)
-            ended = [ref, *self._twins.pop(id(ref), ())]
-            for one in ended:
-                one.at = at
+            ended = self._ended_with(ref, at)
             if number == SETUP_CALL and not ref.failed:
                 began = self._began_ns / 1e9
                 ref.inner = InlineRef((began + work.started, began + work.finished))
             out.arrive(at)
             if trace is not None:
-                self._note(trace, work, nbytes, inner)
+                self._journals.note(trace, work, nbytes, inner)
             return ended
 
         work = Work(seconds, cpu, len(data), needs, out, done)
         rank.under_way[number] = (work, ref)
-        there = world.wires.sent(world.driver, rank.process.node, len(data), now)
-        world.events.at(there, lambda at: rank.process.arrive(work, at))
-        return ref
+        return Posting(rank, ref, len(data), work)
 
     def _seconds(self, cost: Cost, answer: Answer, nbytes: int) -> float:
         seconds = cost.seconds
@@ -264,25 +275,17 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
             seconds *= max(0.0, self._chance.gauss(1.0, cost.spread))
         return seconds
 
-    def _note(self, trace: tuple[str, int], work: Work, nbytes: int, inner: InlineRef) -> None:
-        """What the rank would have written of a call that is traced."""
-        path, number = trace
-        at = [
-            self._began_ns + int(t * 1e9) for t in (work.received, work.started, work.finished, work.returned)
-        ]
-        error = "null" if inner.failure is None else json.dumps("SimulatedFault")
-        journal = self._journals.setdefault(path, bytearray())
-        journal += (
-            f'["{IN}",{number},{at[0]}]\n["{RUN}",{number},{at[1]},{nbytes}]\n'
-            f'["{OUT}",{number},{at[2]},{at[3]},{work.out.nbytes},{error}]\n'
-        ).encode()
+    def relays(self, tree: RelayTree, endpoints: Sequence[Endpoint]) -> SimulatedRelays:
+        with self._lock:
+            self.made_relays.append(SimulatedRelays(self, self.model.constants, tree, endpoints))
+        return self.made_relays[-1]
 
     def stream(
         self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], buffer: int | None
     ) -> RankStream:
         """The items come without taking time; the method's stated cost is that of the call."""
         stand_in = endpoint.handle.stand_in
-        self._spend(self.model.constants.submit_s)
+        self.spend(self.model.constants.submit_s)
         host = stand_in.endpoint.handle.host
         if self.model.run == "none" or host is None:
             return InlineStream(iter((StreamEnd(0),)), lambda work: InlineRef(work()))
@@ -292,7 +295,7 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
         constants = self.model.constants
         nbytes = value.nbytes if isinstance(value, Encoded | Bundle) else 0
         with self._lock:
-            now = self._spend(constants.put_s + nbytes / constants.store_bytes_per_s)
+            now = self.spend(constants.put_s + nbytes / constants.store_bytes_per_s)
             stored = Value(nbytes, now)
             ref = SimulatedRef(InlineRef(value), now, None, stored)
             self.world.wires.store(id(stored), self.world.driver, now)
@@ -300,44 +303,6 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
 
     def ref_types(self) -> tuple[type, ...]:
         return (InlineRef, TimedRef, SimulatedRef)
-
-    def _reach(self, refs: Sequence[Ref], count: int, limit: float, *, stop_at_failure: bool) -> None:
-        with self._lock:
-            events, clock = self.world.events, self.clock
-            events.until(clock.now())
-            waited = {id(ref) for ref in refs if isinstance(ref, TimedRef) and ref.at == FOR_EVER}
-            left = count - (len(refs) - len(waited))
-            if stop_at_failure and any(has_failed(ref) for ref in refs if at_of(ref) != FOR_EVER):
-                return
-            while left > 0 and waited:
-                if events.next > limit or events.next == FOR_EVER:
-                    self._pass(limit)
-                    return
-                for ended in events.step() or ():
-                    if id(ended) in waited:
-                        waited.discard(id(ended))
-                        left -= 1
-                        clock.advance_to(ended.at)
-                        if stop_at_failure and ended.failed:
-                            return
-
-    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        found = super().fetch(refs, timeout)
-        constants, world = self.model.constants, self.world
-        with self._lock:
-            nbytes = 0
-            until = self.clock.now()
-            for value in map(value_of, refs):
-                if value is not None and value.nbytes:
-                    nbytes += value.nbytes
-                    until = max(
-                        until, world.wires.arrive(id(value), value.nbytes, world.driver, self.clock.now())
-                    )
-            world.events.until(until)
-            self.clock.advance_to(until)
-            per_rank = constants.take_s * len(refs)
-            self._spend(constants.call_s + per_rank + nbytes / constants.copy_bytes_per_s)
-        return found
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         lost = Lost("the rank was stopped", "stopped", intended=True)
@@ -367,8 +332,7 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
             ref.inner = InlineRef(
                 failure=capture(CallCancelled("was cancelled"), kind="cancelled", rank=rank.rank)
             )
-            for one in (ref, *self._twins.pop(id(ref), ())):
-                one.at = now
+            self._ended_with(ref, now)
             work.out.arrive(now)
         return dropped
 
@@ -376,9 +340,8 @@ class SimulatedTransport(Ground, TimedCalls, InlineTransport):
         return [Sight(reachable=endpoint.handle.alive) for endpoint in endpoints]
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
-        if path in self._journals:
-            return bytes(self._journals[path][offset : offset + limit])
-        return super().read(endpoint, path, offset, limit)
+        written = self._journals.read(path, offset, limit)
+        return super().read(endpoint, path, offset, limit) if written is None else written
 
 
 def _class_of(stand_in: StandIn, role: str) -> str:
