@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -210,23 +210,9 @@ def assemble(
         )
         for draft in drafts
     ]
-    numbers = {(draft.place.group, draft.place.epoch, draft.number): draft.id for draft in drafts}
-    of_ranks: list[Span] = []
-    for key, reading in readings.items():
-        for span in reading.spans:
-            call = numbers.get((key.group, key.epoch, span.call)) if span.call is not None else None
-            moved = corrected_span(replace(span, call=call), offset(key))
-            if call is not None or (span.call is None and began <= moved.began <= ended):
-                of_ranks.append(moved)
+    of_ranks = _spans_of_ranks(readings, drafts, offset, began, ended)
     called = {(call.group, call.epoch) for call in calls}
     called |= {(span.track.group, span.track.epoch) for span in of_ranks if span.track is not None}
-    notes = [note for place in places if (place.group, place.epoch) in called for note in place.notes]
-    if dropped:
-        notes.append(
-            f"The first {dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
-        )
-    if any(reading.full for reading in readings.values()):
-        notes.append("A rank wrote more than it may; the rest of its part is left out.")
     return Trace(
         began=began,
         ended=ended,
@@ -238,8 +224,43 @@ def assemble(
         spans=tuple(sorted([*spans, *of_ranks], key=lambda span: span.began)),
         clocks=clocks,
         counters=_counted(readings, offset, began, ended),
-        notes=tuple(notes),
+        notes=tuple(_notes(places, called, readings, dropped)),
     )
+
+
+def _spans_of_ranks(
+    readings: Mapping[TrackKey, Reading],
+    drafts: Sequence[Draft],
+    offset: Callable[[TrackKey], int],
+    began: int,
+    ended: int,
+) -> list[Span]:
+    """The spans that ranks noted within these calls, or within no call in this time."""
+    numbers = {(draft.place.group, draft.place.epoch, draft.number): draft.id for draft in drafts}
+    found: list[Span] = []
+    for key, reading in readings.items():
+        for span in reading.spans:
+            call = numbers.get((key.group, key.epoch, span.call)) if span.call is not None else None
+            moved = corrected_span(replace(span, call=call), offset(key))
+            if call is not None or (span.call is None and began <= moved.began <= ended):
+                found.append(moved)
+    return found
+
+
+def _notes(
+    places: Sequence[Place],
+    called: Collection[tuple[str, int]],
+    readings: Mapping[TrackKey, Reading],
+    dropped: int,
+) -> Iterable[str]:
+    """What a reader of the trace has to know."""
+    for place in places:
+        if (place.group, place.epoch) in called:
+            yield from place.notes
+    if dropped:
+        yield f"The first {dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
+    if any(reading.full for reading in readings.values()):
+        yield "A rank wrote more than it may; the rest of its part is left out."
 
 
 def _counted(

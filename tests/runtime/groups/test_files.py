@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import phalanx as px
-from phalanx.runtime.groups.launch import Labels
+from phalanx.runtime.groups.setups import Labels
 
 
 def test_names_are_safe_in_a_path() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,14 +10,13 @@ from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import PlacementError
 from phalanx.execution.factory import make_host
 from phalanx.runtime.calls.compose import Outlet, encode_body
+from phalanx.runtime.groups.setups import setups_of
 from phalanx.runtime.life.options import GroupOptions
 from phalanx.runtime.pools.pool import ResourcePool
-from phalanx.runtime.session.connection import RUN_ID, show_ranks
+from phalanx.runtime.session.connection import show_ranks
 from phalanx.runtime.session.output import display
 from phalanx.show.logs import label_of
-from phalanx.topology.accelerators import Accelerator, in_use
-from phalanx.topology.environment import THREADS, rank_environment
-from phalanx.topology.slots import Slot, SlotView
+from phalanx.topology.slots import Slot
 from phalanx.transport.facade import facade_name
 from phalanx.transport.values import (
     Endpoint,
@@ -31,10 +27,9 @@ from phalanx.transport.values import (
     SpawnRequest,
     Ticket,
 )
-from phalanx.wire.messages import STORE_VARIABLE, RankSetup
+from phalanx.wire.messages import RankSetup
 
 Roles = Mapping[str, ClassWithInitArgs]
-_LABEL_LENGTH = 80
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def launch(
         try:
             ordered = _in_rank_order(pool, [*kept.values(), *endpoints], places)
             label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
-            setups = _setups(pool, ordered, name, label, epoch, options, new[0] if places else 0)
+            setups = setups_of(pool, ordered, name, label, epoch, options, new[0] if places else 0)
             if places:
                 setups = [replace(setup, rejoining=True) for setup in setups]
             setups = [replace(setup, trace=trace) for setup in setups] if trace else setups
@@ -192,95 +187,6 @@ def _in_rank_order(
     return [by_slot[slot] for slot in places or learnt]
 
 
-def _setups(
-    pool: ResourcePool,
-    endpoints: Sequence[Endpoint],
-    name: str,
-    label: str,
-    epoch: int,
-    options: GroupOptions,
-    server: int,
-) -> list[RankSetup]:
-    """``server`` is the rank whose process serves torch's store: one that is new, and has a port for it."""
-    view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
-    first = endpoints[server].facts
-    on_node = _devices_by_node(pool, endpoints)
-    here = Counter(endpoint.facts.slot.node_id for endpoint in endpoints)
-    folder = _labels.new(name, epoch)
-    # What Ray sets before the process starts is the group's too: it wins over what we would choose.
-    given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
-    setups: list[RankSetup] = []
-    for rank, endpoint in enumerate(endpoints):
-        facts = endpoint.facts.slot
-        holding = pool.holdings[endpoint.slot.pool]
-        kind = in_use(holding.resource, {}) if holding.resource else None
-        own = holding.accelerators.get(endpoint.slot, facts.accelerator_ids)
-        environment = rank_environment(
-            rank=rank,
-            world_size=len(endpoints),
-            local_rank=view.local_ranks[rank],
-            local_world_size=view.local_world_sizes[rank],
-            master_addr=first.slot.node_ip,
-            master_port=first.store_port,
-            visible=options.visible_devices,
-            own_ids=own,
-            node_ids=on_node[facts.node_id],
-            accelerator=kind or _hidden(facts.accelerator_ids),
-            cpus_of_node=facts.cpus_of_node,
-            ranks_on_node=here[facts.node_id],
-            threads=facts.threads,
-            group_env=given,
-        )
-        environment[STORE_VARIABLE] = f"{first.slot.node_ip}:{first.store_port}/{epoch}"
-        setups.append(
-            RankSetup(
-                rank=rank,
-                world_size=len(endpoints),
-                local_rank=view.local_ranks[rank],
-                local_world_size=view.local_world_sizes[rank],
-                group=name,
-                epoch=epoch,
-                environment=environment,
-                host=facts.host,
-                node_id=facts.node_id,
-                accelerator_ids=own,
-                device_type=kind.torch_device if kind and own else "cpu",
-                local_device=int(environment["LOCAL_RANK"]) if own else 0,
-                threads=_threads(environment),
-                meshes=dict(options.meshes),
-                asynchronous=options.max_concurrency is not None,
-                files=_files(endpoint.facts.folder, folder, rank),
-                label=label,
-                serves=rank == server,
-            )
-        )
-    return setups
-
-
-def _threads(environment: Mapping[str, str]) -> int | None:
-    """How many threads torch is to use where it was imported before the environment was set."""
-    text = environment.get(THREADS, "")
-    return int(text) if text.isdigit() and int(text) > 0 else None
-
-
-def _hidden(seen: tuple[str, ...]) -> Accelerator | None:
-    """The accelerator to hide from a rank without one: CUDA, whose mask torch reads before anything else."""
-    return None if seen else in_use("GPU", {})
-
-
-def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
-    for endpoint in endpoints:
-        ids = pool.holdings[endpoint.slot.pool].accelerators.get(endpoint.slot, ())
-        found.setdefault(endpoint.facts.slot.node_id, []).extend(ids)
-    return {
-        node: tuple(
-            sorted(dict.fromkeys(ids), key=lambda i: (not i.isdigit(), int(i) if i.isdigit() else 0, i))
-        )
-        for node, ids in found.items()
-    }
-
-
 def _send(
     outlet: Outlet, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankSetup]
 ) -> list[Ticket]:
@@ -291,29 +197,3 @@ def _send(
         outlet.transport.setup(endpoint, setup.pack(body), refs)
         for endpoint, setup in zip(endpoints, setups, strict=True)
     ]
-
-
-class Labels:
-    """Names for the folders of groups: safe in a path, and never given twice."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-        self._lock = threading.Lock()
-
-    def new(self, name: str, epoch: int) -> str:
-        """``<group>-<epoch>``, with a number behind it where another group of this process bears the name."""
-        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LABEL_LENGTH].lstrip(".") or "group"
-        with self._lock:
-            label, number = f"{safe}-{epoch}", 1
-            while label in self._given:
-                number += 1
-                label = f"{safe}-{epoch}.{number}"
-            self._given.add(label)
-            return label
-
-
-def _files(own: str, folder: str, rank: int) -> str:
-    return f"{own}/{RUN_ID}/{folder}/rank-{rank}" if own else ""
-
-
-_labels = Labels()
