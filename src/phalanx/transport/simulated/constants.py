@@ -44,6 +44,12 @@ class Constants:
     message_bytes_per_s: float = 0.5e9
     """What travels inside a message or a small output."""
 
+    # Between nodes: assumed.
+    latency_s: float = 0.1e-3
+    """One message, from a process to another."""
+    network_bytes_per_s: float = 10e9
+    """One node's link, in each direction."""
+
     # Relays of large groups: a process each, on a node of their ranks, whose cores it shares with them.
     relay_call_s: float = 2.0e-3
     """CPU of a relay for a call, however many are below it: wake, decode, wait, answer."""
@@ -53,12 +59,6 @@ class Constants:
     """CPU of a relay to take each one's output."""
     relayed_rank_s: float = 5.0e-6
     """The driver's CPU for each rank of a call that goes through relays."""
-
-    # Between nodes: assumed.
-    latency_s: float = 0.1e-3
-    """One message, from a process to another."""
-    network_bytes_per_s: float = 10e9
-    """One node's link, in each direction."""
 
     @staticmethod
     def names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class Value:
 
     nbytes: int = 0
     at: float = float("inf")
-    waiting: list[Callable[[float], None]] = field(default_factory=list[Callable[[float], None]])
+    waiting: list[Callable[[float], Any]] = field(default_factory=list[Callable[[float], Any]])
 
     def arrive(self, time: float) -> None:
         """It is there from now on."""
