@@ -45,7 +45,7 @@ class SteppedClock:
             return self._now
 
 
-@dataclass
+@dataclass(eq=False)
 class TimedRef:
     """An inline result that is there from ``at`` on; for ever under way where nobody knows when."""
 

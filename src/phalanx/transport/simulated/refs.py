@@ -9,7 +9,7 @@ from phalanx.transport.timed import TimedRef
 from phalanx.transport.values import Ref
 
 
-@dataclass
+@dataclass(eq=False)
 class SimulatedRef(TimedRef):
     """A reference with the size of its value in the model."""
 
