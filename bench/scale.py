@@ -1,7 +1,7 @@
-"""What a call to many ranks costs the driver, through relays and without: `python bench/scale.py --ranks 16 64`.
+"""What a call to many ranks costs, through relays and without: `python bench/scale.py --ranks 16 64 --objects 1024`.
 
-With `--objects` the ranks are objects in the relays' processes, 32 in each, which answer at once: messages, hops and
-what the driver does are those of that many processes, what ranks do is left out.
+With `--objects` the ranks are objects in the relays' processes, 32 in each: what the driver does, messages and hops are
+those of that many processes. `make bench ARGS="--only scale"` runs all of it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,71 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # what relays run is found there
 
 import phalanx as px  # noqa: E402
-from phalanx.wire.relayed import Batch, Envelope, batch_of, packed_output  # noqa: E402
+from bench.hosted import Counted, HostedTransport, Light  # noqa: E402
 
 ROUNDS, CALLS = 5, 20
+RELAYS, DIRECT = "relays", "direct"
 
 
-class Light(px.Worker):
-    """Does nothing."""
+def thread_seconds(pids: Iterable[int]) -> float:
+    """Seconds for which the threads of these processes have run, to the nanosecond."""
+    nanoseconds = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            try:
+                nanoseconds += int(task.read_text().split()[0])
+            except OSError:  # that thread has ended
+                continue
+    return nanoseconds / 1e9
 
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def nothing(self) -> None: ...
 
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def take(self, value: float) -> float:
-        return value
+@dataclass
+class Taken:
+    """Seconds of one call, by repetition: by the clock, of this process's CPU, and of others' by what they are."""
+
+    clock: list[float] = field(default_factory=list[float])
+    cpu: list[float] = field(default_factory=list[float])
+    others: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def measure(self, call: Callable[[], Any], processes: dict[str, Sequence[int]], keep: bool) -> None:
+        """Make some calls, and note the mean of one."""
+        used = {name: thread_seconds(pids) for name, pids in processes.items()}
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(CALLS):
+            call()
+        clock, cpu = time.perf_counter() - began, time.process_time() - cpu
+        if keep:
+            self.clock.append(clock / CALLS)
+            self.cpu.append(cpu / CALLS)
+            for name, pids in processes.items():
+                spent = (thread_seconds(pids) - used[name]) / CALLS
+                self.others.setdefault(name, []).append(spent)
+
+    def told(self) -> dict[str, Any]:
+        """For a line of JSON."""
+        return {"clock": _rounded(self.clock), "cpu": _rounded(self.cpu)} | {
+            f"cpu of {name}": _rounded(values) for name, values in self.others.items()
+        }
+
+    def words(self) -> str:
+        """Medians in milliseconds."""
+        return ", ".join(
+            f"{name} {statistics.median(values) * 1e3:.2f} ms" for name, values in self.told().items()
+        )
 
 
-def measured(call: Callable[[], Any], calls: int = CALLS) -> tuple[float, float]:
-    """Milliseconds of one call, by the clock and of this process's CPU."""
-    began, cpu = time.perf_counter(), time.process_time()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - began) / calls * 1e3, (time.process_time() - cpu) / calls * 1e3
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 6) for value in values]
 
 
 def real(ranks: int) -> dict[str, Any]:
@@ -53,81 +89,74 @@ def real(ranks: int) -> dict[str, Any]:
         group = px.WorkerGroup(pool, Light, show_ranks="none", start_timeout=600)
         started = time.perf_counter() - began
         core = group.core
-        ways = {"relays": core.door, "direct": DirectDoor(core.transport)}
-        found: dict[str, list[tuple[float, float]]] = {}
-        for turn in range(ROUNDS + 1):
-            for name, door in ways.items():
-                core.door = door
-                for what, call in (("empty", group.nothing), ("argument", lambda: group.take(1.5))):
-                    taken = measured(call)
-                    if turn:  # the first turn warms up
-                        found.setdefault(f"{what}, {name}", []).append(taken)
-        core.door = ways["relays"]
-        return {"ranks": ranks, "start_s": round(started, 1), **{k: _median(v) for k, v in found.items()}}
+        constructed = [one for one, _ in core.life.constructed]
+        relays = [pid for _, _, _, pid in core.door.whereabouts()]
+        processes = {"ranks": [endpoint.facts.pid for endpoint in core.endpoints], "relays": relays}
+        ways = {RELAYS: core.door, DIRECT: DirectDoor(core.transport)}
+        calls = {"empty": group.nothing, "argument": lambda: group.take(1.5)}
+        found = {(what, way): Taken() for what in calls for way in ways}
+        for turn in range(ROUNDS + 1):  # the first one warms up
+            for way in sorted(ways, reverse=bool(turn % 2)):
+                core.door = ways[way]
+                for what, call in calls.items():
+                    found[what, way].measure(call, processes, keep=turn > 0)
+        core.door = ways[RELAYS]
+        facts = {"ranks": ranks, "relays": len(relays), "start": round(started, 1)}
+        facts["apart"] = round(max(constructed) - min(constructed), 1)
+        facts["memory"] = round(sum(map(_own_memory, processes["ranks"])) / ranks / 2**20)
+        return {**facts, **_told(found)}
 
 
-def _median(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    clock, cpu = zip(*pairs, strict=True)
-    return {"ms": round(statistics.median(clock), 2), "cpu_ms": round(statistics.median(cpu), 2)}
+def _told(found: dict[tuple[str, str], Taken]) -> dict[str, Any]:
+    for (what, way), taken in found.items():
+        print(f"  {what}, {way}: {taken.words()}", file=sys.stderr, flush=True)
+    return {f"{what}, {way}": taken.told() for (what, way), taken in found.items()}
 
 
-class Answers:
-    """A call to ranks that are objects here."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def collect(self) -> Batch:
-        """What they return: nothing."""
-        return batch_of([packed_output(None)] * self._count, [None] * self._count)
+def _own_memory(pid: int) -> int:
+    """Bytes of a process, its share of what it has in common with others included."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def objects(ranks: int) -> dict[str, Any]:
-    """Relays over objects, 32 in each process beside the ranks."""
+    """A group whose hosts are objects in its relays, 32 in each."""
     import ray
 
-    from phalanx.topology.relays import plan_relays
-    from phalanx.topology.slots import Slot, SlotFacts
-    from phalanx.transport.ray.relay import Relay
-    from phalanx.transport.ray.relays import RayRelays
-    from phalanx.transport.values import Endpoint
-    from phalanx.wire.messages import Facts
-    from phalanx.wire.relayed import Shares, part_of
+    from phalanx.runtime.session import connection
 
-    class OverObjects(Relay):
-        def _to_ranks(self, envelope: Envelope, refs: Sequence[Any]) -> Any:
-            return Answers(len(self._below.ranks) if envelope.ranks is None else len(envelope.ranks))
+    os.environ["PHALANX_RELAY_FROM"] = "2"
+    transport = HostedTransport()
+    with connection.standing_in(transport), px.ResourcePool([ranks], use_gpu=False) as pool:
+        began = time.perf_counter()
+        group = px.WorkerGroup(pool, Light, show_ranks="none", start_timeout=600)
+        relays = transport.made[-1]
+        relays.whereabouts()
+        started = time.perf_counter() - began
+        if group.take(1.5) != [1.5] * ranks:
+            raise RuntimeError("the hosts do not answer as they are asked")
+        before = _counted(ray, relays)
+        taken = Taken()
+        for turn in range(ROUNDS + 1):
+            taken.measure(group.nothing, {}, keep=turn > 0)
+        calls = (ROUNDS + 1) * CALLS
+        counted = _counted(ray, relays)
+        seen = {
+            "messages": (counted.calls + counted.to_ranks - before.calls - before.to_ranks) / calls,
+            "hops": counted.hops,
+        }
+        planned = {"messages": len(relays.tree.relays) + ranks, "hops": relays.tree.hops}
+        if seen != planned:
+            raise RuntimeError(f"counted {seen}, planned {planned}")
+        facts = {"objects": ranks, "relays": len(relays.tree.relays), "heads": relays.tree.heads}
+        return {**facts, **planned, "start": round(started, 1), **_told({("empty", RELAYS): taken})}
 
-    node = ray.get_runtime_context().get_node_id()
-    tree = plan_relays([node] * ranks)
-    nobody = Endpoint(Slot(0, 0, ""), None, Facts(SlotFacts(node, "", ""), 0, 0.0, 0))
-    began = time.perf_counter()
-    relays = RayRelays(tree, [nobody] * ranks, lambda: True, actor=OverObjects)
-    relays.whereabouts()
-    started = time.perf_counter() - began
-    shares = Shares([tree.relays[index].ranks for index in tree.head_indices])
-    serial = iter(range(1 << 40))
 
-    def call() -> None:
-        envelope = Envelope(next(serial), "", "nothing", 1, None, [(b"x" * 200, [])], None)
-        refs = [relays.send(head, part_of(envelope, None, some)[0], ()) for head, _, some in shares.of(None)]
-        batches = relays.batches(refs, None)
-        outputs = [output for some in relays.outputs(batches, None) for output in some]
-        if outputs != [None] * ranks:
-            raise RuntimeError(f"{len(outputs)} outputs of {ranks} ranks")
-
-    call()
-    taken = [measured(call, 10) for _ in range(ROUNDS)]
-    relays.end()
-    return {
-        "objects": ranks,
-        "relays": len(tree.relays),
-        "heads": tree.heads,
-        "hops": tree.hops,
-        "messages": len(tree.relays) + ranks,
-        "start_s": round(started, 1),
-        **_median(taken),
-    }
+def _counted(ray: Any, relays: Any) -> Counted:
+    told = ray.get([handle.counted.remote() for handle in relays._handles])
+    return Counted(
+        sum(one.calls for one in told), sum(one.to_ranks for one in told), max(one.hops for one in told)
+    )
 
 
 def main() -> None:

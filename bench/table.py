@@ -8,12 +8,25 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.accounts import Account
-from bench.scenarios import ALL_BYTES, BARE, FLOOR, PHALANX, UNSAVED, UNTRACED, UNVERIFIED, VERL, VERL_NUMPY
+from bench.scenarios import (
+    ALL_BYTES,
+    BARE,
+    DIRECT,
+    FLOOR,
+    LIMIT,
+    PHALANX,
+    SMALLER,
+    UNSAVED,
+    UNTRACED,
+    UNVERIFIED,
+    VERL,
+    VERL_NUMPY,
+)
 from bench.stats import Row, Summary
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-CONTENDERS = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNSAVED, UNVERIFIED, ALL_BYTES)
-RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNSAVED, UNVERIFIED, ALL_BYTES)
+RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNSAVED, UNVERIFIED, ALL_BYTES, DIRECT, SMALLER, LIMIT)
+CONTENDERS = (PHALANX, *RATIOS)
 MISSING = "-"
 
 

@@ -90,3 +90,19 @@ def test_an_output_that_holds_references_travels_by_reference() -> None:
     encoded = encode([Path("a")], hoist={type(Path()): lambda _: "token"})
 
     assert packed_output(encoded) is None
+
+
+def test_a_batch_comes_back_from_its_packed_form() -> None:
+    batch = batch_of([packed_output(None), packed_output(3), packed_output(None)], [None] * 3)
+
+    packed = batch.pack()
+
+    assert isinstance(packed, bytes)
+    assert Batch.unpack(packed) == batch
+
+
+def test_a_batch_with_references_stays_an_object_whose_references_a_backend_counts() -> None:
+    batch = batch_of([packed_output(None), None], ["ref 0", "ref 1"])
+
+    assert batch.pack() is batch
+    assert Batch.unpack(batch) is batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import phalanx as px
@@ -25,6 +26,10 @@ class Counter(px.Worker):
     @px.register(px.Dispatch.ALL_TO_ALL)
     def own(self, number: int) -> int:
         return number
+
+    @px.register(px.Dispatch.ROWS)
+    def first(self, rows: np.ndarray) -> np.ndarray:
+        return rows[:1, 0]
 
     @px.register
     def items(self, count: int) -> Iterator[int]:
@@ -69,6 +74,16 @@ def test_a_call_to_one_rank_passes_those_above_it(group: px.WorkerGroup, relayin
 def test_each_rank_gets_its_own_arguments_and_the_outputs_are_in_order(group: px.WorkerGroup) -> None:
     assert group.own(list(range(10, 18))) == list(range(10, 18))
     assert group[1:7:2].own([1, 2, 3]) == [1, 2, 3]
+
+
+def test_pieces_for_the_ranks_of_a_node_are_one_object_for_each_relay(
+    group: px.WorkerGroup, relaying: LocalRelaying
+) -> None:
+    rows = np.repeat(np.arange(8.0), 20_000).reshape(8, 20_000)  # 160 kB for each rank
+
+    assert list(group.first(rows)) == list(range(8))
+
+    assert relays(relaying).passed == [1] * 6
 
 
 def test_ranks_that_return_equal_values_give_one_each(group: px.WorkerGroup) -> None:

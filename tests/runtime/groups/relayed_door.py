@@ -37,6 +37,7 @@ class LocalRelays:
     hops: int = 0
     lost: set[int] = field(default_factory=set[int])
     kept: dict[tuple[int, int], list[Ticket]] = field(default_factory=dict[tuple[int, int], list[Ticket]])
+    passed: list[int] = field(default_factory=list[int])  # references, by message to a relay
 
     def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
         if head in self.lost:
@@ -59,6 +60,7 @@ class LocalRelays:
 
     def _forward(self, index: int, data: bytes, refs: Sequence[Ref]) -> list[Ticket]:
         self.hops += 1
+        self.passed.append(len(refs))
         relay, envelope = self.tree.relays[index], Envelope.unpack(data)
         ranks = relay.ranks if envelope.ranks is None else envelope.ranks
         if not relay.below:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ray._private import worker as ray_worker
 
 import phalanx as px
 from phalanx.runtime.calls.relayed_door import RelayedDoor
@@ -42,6 +45,10 @@ class Counter(px.Worker):
         if self.rank == rank:
             raise KeyError("not this one")
         return self.rank
+
+    @px.register
+    def refuse_all(self) -> None:
+        raise KeyError("none of them")
 
     @px.register
     def wait_for(self, path: str) -> int:
@@ -132,6 +139,24 @@ def test_an_error_names_its_rank_and_the_group_stays_ready(group: px.WorkerGroup
         group.refuse(3)
 
     assert group.nothing() == [None] * 8
+
+
+def test_what_was_raised_is_in_no_log_of_a_relay_and_not_printed_here(
+    group: px.WorkerGroup, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pids = [pid for _, _, _, pid in relays(group)]
+    with pytest.raises(KeyError, match="rank 7"):
+        group.refuse_all()
+
+    gc.collect()
+    group.core.door.look()  # the relays let go of the call
+    assert group.nothing() == [None] * 8
+
+    node: Any = ray_worker._global_node
+    logs = [path for pid in pids for path in Path(node.get_logs_dir_path()).glob(f"worker-*-{pid}.*")]
+    assert logs
+    assert not any(word in path.read_text() for path in logs for word in ("Traceback", "Unhandled"))
+    assert "Unhandled" not in capfd.readouterr().err
 
 
 def test_a_deadline_names_the_ranks_that_were_late(group: px.WorkerGroup, tmp_path: Any) -> None:

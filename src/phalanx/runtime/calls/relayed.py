@@ -158,9 +158,8 @@ class RelayedArrivals:
         return arrivals.reference(position)
 
     def disregard(self) -> None:
-        if self._direct is None:
-            self._transport.disregard(self.awaited())
-        elif not self._gone:
+        self._transport.disregard(self.awaited())
+        if self._direct is not None and not self._gone:
             self._direct.disregard()
 
     def leave(self) -> None:

@@ -7,6 +7,7 @@ calls reach each rank in one order; a thread waits for what comes back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -36,12 +37,16 @@ class SomeFailed(Exception):
 
 @dataclass
 class Below:
-    """What a relay has below it: ranks, or other relays, each with its name and the ranks that it reaches."""
+    """What a relay has below it: ranks, or other relays, each with its name and the ranks that it reaches.
+
+    ``niceness`` is that of the driver, for which it sends.
+    """
 
     name: str
     ranks: tuple[int, ...]
     endpoints: list[Endpoint]
     relays: list[tuple[str, Any, tuple[int, ...]]]
+    niceness: int = 0
 
 
 @dataclass
@@ -73,7 +78,7 @@ class _ToRelays:
 
     def collect(self) -> Batch:
         try:
-            batches: list[Batch] = ray.get([ref for _, _, _, ref in self.sent])
+            batches = [Batch.unpack(packed) for packed in ray.get([ref for _, _, _, ref in self.sent])]
         except rayx.RayError as error:
             raise SomeFailed from error
         both = 2 if self.halved else 1
@@ -105,16 +110,18 @@ class Relay:
         self._turns: dict[int, asyncio.Future[None]] = {}
         self._calls: dict[int, _ToRanks | _ToRelays] = {}
         self._threads = ThreadPoolExecutor(_MOST_WAITS, "phalanx-relay")
-        ray_worker.blocking_get_inside_async_warned = (
-            True  # these threads wait, and not the loop, as Ray would warn
-        )
+        # These threads wait, and not the loop, as Ray would warn.
+        ray_worker.blocking_get_inside_async_warned = True
+        # The driver hears of each failure by the batch; what it does not ask for is no affair of the relay's log.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+        _be_as_nice_as(below.niceness)
 
     async def whereabouts(self) -> tuple[str, int]:
         """The host and the process id."""
         return socket.gethostname(), os.getpid()
 
-    async def forward(self, sequence: int, data: bytes, refs: Sequence[Any] = ()) -> Batch:
-        """Send a call on, after those before it; its batch.
+    async def forward(self, sequence: int, data: bytes, refs: Sequence[Any] = ()) -> bytes | Batch:
+        """Send a call on, after those before it; its batch, packed.
 
         Raises:
             SomeFailed: as soon as a rank, or a relay below, has failed.
@@ -126,7 +133,8 @@ class Relay:
             call = self._calls[envelope.serial] = self._send(envelope, refs)
         finally:
             self._begin_next()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call.collect)
+        batch = await asyncio.get_running_loop().run_in_executor(self._threads, call.collect)
+        return batch.pack()
 
     async def forget(self, sequence: int, serials: Sequence[int]) -> None:
         """Keep nothing of these calls any more."""
@@ -202,6 +210,17 @@ def _outputs(refs: Sequence[Any]) -> list[bytes | None]:
     except rayx.RayError as error:
         raise SomeFailed from error
     return [packed_output(output) for output in outputs]
+
+
+def _be_as_nice_as(niceness: int) -> None:
+    """Have the threads of this process, and those that they start, run before those of ranks, which Ray holds back.
+
+    A relay that each rank it has sent a call to may interrupt sends the others theirs late.
+    """
+    for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ():
+        with contextlib.suppress(OSError):  # it has ended, or this user may not
+            if os.getpriority(os.PRIO_PROCESS, int(thread)) > niceness:
+                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
 
 
 def _ended(refs: list[Any]) -> set[Any]:

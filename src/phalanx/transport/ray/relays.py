@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,7 +55,7 @@ class RayRelays:
         own = [] if relay.below else [endpoints[rank] for rank in relay.ranks]
         fresh = [replace(endpoint, methods={}) for endpoint in own]
         relays = [(self._names[i], self._handles[i], self.tree.relays[i].ranks) for i in relay.below]
-        return Below(self._names[index], relay.ranks, fresh, relays)
+        return Below(self._names[index], relay.ranks, fresh, relays, os.getpriority(os.PRIO_PROCESS, 0))
 
     @staticmethod
     def _start(actor: Any, node: str, below: Below) -> Any:
@@ -81,7 +82,7 @@ class RayRelays:
             self._sequences[head] += 1
 
     def batches(self, refs: Sequence[Ref], timeout: float | None) -> list[Batch]:
-        return _got(refs, timeout)
+        return [Batch.unpack(packed) for packed in _got(refs, timeout)]
 
     def outputs(self, batches: Sequence[Batch], timeout: float | None) -> list[list[Any]]:
         large = [ref for batch in batches for ref in batch.refs]
