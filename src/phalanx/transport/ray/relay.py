@@ -1,7 +1,8 @@
 """A relay: an actor between a driver and ranks of a large group, which sends, waits and collects for it.
 
 It never decodes what ranks return. A call is sent on as soon as those before it were, on the actor's loop, so that
-calls reach each rank in one order; a thread waits for what comes back.
+calls reach each rank in one order; a thread waits for what comes back. Ray does not list the calls that relays make:
+the cluster has one process that would keep a record of each, and there are thousands of them in a step.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class Relay:
             data, own = messages[which[position]]
             if envelope.bare:
                 endpoint.bare_calls = envelope.bare[position]
-            tickets.append(submit(endpoint, role, method, data, own, returns))
+            tickets.append(submit(endpoint, role, method, data, own, returns, listed=False))
         return _ToRanks(tickets, returns == HALVED)
 
 

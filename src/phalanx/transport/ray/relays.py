@@ -63,6 +63,7 @@ class RayRelays:
             num_cpus=0,
             max_restarts=0,
             max_concurrency=_AT_ONCE,
+            enable_task_events=False,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(below)
 

@@ -11,6 +11,8 @@ from phalanx.wire.messages import BARE, packed_bare
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 
+_NOT_LISTED = {"enable_task_events": False}
+
 
 def submit(
     endpoint: Endpoint,
@@ -19,12 +21,19 @@ def submit(
     data: bytes,
     refs: Sequence[Ref],
     returns: int = OUTPUT,
+    *,
+    listed: bool = True,
 ) -> Ticket:
-    """Send one call to a rank; see ``Calling.submit``."""
+    """Send one call to a rank; see ``Calling.submit``.
+
+    Ray lists its calls, as its dashboard and ``ray list tasks`` show them, unless they are not to be ``listed``.
+    """
     if data == BARE:
         number = endpoint.bare_calls + 1  # counted once it was sent: the rank counts those that came
         key = role + "//" + method
-        bare = endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method)
+        bare = (
+            endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method, listed)
+        )
         try:
             if bare is not None:
                 ticket = Ticket(bare.remote())
@@ -35,24 +44,33 @@ def submit(
             endpoint.methods[key] = None
         data = packed_bare(BARE_CALLS + number, role, method)
         endpoint.bare_calls = number
-    remote = endpoint.methods.get(role + "/" + method)
+    key = f"{role}/{method}/{returns}"
+    remote = endpoint.methods.get(key)
     if remote is None:
-        handle = endpoint.handle
-        remote = getattr(handle, facade_name(role, method), None) or handle._px_call
-        endpoint.methods[role + "/" + method] = remote
+        remote = endpoint.methods[key] = _message_method(endpoint, role, method, returns, listed)
     args = (data, list(refs)) if refs else (data,)
     if returns == OUTPUT:
         return Ticket(remote.remote(*args))
-    info, *outputs = remote.options(num_returns=returns).remote(*args)
+    info, *outputs = remote.remote(*args)
     return Ticket(outputs[0], info, *outputs[1:])
 
 
-def _bare_method(endpoint: Endpoint, role: str, method: str) -> Any | None:
+def _message_method(endpoint: Endpoint, role: str, method: str, returns: int, listed: bool) -> Any:
+    """The process's method for a call with a message that gives back so many objects."""
+    handle = endpoint.handle
+    found = getattr(handle, facade_name(role, method), None) or handle._px_call
+    options: dict[str, Any] = {} if listed else dict(_NOT_LISTED)
+    if returns != OUTPUT:
+        options["num_returns"] = returns
+    return found.options(**options) if options else found
+
+
+def _bare_method(endpoint: Endpoint, role: str, method: str, listed: bool) -> Any | None:
     """The process's method for the call without arguments, under the name that users know; None if it has none."""
     name = facade_name(role, method)
     found = getattr(endpoint.handle, bare_name(name), None)
     if found is not None:
-        found = found.options(name=f"{class_name(endpoint)}.{name}")
+        found = found.options(name=f"{class_name(endpoint)}.{name}", **({} if listed else _NOT_LISTED))
     endpoint.methods[role + "//" + method] = found
     return found
 
