@@ -4,6 +4,7 @@
     python examples/grpo.py --ranks 4 --steps 400 --device cpu
     python examples/grpo.py --save out/run                 # a step now and then is saved; Ctrl-C, and then:
     python examples/grpo.py --save out/run --resume        # it goes on, number by number, as if nothing had been
+    python examples/grpo.py --replace                      # `kill -9` a rank meanwhile: it gets a new process
 
 ``grpo`` is the algorithm as the paper gives it (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, algorithm 1
 with one reward per answer): sample a group of answers to each question, score them, take each reward relative to
@@ -21,7 +22,8 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import phalanx as px
 from phalanx.engines import Completion, Sampling
 from phalanx.engines.transformers import TransformersRollout
+
+#: What a step may end with in which a rank was lost: whoever waited for it names it in its own way.
+LOST = (px.CallError, px.GroupBroken, px.WeightsError)
 
 VOCABULARY = 16  # ten digits, a mark before and after the question, and four tokens that are always wrong
 BEGIN, END = 10, 11
@@ -69,18 +74,39 @@ def grpo(
     groups: Groups, sync: px.WeightSync, settings: Settings, random: torch.Generator, done: int = 0
 ) -> Iterator[float]:
     """Train the policy by the steps that are not ``done``; yields the mean reward of each one's answers."""
-    policy, rollout, judge = groups.policy, groups.rollout, groups.judge
     for _ in range(done, settings.steps):
-        sync()
-        questions = ask(settings.questions, settings.digits, random).repeat_interleave(
-            settings.group_size, dim=0
-        )
-        answers = rollout.generate.submit(questions, Sampling(settings.digits))
-        reference = policy.reference.log_probs.submit(questions, answers)
-        rewards = judge.score(questions, answers)
-        advantages = group_advantages(rewards, settings.group_size)
-        policy.actor.update(questions, answers, reference, advantages)
-        yield rewards.mean().item()
+        yield train_on(ask(settings.questions, settings.digits, random), groups, sync, settings)
+
+
+def train_on(questions: Tensor, groups: Groups, sync: px.WeightSync, settings: Settings) -> float:
+    """One step: the mean reward of the answers to these questions."""
+    policy, rollout, judge = groups.policy, groups.rollout, groups.judge
+    sync()
+    questions = questions.repeat_interleave(settings.group_size, dim=0)
+    answers = rollout.generate.submit(questions, Sampling(settings.digits))
+    reference = policy.reference.log_probs.submit(questions, answers)
+    rewards = judge.score(questions, answers)
+    advantages = group_advantages(rewards, settings.group_size)
+    policy.actor.update(questions, answers, reference, advantages)
+    return rewards.mean().item()
+
+
+def grpo_with_losses(
+    groups: Groups, sync: px.WeightSync, settings: Settings, random: torch.Generator, done: int = 0
+) -> Iterator[float]:
+    """As :func:`grpo`; a step in which ranks were lost is made again, from the point where it began."""
+    px.snapshot(groups.policy, groups.rollout)  # the judge has nothing to lose
+    for _ in range(done, settings.steps):
+        questions, reward = ask(settings.questions, settings.digits, random), None
+        while reward is None:
+            try:
+                made = train_on(questions, groups, sync, settings)
+                px.snapshot(groups.policy, groups.rollout)
+                reward = made
+            except LOST as error:
+                print(f"the step is made again, since {str(error).partition(chr(10))[0]}", file=sys.stderr)
+                px.restore(groups.policy, groups.rollout)  # which gives lost ranks new processes first
+        yield reward
 
 
 def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
@@ -218,7 +244,12 @@ def average_gradients(model: nn.Module, count: int) -> None:
 
 
 def saved(
-    groups: Groups, sync: px.WeightSync, settings: Settings, saving: Saving, console: Console
+    groups: Groups,
+    sync: px.WeightSync,
+    settings: Settings,
+    saving: Saving,
+    console: Console,
+    steps: Callable[..., Iterator[float]],
 ) -> list[float]:
     """Run, and save it all as one commit now and then; the mean reward of each step, those before a resume too."""
     state: dict[str, Any] = {"questions": torch.Generator().manual_seed(settings.seed), "rewards": []}
@@ -226,7 +257,7 @@ def saved(
     roles = {"actor": groups.policy.actor, "rollout": groups.rollout}
     with saving.run(roles, state) as run:
         done = saving.resumed(run)
-        rewards = grpo(groups, sync, settings, state["questions"], done)
+        rewards = steps(groups, sync, settings, state["questions"], done)
         for step, reward in enumerate(shown(rewards, settings.steps, console, done), start=done + 1):
             state["rewards"].append(reward)
             if run is not None and saving.is_due(step, settings.steps):
@@ -234,27 +265,42 @@ def saved(
     return state["rewards"]
 
 
-def train(
-    settings: Settings, ranks: int, device: str, console: Console, report: Path, saving: Saving
-) -> tuple[list[float], float]:
-    """Start the groups and run, and write the report; the mean reward of each step, and the one measured afterwards."""
+@contextmanager
+def started(
+    settings: Settings, ranks: int, device: str, *, replace: bool = False
+) -> Generator[tuple[Groups, px.WeightSync]]:
+    """The groups, and the way of the weights from one to the other; with ``replace``, lost ranks get new processes."""
+    roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
+    engine = TransformersRollout.bind(small_llama, weights="policy", seed=settings.seed)
+    mended = px.Replace() if replace else None
     with (
-        px.trace() as trace,
         px.ResourcePool([ranks], use_gpu=wants_gpu(device, ranks)) as pool,
         px.ResourcePool([1], use_gpu=False) as cpu,
     ):
-        roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
-        engine = TransformersRollout.bind(small_llama, weights="policy", seed=settings.seed)
         groups = Groups(
-            policy=px.WorkerGroup(pool, roles, name="policy"),
-            rollout=px.WorkerGroup(pool, engine, name="rollout"),
-            judge=px.WorkerGroup(cpu, Reward, name="judge"),
+            policy=px.WorkerGroup(pool, roles, name="policy", on_failure=mended),
+            rollout=px.WorkerGroup(pool, engine, name="rollout", on_failure=mended),
+            judge=px.WorkerGroup(cpu, Reward, name="judge", on_failure=px.Restart() if replace else None),
         )
-        sync = px.WeightSync(groups.policy.actor, groups.rollout, "policy")
+        with px.WeightSync(groups.policy.actor, groups.rollout, "policy") as sync:
+            yield groups, sync
+
+
+def train(
+    settings: Settings,
+    ranks: int,
+    device: str,
+    console: Console,
+    report: Path,
+    saving: Saving,
+    *,
+    replace: bool,
+) -> tuple[list[float], float]:
+    """Start the groups and run, and write the report; the mean reward of each step, and the one measured afterwards."""
+    with px.trace() as trace, started(settings, ranks, device, replace=replace) as (groups, sync):
         console.print(groups.policy.explain())
-        rewards = saved(groups, sync, settings, saving, console)
+        rewards = saved(groups, sync, settings, saving, console, grpo_with_losses if replace else grpo)
         final = evaluate(groups, sync, settings)
-        sync.close()
     title = f"GRPO: a small Llama learns to copy digits, {settings.steps} steps on {ranks} ranks"
     trace.save(report, title=title, charts={"mean reward of each step": rewards})
     return rewards, final
@@ -269,6 +315,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="ranks that are lost get new processes, and their step is made again",
+    )
     add_saving(parser)
     parser.add_argument(
         "--target", type=float, default=0.9, help="final reward below which the exit status is 1"
@@ -282,7 +333,9 @@ def main() -> int:
     settings = Settings(steps=given.steps, seed=given.seed)
     picture, report = given.out / "grpo_reward.png", given.out / "grpo_report.html"
     saving = Saving(given.save, given.resume, given.save_every)
-    rewards, final = train(settings, given.ranks, given.device, console, report, saving)
+    rewards, final = train(
+        settings, given.ranks, given.device, console, report, saving, replace=given.replace
+    )
     save_curve(rewards, picture)
     console.print(f"reward curve: {picture}")
     console.print(f"what each rank did when: {report} (open it in a browser)")

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.api.group import WorkerGroup as WorkerGroup
     from phalanx.runtime.api.notices import notices as notices
     from phalanx.runtime.api.replace import replace as replace
+    from phalanx.runtime.api.replace import restore as restore
     from phalanx.runtime.api.replace import snapshot as snapshot
     from phalanx.runtime.api.resize import resize as resize
     from phalanx.runtime.api.sticky import sticky as sticky
@@ -188,6 +189,7 @@ _HOME = {
     "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
     "resize": "phalanx.runtime.api.resize",
+    "restore": "phalanx.runtime.api.replace",
     "replace": "phalanx.runtime.api.replace",
     "save": "phalanx.runtime.saving.verbs",
     "snapshot": "phalanx.runtime.api.replace",

@@ -26,6 +26,8 @@ class Closers:
         self._own_process = own_process
         self._lock = threading.Lock()
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        #: Whether others go on without this rank: what it holds for them is handed over, however long that takes.
+        self.hands_over = False
         #: The rank in words, once it is one: "rank 2 of group 'actor'".
         self.place = ""
         #: Called with the reason if the rank ends without having run its closers.

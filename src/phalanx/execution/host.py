@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.services import Services
 from phalanx.execution.streams import GENERATORS, collected, one_by_one, streamed
 from phalanx.execution.weights.book import WeightsBook
+from phalanx.topology.mesh import Mesh
 from phalanx.tracing.journal import Noted
 from phalanx.wire.arrival import received
 from phalanx.wire.codec import decode, decoding
@@ -272,17 +273,17 @@ class Host:
         self._admission.enter(self.context.group, number)
         self.run_bare = self._refuse_bare
 
-    def follow(self, number: int, world_size: int) -> None:
+    def follow(self, number: int, world_size: int, meshes: Mapping[str, Mesh]) -> None:
         """Be one of so many ranks from now on; those work each by itself, so calls of any epoch are taken."""
         self._admission.enter(self.context.group, number)
         for context in (self.context, *map(context_of, self._instances.values())):
-            context.epoch, context.world_size = number, world_size
+            context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes)
         if not self._services.in_driver:
             os.environ["WORLD_SIZE"] = str(world_size)
 
     def leave(self) -> None:
-        """Take no more calls of users."""
-        self._admission.leaves = True
+        """Take no more calls of users, and hand over at the end what is of use to others."""
+        self._admission.leaves = self.closers.hands_over = True
 
     def stay(self, number: int) -> None:
         """Belong to another epoch from now on, and go on with calls without a message."""

@@ -6,7 +6,10 @@ has started.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from phalanx.topology.mesh import Mesh
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and nothing of what they run on
     from phalanx.execution.host import Host
@@ -32,9 +35,16 @@ def enter_epoch(host: Host, number: int) -> None:
     host.enter_epoch(number)
 
 
-def follow(host: Host, number: int, world_size: int) -> None:
-    """Belong to a group of that size, and to another epoch, from now on: other ranks have come or gone."""
-    host.follow(number, world_size)
+def follow(host: Host, number: int, world_size: int, meshes: Mapping[str, Mesh] | None = None) -> None:
+    """Belong to a group of that size, and to another epoch, from now on: other ranks have come or gone.
+
+    ``meshes`` are those that the group was given, of that size.
+    """
+    host.follow(number, world_size, meshes or {})
+
+
+def meet(host: Host) -> None:
+    """Be at nothing else: the answer says so."""
 
 
 def leave(host: Host) -> None:

@@ -43,9 +43,10 @@ def rejoin(host: Host, told: Rejoin) -> None:
         What one of them raises.
     """
     host.stay(told.epoch)
-    if not host.in_driver:
+    world: _World | None = None
+    if not host.in_driver:  # where a process group is that of another group: it is of one rank
         os.environ.update(told.environment)
-    world = _leave_world()
+        world = _leave_world()
     shared = host.context.shared
     shared[REJOIN] = lambda worker: _again(worker, world)
     try:

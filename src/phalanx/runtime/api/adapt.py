@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup
-from phalanx.runtime.api.resize import resize
+from phalanx.runtime.api.resize import engine_ranks, resize
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.elastic import Elastic, Load, Wish
 
@@ -25,7 +25,7 @@ _wishes: weakref.WeakKeyDictionary[GroupCore, tuple[Elastic, Wish | None]] = wea
 def adapt(
     group: WorkerGroup, elastic: Elastic, queue: Queue | Sized | int = 0, *, timeout: float | None = None
 ) -> int:
-    """Look at what waits for a group, decide, and resize the group; gives how many ranks it has then.
+    """Look at what waits for a group, decide, and resize the group; gives how many ranks it has then, or engines.
 
     Call it wherever the driver comes by, once a step or once a second; where nothing is to be done it costs some
     microseconds. It waits for ranks that join or leave, so that a loop which must go on calls it on a thread.
@@ -42,13 +42,16 @@ def adapt(
     if not isinstance(elastic, Elastic):
         raise DeclarationError(f"px.adapt(..., {elastic!r}): expected px.Elastic(min, max, decide)")
     core, queued = group.core, _queued(queue)
-    load = Load(queued, sum(core.loads().values()), core.world_size, core.transport.now())
+    block = engine_ranks(core)
+    size_now = core.world_size // block
+    load = Load(queued, sum(core.loads().values()) // block, size_now, core.transport.now())
     policy, wish = _wishes.get(core, (elastic, None))
     size, wish = elastic.next_size(load, wish if policy == elastic else None)
     _wishes[core] = elastic, wish
-    if size != core.world_size:
-        resize(group, size, timeout=timeout)
-    return core.world_size
+    if size == size_now:
+        return size
+    resize(group, size, timeout=timeout)
+    return core.world_size // block
 
 
 def _queued(queue: Queue | Sized | int) -> int:

@@ -286,6 +286,7 @@ class WorkerGroup(GroupView):
             ("" if name == "default" else f"{name}: ")
             + ", ".join(f"{a}={c}" for a, c in mesh.coordinates(rank).items())
             for name, mesh in meshes.items()
+            if rank < mesh.world_size  # else it leaves, or has just joined
         ]
         return "; ".join(texts) or None
 

@@ -1,40 +1,81 @@
-"""``px.snapshot`` and ``px.replace``: ranks get new processes while the others keep theirs."""
+"""``px.snapshot``, ``px.restore``, ``px.replace``: states kept, and brought back; new processes for lost ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, overload
 
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.saving.replacing import lost_ranks, replace_ranks
-from phalanx.runtime.saving.snapshots import take
+from phalanx.runtime.saving.snapshots import go_back, take_together
 from phalanx.saving.copies import Snapshot
 
-__all__ = ["replace", "snapshot"]
+__all__ = ["replace", "restore", "snapshot"]
 
 
-def snapshot(group: WorkerGroup) -> Snapshot:
+@overload
+def snapshot(group: WorkerGroup, /) -> Snapshot: ...
+
+
+@overload
+def snapshot(group: WorkerGroup, other: WorkerGroup, /, *groups: WorkerGroup) -> tuple[Snapshot, ...]: ...
+
+
+def snapshot(group: WorkerGroup, /, *groups: WorkerGroup) -> Snapshot | tuple[Snapshot, ...]:
     """Copy the state of each rank into host memory, its own and that of another rank, on another node if there is one.
 
-    ``px.replace`` brings replaced ranks, and the others, back to the last snapshot. The state is what ``px.save`` would
-    write, ``state_dict()`` or what was registered, and the states of the random generators. A snapshot waits for the
-    calls before it, and those after it wait for it. Tensors that have not changed since the last one are not sent
-    again.
+    ``px.replace`` brings replaced ranks, and the others, back to the last snapshot; ``px.restore`` brings back those
+    of a group that lost none. The state is what ``px.save`` would write, ``state_dict()`` or what was registered, and
+    the states of the random generators. A snapshot waits for the calls before it, and those after it wait for it.
+    Tensors that have not changed since the last one are not sent again.
+
+    Groups that work on one step are given together: the snapshot counts once all of them have theirs, so that they go
+    back to one point. If it fails, the last one stays; count a step as done once its snapshot is.
 
     Args:
         group: a whole group that this driver owns.
+        groups: more of them.
 
     Returns:
-        Its number, holders, bytes and seconds.
+        Its number, holders, bytes and seconds; of several groups, a tuple.
 
     Raises:
-        DeclarationError: ``group`` is none.
+        DeclarationError: one of them is none.
         SaveError: a worker has no state; see ``px.save``.
-        GroupClosed, GroupBroken: the group takes no calls.
+        GroupClosed, GroupBroken: a group takes no calls. Its policy, if it has one, does not mend it here: it would go
+            back to the snapshot before.
     """
-    return take(_core_of(group, "px.snapshot"))
+    taken = take_together(_cores_of((group, *groups), "px.snapshot"))
+    return tuple(taken) if groups else taken[0]
+
+
+def restore(group: WorkerGroup, /, *groups: WorkerGroup) -> None:
+    """Bring all ranks of groups back to the last ``px.snapshot`` of each, in the processes that they have.
+
+    For groups that lost no rank and yet have to go back: the step which another group failed in has drawn random
+    numbers, or changed weights, here too. Gradients are dropped. A restore waits for the calls before it. A broken
+    group with ``on_failure=px.Replace(...)`` is mended first, so that this is all that a step needs to be made again::
+
+        try:
+            reward = step(policy, rollout)
+            px.snapshot(policy, rollout)
+        except (px.CallError, px.GroupBroken, px.WeightsError):
+            px.restore(policy, rollout)
+
+    Args:
+        group: a whole group that this driver owns.
+        groups: more of them.
+
+    Raises:
+        DeclarationError: one of them is none.
+        SaveError: a group has no snapshot: none was taken since it was started, restarted or resized.
+        GroupBroken: a group has lost ranks, and has no policy; ``px.replace`` gives it new ones.
+        GroupClosed: a group is closed.
+        RemoteCallError, WorkerDiedError: a state could not be brought back.
+    """
+    go_back(_cores_of((group, *groups), "px.restore"))
 
 
 def replace(
@@ -94,6 +135,13 @@ def _checked(core: GroupCore, ranks: int | Sequence[int]) -> list[int]:
             f"px.replace({core.name}, {ranks!r}): expected ranks from 0 to {core.world_size - 1}"
         )
     return named
+
+
+def _cores_of(groups: Sequence[object], verb: str) -> list[GroupCore]:
+    cores = [_core_of(group, verb) for group in groups]
+    if len(set(map(id, cores))) < len(cores):
+        raise DeclarationError(f"{verb}({', '.join(core.name for core in cores)}): a group is given twice")
+    return cores
 
 
 def _core_of(group: object, verb: str) -> GroupCore:

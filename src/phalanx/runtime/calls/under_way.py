@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.listeners import CallListener, HeardCall
+from phalanx.runtime.calls.streams import StreamArrivals
 from phalanx.runtime.life.epoch import Epoch
 
 _MOST_CHOSEN = 256
@@ -60,6 +61,19 @@ class CallsUnderWay(CallListener):
             if mine and not set(call.plan.ranks).isdisjoint(other.plan.ranks) and not other.all_ended():
                 return other
         return None
+
+    def streams_on(self, ranks: Sequence[int]) -> list[StreamArrivals]:
+        """What comes of streams at which some of these ranks are, and may wait for a reader."""
+        calls = (reference() for reference in self._streams)
+        return [
+            call.streams
+            for call in calls
+            if call is not None
+            and call.streams is not None
+            and not call.over
+            and not call.streams.left
+            and not set(call.plan.ranks).isdisjoint(ranks)
+        ]
 
     def calls(self) -> list[Call]:
         """Those that somebody holds."""

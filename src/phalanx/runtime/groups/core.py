@@ -35,7 +35,7 @@ from phalanx.runtime.groups.meshes import told_mesh
 from phalanx.runtime.groups.open_groups import open_groups
 from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
 from phalanx.runtime.life.lifecycle import Lifecycle, State
-from phalanx.runtime.life.roster import Change
+from phalanx.runtime.life.roster import Change, fitted
 from phalanx.runtime.session.monitor import monitor
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
@@ -368,9 +368,12 @@ class GroupCore:
         Raises:
             DispatchError: there is none of that name, or not every rank registered its place.
         """
-        given, told = self.card.meshes, self.life.epoch.meshes
-        if name in given:
+        epoch = self.life.epoch
+        given, told = self.card.meshes, epoch.meshes
+        if name in given and given[name].world_size == epoch.size:
             return given[name]
+        if name in given and name not in told:
+            told[name] = fitted(given[name], epoch.size)
         if name not in told:
             places = [self._told_by_ranks(questions.meshes, role) for role in self.card.methods]
             told[name] = told_mesh(self.name, name, places, given)
@@ -378,7 +381,7 @@ class GroupCore:
 
     def known_meshes(self) -> dict[str, Mesh]:
         """The meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""
-        return {**self.life.epoch.meshes, **self.card.meshes}
+        return {**self.life.epoch.meshes, **{name: self.mesh(name) for name in self.card.meshes}}
 
     def forget_meshes(self) -> None:
         """Ask the ranks anew for the meshes that they registered."""

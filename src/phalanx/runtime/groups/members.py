@@ -74,6 +74,9 @@ class Members:
 
     def _shrink(self, count: int) -> None:
         core = self._core
+        if core.transport.immediate:  # a stream begins there when it is read
+            for stream in core.under_way.streams_on(range(core.world_size - count, core.world_size)):
+                stream.run_to_end()
         with core.order:  # what was sent before is before the question, and nothing comes after it
             epoch = core.life.change(core.endpoints, core.world_size - count)
             tail = range(epoch.size, len(epoch.endpoints))
@@ -85,7 +88,8 @@ class Members:
     def _tell(self, epoch: Epoch) -> None:
         """Tell the ranks of the group how many they are, each after the calls that it has; and views elsewhere."""
         self._publish(epoch)
-        asked = ask(self._core, "follow", epoch.everyone, questions.follow, epoch.number, epoch.size)
+        meshes = {name: self._core.mesh(name) for name in self._core.card.meshes}
+        asked = ask(self._core, "follow", epoch.everyone, questions.follow, epoch.number, epoch.size, meshes)
         asked.watch.arrivals.disregard()
 
     def _publish(self, epoch: Epoch) -> None:
@@ -132,19 +136,25 @@ class Members:
     def _late(self, epoch: Epoch, limit: float | None) -> list[int]:
         """The ranks that leave and have not finished, once that is known or the time is over."""
         core = self._core
-        tail = list(range(epoch.size, len(epoch.endpoints)))
-        asked = self._leaving
+        tail = range(epoch.size, len(epoch.endpoints))
+        streams = core.under_way.streams_on(tail)
+        while True:
+            for stream in streams:
+                stream.run_to_end()  # whoever reads it may be the one who waits here
+            left = None if limit is None else max(0.0, limit - core.transport.now())
+            late = self._at_calls(epoch, tail, _LOOKS_EVERY_S if streams else left)
+            if not late or (limit is not None and core.transport.now() >= limit):
+                return late
+            time.sleep(_LOOKS_EVERY_S)
+
+    def _at_calls(self, epoch: Epoch, tail: range, seconds: float | None) -> list[int]:
+        """Those that have not answered within a while, or work on nevertheless."""
+        core, asked = self._core, self._leaving
         if asked is not None:
-            everyone = range(len(tail))
-            seconds = None if limit is None else max(0.0, limit - core.transport.now())
-            _, late = asked.watch.arrivals.wait(everyone, len(everyone), seconds)
+            _, late = asked.watch.arrivals.wait(range(len(tail)), len(tail), seconds)
             if late:
                 return [tail[position] for position in late]
         if not core.card.asynchronous or core.transport.immediate:
             return []  # each of them has answered after all calls before
-        while True:
-            sights = core.transport.sights(epoch.endpoints[epoch.size :], False)
-            late = [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]
-            if not late or (limit is not None and core.transport.now() >= limit):
-                return late
-            time.sleep(_LOOKS_EVERY_S)
+        sights = core.transport.sights(epoch.endpoints[epoch.size :], False)
+        return [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]

@@ -15,6 +15,7 @@ from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, launch
 from phalanx.runtime.groups.relays import end_relays, use_relays
+from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.runtime.groups.starts import constructors, joined, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
@@ -30,6 +31,7 @@ from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
 
 _CLOSE_PATIENCE_S = 5.0
+_HANDS_OVER_S = 65.0  # of a rank that leaves a group: others go on with what it has
 _BUSY_PATIENCE_S = 1.0
 
 
@@ -146,7 +148,7 @@ class GroupProcesses:
         """End the processes of ranks that have finished; they close first."""
         core = self._core
         with contextlib.suppress(PhalanxError, NotReady):
-            self._close_workers(epoch, _CLOSE_PATIENCE_S, ranks)
+            self._close_workers(epoch, _HANDS_OVER_S, ranks)
         leaving = epoch.endpoints[ranks.start : ranks.stop]
         core.transport.kill(leaving)
         display.finish(leaving)
@@ -227,6 +229,7 @@ class GroupProcesses:
             if core.life.epoch.number == begun:
                 if not core.endpoints:  # those that stay are members again: for another try, or to be ended
                     core.life.enter(left.endpoints)
+                settle(core, left.endpoints)
                 core.life.broken(_as_cause(core.name, error), core.life.epoch)
             if core.closed:  # close() found no members to end
                 self.end(core.epoch, 0.0)
@@ -259,7 +262,7 @@ class GroupProcesses:
             epoch = core.life.enter([{**staying, **new}[rank] for rank in range(left.size)])
             if not options.detached:
                 core.transport.attend(launched.endpoints)
-            tickets = joined(core, launched, staying, epoch.number)
+            tickets = joined(core, call, launched, staying, epoch.number)
             sent_to(call, epoch, tickets, [Message(b"", ())] * epoch.size)
             call.result(None)
             make_again(core, options.start_timeout, call.trace)

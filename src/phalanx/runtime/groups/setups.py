@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from phalanx.runtime.life.options import GroupOptions
+from phalanx.runtime.life.roster import fitted
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.topology.accelerators import Accelerator, in_use
@@ -51,7 +52,7 @@ def setups_of(
                 device_type=kind.torch_device if kind and own else "cpu",
                 local_device=int(environment["LOCAL_RANK"]) if own else 0,
                 threads=_threads(environment),
-                meshes=dict(options.meshes),
+                meshes={name: fitted(mesh, len(endpoints)) for name, mesh in options.meshes.items()},
                 asynchronous=options.max_concurrency is not None,
                 files=_files(endpoint.facts.folder, folder, rank),
                 label=label,

@@ -47,15 +47,20 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
     call.tell(call.heard.sent, 0)
 
 
-def joined(core: GroupCore, launched: Launched, staying: Mapping[int, Endpoint], epoch: int) -> list[Ticket]:
-    """Have the ranks that stay rejoin while the others are made; the tickets of all, by rank."""
+def joined(
+    core: GroupCore, call: Call, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
+) -> list[Ticket]:
+    """Have the ranks that stay rejoin while the others are made, as one ``call``; the tickets of all, by rank."""
     environment = launched.setups[0].environment
     told = Rejoin(epoch, {name: environment[name] for name in _MEETING})
     body, refs = encode_body(core.outlet, ((rejoin, told), {}))
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
+    numbers = dict.fromkeys(tickets, SETUP_CALL)
     for rank, endpoint in staying.items():
-        data = RankCall(core.new_number(), ANY_EPOCH, "", HOST, True, OUTPUT, False, False, body).pack()
+        numbers[rank] = core.new_number()
+        data = RankCall(numbers[rank], ANY_EPOCH, "", HOST, True, OUTPUT, False, False, body).pack()
         tickets[rank] = core.transport.submit(endpoint, "", HOST, data, refs)
+    call.numbers = [numbers[rank] for rank in sorted(numbers)]
     return [tickets[rank] for rank in sorted(tickets)]
 
 

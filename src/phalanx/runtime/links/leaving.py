@@ -12,6 +12,7 @@ from phalanx.runtime.links.ports import port_to
 from phalanx.runtime.links.services import Port
 
 _LEAVES_WITHIN_S = 4.0  # less than a rank has for being closed
+_HANDS_OVER_WITHIN_S = 60.0  # less than one has that leaves a group which goes on
 _leaving: weakref.WeakKeyDictionary[Closers, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -38,10 +39,18 @@ def leave(port: Port, key: str, handoff: bool, timeout: float | None) -> bool:
 
 
 def leave_at_close(card: ChannelCard) -> None:
-    """Have this rank leave the channel when it is closed; what is not delivered in time then is lost, and counted."""
+    """Have this rank leave the channel when it is closed; what is not delivered in time then is lost, and counted.
+
+    A rank that leaves a group which goes on hands over what it has.
+    """
     closers = current_closers()
     if closers is None or card.key in _leaving.setdefault(closers, set()):
         return
     _leaving[closers].add(card.key)
     handoff = card.handoff or card.address is None  # inline, nobody could take it meanwhile
-    at_close(leave, port_to(card.key, card.address), card.key, handoff, _LEAVES_WITHIN_S)
+    at_close(_end, closers, port_to(card.key, card.address), card.key, handoff)
+
+
+def _end(closers: Closers, port: Port, key: str, handoff: bool) -> None:
+    within = _HANDS_OVER_WITHIN_S if closers.hands_over else _LEAVES_WITHIN_S
+    leave(port, key, handoff or closers.hands_over, within)

@@ -2,58 +2,110 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import CallTimeout, GroupBroken
+from phalanx.errors import CallTimeout, GroupBroken, SaveError
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Restore, Take, Taken
 from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.life.epoch import Epoch
 from phalanx.saving.copies import Snapshot, holders, lost_copies
 from phalanx.transport.values import NotReady
 from phalanx.wire.messages import HOST
 
-__all__ = ["check_held", "from_peer", "restore", "take"]
+__all__ = ["check_held", "from_peer", "go_back", "restore", "take", "take_together"]
 
 
 def take(core: GroupCore) -> Snapshot:
     """Take a snapshot of a group that this driver owns."""
-    with core.restarting:  # neither two at once, nor one beside a change of members
-        began = time.monotonic()
-        epoch = core.check()
-        last = core.life.snapshot
-        number, whole = (1, 0) if last is None else (last.number + 1, last.number)
-        order = Take(number, whole, core.life.snapshot_epoch == epoch.number)
-        ranks = range(epoch.size)
-        held_by = holders(epoch.nodes)
-        taken: list[Taken] = _send(core, questions.take, Same(order))
+    return take_together([core])[0]
+
+
+def take_together(cores: Sequence[GroupCore]) -> list[Snapshot]:
+    """Take snapshots of groups that this driver owns: of all of them, or none counts.
+
+    A group that is broken is not mended for it, since it would go back to the snapshot before this one.
+
+    Raises:
+        GroupBroken: it is, or it broke meanwhile.
+    """
+    with _held(cores):  # neither two at once, nor one beside a change of members
+        epochs: list[Epoch] = []
+        for core in cores:
+            core.lifecycle.check_callable()
+            epochs.append(core.epoch)
+        taken = [_taken(core, epoch) for core, epoch in zip(cores, epochs, strict=True)]
+        for core, epoch in zip(cores, epochs, strict=True):
+            if core.epoch is not epoch:  # it broke, and its policy has mended it: it is at the one before
+                raise GroupBroken(
+                    f"px.snapshot: group {core.name!r} broke meanwhile and is at its last snapshot again; this one "
+                    "does not count, for any group. Call px.restore for all of them and make the step again",
+                    group=core.name,
+                )
+        for core, epoch, found in zip(cores, epochs, taken, strict=True):
+            core.life.snapshot, core.life.snapshot_epoch = found, epoch.number
+            core.rules = replace(core.rules, spare=True)  # ranks that live are worth something now
+        return taken
+
+
+@contextlib.contextmanager
+def _held(cores: Sequence[GroupCore]) -> Generator[None]:
+    """The time in which no members of these groups change but by this thread."""
+    with contextlib.ExitStack() as held:
+        for core in sorted(cores, key=lambda one: one.card.number):  # in one order, whoever asks
+            held.enter_context(core.restarting)
+        yield
+
+
+def _taken(core: GroupCore, epoch: Epoch) -> Snapshot:
+    began = time.monotonic()
+    last = core.life.snapshot
+    number, whole = (1, 0) if last is None else (last.number + 1, last.number)
+    order = Take(number, whole, core.life.snapshot_epoch == epoch.number)
+    ranks = range(epoch.size)
+    held_by = holders(epoch.nodes)
+    taken: list[Taken] = _send(core, "px.snapshot", questions.take, Same(order))
+    if epoch.size > 1:
         wards = {
             holder: {rank: taken[rank].copy for rank in ranks if held_by[rank] == holder} for holder in ranks
         }
-        if epoch.size > 1:
-            _send(core, questions.hold, Same(number), Same(whole), Each([wards[rank] for rank in ranks]))
-        found = Snapshot(
-            number,
-            held_by,
-            sum(one.nbytes for one in taken),
-            sum(one.sent_bytes for one in taken) if epoch.size > 1 else 0,
-            time.monotonic() - began,
-        )
-        core.life.snapshot, core.life.snapshot_epoch = found, epoch.number
-        core.rules = replace(core.rules, spare=True)  # ranks that live are worth something now
-        return found
+        kept = Each([wards[rank] for rank in ranks])
+        _send(core, "px.snapshot", questions.hold, Same(number), Same(whole), kept)
+    return Snapshot(
+        number,
+        held_by,
+        sum(one.nbytes for one in taken),
+        sum(one.sent_bytes for one in taken) if epoch.size > 1 else 0,
+        time.monotonic() - began,
+    )
 
 
-def _send(core: GroupCore, function: Callable[..., Any], *arguments: Same | Each) -> list[Any]:
+def go_back(cores: Sequence[GroupCore]) -> None:
+    """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
+    with _held(cores):
+        for core in cores:
+            core.check()  # one that is broken is mended first, where it has a policy
+            found = core.life.snapshot
+            if found is None:
+                raise SaveError(
+                    f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
+                    "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
+                )
+            _send(core, "px.restore", questions.restore, Same(Restore(found.number)))
+
+
+def _send(core: GroupCore, what: str, function: Callable[..., Any], *arguments: Same | Each) -> list[Any]:
     ranks = range(core.world_size)
     plan = CallPlan(ranks, (Same(function), *arguments), {}, GatherPlan("list", ranks))
-    return core.send(CallRequest(plan, MethodSpec(HOST, title="px.snapshot"), "")).result(None)
+    return core.send(CallRequest(plan, MethodSpec(HOST, title=what), "")).result(None)
 
 
 def check_held(core: GroupCore, gone: Collection[int]) -> Snapshot:

@@ -1,0 +1,113 @@
+"""The GRPO example with a rank killed somewhere in a step: the rewards are those of a run without a fault."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.members.killed_trainers import Operations
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+FOLDER = Path(__file__).parents[2] / "examples"
+STEPS = 4
+_without: dict[int, tuple[list[float], dict[str, list[int]]]] = {}
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[ModuleType]:
+    """The script as a module, whose classes travel by value to the ranks."""
+    import cloudpickle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        patch.setenv("PHALANX_BACKEND", "ray")
+        spec = importlib.util.spec_from_file_location("example_grpo", FOLDER / "grpo.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["example_grpo"] = module
+        spec.loader.exec_module(module)
+        cloudpickle.register_pickle_by_value(module)
+        yield module
+        del sys.modules["example_grpo"]
+
+
+def count(worker: Any, last: int | None = None) -> None:
+    """Count the operations of torch from now on, and die at one of them."""
+    worker.__dict__["operations"] = Operations(last).__enter__()
+
+
+def counted(worker: Any) -> int:
+    """How many operations there were since it was asked the last time."""
+    operations = worker.__dict__["operations"]
+    found, operations.count = operations.count, 0
+    return found
+
+
+def settings_of(example: ModuleType) -> Any:
+    return example.Settings(questions=4, group_size=4, steps=STEPS)
+
+
+def without_a_fault(example: ModuleType, ranks: int) -> tuple[list[float], dict[str, list[int]]]:
+    """The rewards, and how many operations each rank of both groups made in the second step."""
+    if ranks not in _without:
+        settings = settings_of(example)
+        with example.started(settings, ranks, "cpu") as (groups, sync):
+            places = {"policy": groups.policy.actor, "rollout": groups.rollout}
+            steps = example.grpo(groups, sync, settings, torch.Generator().manual_seed(0))
+            rewards = [next(steps)]
+            for view in places.values():
+                view.run(count)
+            rewards.append(next(steps))
+            operations = {name: view.run(counted) for name, view in places.items()}
+            rewards += list(steps)
+        _without[ranks] = rewards, operations
+    return _without[ranks]
+
+
+def killed(example: ModuleType, ranks: int, seed: int) -> None:
+    rewards, operations = without_a_fault(example, ranks)
+    choice, settings = random.Random(seed), settings_of(example)
+    name, rank, at = choice.choice(["policy", "rollout"]), choice.randrange(ranks), choice.randrange(1, STEPS)
+    last = choice.randrange(1, operations[name][rank])
+    with example.started(settings, ranks, "cpu", replace=True) as (groups, sync):
+        everyone = groups.policy, groups.rollout
+        before = [[one.facts.pid for one in group.core.endpoints] for group in everyone]
+        steps = example.grpo_with_losses(groups, sync, settings, torch.Generator().manual_seed(0))
+        found = [next(steps) for _ in range(at)]
+        view = groups.policy.actor if name == "policy" else groups.rollout
+        view[rank].run(count, last)
+
+        found += list(steps)
+
+        after = [[one.facts.pid for one in group.core.endpoints] for group in everyone]
+    others = [
+        (group, index)
+        for group in range(2)
+        for index in range(ranks)
+        if before[group][index] != after[group][index]
+    ]
+    assert found == rewards
+    assert others == [(["policy", "rollout"].index(name), rank)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_rewards_are_those_of_a_run_without_a_fault(
+    ray_cluster: None, example: ModuleType, ranks: int, seed: int
+) -> None:
+    killed(example, ranks, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 20))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_same_for_more_seeds(ray_cluster: None, example: ModuleType, ranks: int, seed: int) -> None:
+    killed(example, ranks, seed)

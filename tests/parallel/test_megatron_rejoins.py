@@ -1,0 +1,82 @@
+"""A rank of a Megatron group is killed amid a step and replaced: the losses are those of a run without a fault."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.parallel.megatron import MegatronWorker, MegatronWorkerGroup, ParallelLlamaMLP, parallel_state
+from tests.runtime.members.killed_trainers import Operations
+
+HIDDEN, STEPS, AT = 32, 4, 2
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("megatron") is None, reason="needs the extra phalanx[megatron] (Linux)"),
+]
+
+
+class Trainer(MegatronWorker):
+    """Two layers cut over tp, gradients summed over dp."""
+
+    last: int | None = None
+
+    def __init__(self, tp: int) -> None:
+        device = self.init_model_parallel(tp=tp)
+        config = self.model_parallel_config()
+        self.model = torch.nn.Sequential(
+            *(ParallelLlamaMLP(HIDDEN, 2 * HIDDEN, config, init_std=0.2) for _ in range(2))
+        ).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
+        torch.manual_seed(parallel_state().get_data_parallel_rank())
+
+    @px.register
+    def arm(self, rank: int, last: int) -> None:
+        self.last = last if rank == self.rank else None
+
+    @px.register
+    def pid(self) -> int:
+        return os.getpid()
+
+    @px.register
+    def step(self) -> tuple[float, int]:
+        with Operations(self.last) as operations:
+            loss = self.model(torch.randn(4, 2, HIDDEN)).square().mean()
+            loss.backward()
+            for parameter in self.model.parameters():
+                torch.distributed.all_reduce(parameter.grad, group=parallel_state().get_data_parallel_group())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.item(), operations.count
+
+
+@pytest.fixture(scope="module")
+def two(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_step_is_made_again_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
+    with MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
+        before = group.pid()
+        for _ in range(AT):
+            group.step()
+        px.snapshot(group)
+        went_on = [group.step() for _ in range(STEPS)]
+        px.restore(group)
+        group.arm(1, went_on[0][1][1] // 2)
+        with pytest.raises(px.WorkerDiedError):
+            group.step()
+
+        assert px.replace(group) == (1,)
+
+        assert [group.step() for _ in range(STEPS)] == went_on
+        assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
+        assert group.tp_size == tp

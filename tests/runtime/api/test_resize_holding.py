@@ -1,0 +1,100 @@
+"""Ranks leave a group that others wait for: whoever reads their streams, or has not got what they put into channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import phalanx as px
+
+SLOW_ON_RAY = True
+LARGE = 60_000  # float32, more than travels in a message
+
+
+class Teller(px.Worker):
+    independent = True
+
+    @px.register
+    def count(self, to: int) -> Iterator[int]:
+        yield from range(to)
+
+    @px.register
+    def produce(self, channel: px.Channel, count: int) -> None:
+        for index in range(count):
+            channel.put(torch.full((LARGE,), 10.0 * self.rank + index))
+
+    @px.register
+    def consume(self, channel: px.Channel, count: int) -> list[float]:
+        return [float(channel.get(30.0)[0]) for _ in range(count)]
+
+
+class Loop(px.Worker):
+    """Asynchronous, as engines are."""
+
+    independent = True
+
+    @px.register
+    async def count(self, to: int):  # type: ignore[no-untyped-def]
+        for number in range(to):
+            yield number
+
+
+@pytest.fixture
+def two(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        yield pool
+
+
+def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Teller)
+    with group[1].count.stream(100, buffer=2) as items:
+        first = next(items)
+        px.resize(group, 1)
+
+        assert [first, *items] == list(range(100))
+    assert len(group) == 1
+
+
+def test_the_same_of_ranks_that_are_asynchronous(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Loop, max_concurrency=8)
+    with group[1].count.stream(100, buffer=2) as items:
+        first = next(items)
+        px.resize(group, 1)
+
+        assert [first, *items] == list(range(100))
+    assert len(group) == 1
+
+
+def test_a_stream_over_all_ranks_goes_on_on_those_that_stay(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Teller)
+    with group.count.stream(50, buffer=2) as items:
+        px.resize(group, 1)
+
+        found = sorted(items)
+
+    assert found == [(rank, number) for rank in range(2) for number in range(50)]
+
+
+def test_what_a_rank_that_left_had_put_is_still_there(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Teller)
+    with px.Channel() as channel:
+        group.produce(channel, 3)
+        px.resize(group, 1)
+
+        found = sorted(float(channel.get(30.0)[0]) for _ in range(6))
+
+    assert found == [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
+
+
+def test_a_rank_that_is_at_taking_items_takes_them_before_it_leaves(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Teller)
+    with px.Channel() as channel:
+        for number in range(4):
+            channel.put(torch.full((LARGE,), float(number)))
+        taken = group[1].consume.submit(channel, 3)
+        px.resize(group, 1)
+
+        assert taken.result() == [0.0, 1.0, 2.0]
+        assert group[0].consume(channel, 1) == [3.0]
