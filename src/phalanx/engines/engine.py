@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 from phalanx.declare.modes import Dispatch
@@ -25,8 +24,9 @@ from phalanx.engines.leaves import (
 )
 from phalanx.engines.machine import Machine
 from phalanx.engines.meter import Meter
-from phalanx.engines.requests import Answer, Gate, Requests, Row, probe_prompts
+from phalanx.engines.requests import Requests, Row, probe_prompts
 from phalanx.engines.telling import Teller
+from phalanx.engines.work import Work
 from phalanx.errors import WeightsTorn
 
 __all__ = ["RolloutEngine"]
@@ -70,13 +70,16 @@ class RolloutEngine(Worker):
         source = random.Random(None if seed is None else f"{seed}/{self.rank}")
         self._source = source
         self._requests = Requests(machine.vocabulary, lambda: source.getrandbits(62), machine.refuses)
-        self._gate = Gate()
-        self._calls: dict[Row, EngineCall] = {}
-        self._meter = Meter(clock)
-        self._teller = Teller(self._context, self._statistics)
-        self._stepping: asyncio.Task[None] | None = None
-        self._idle: list[asyncio.Future[None]] = []
-        self._had = 0
+        self._teller = Teller(self._context, lambda: self._work.statistics())
+        self._work = Work(
+            machine,
+            self._requests,
+            version=lambda: self.version,
+            check=self._check_weights,
+            meter=Meter(clock),
+            tell=self._teller.tell,
+            rests=self._teller.rests,
+        )
         if "engine" not in self._context.registered:
             self.register_mesh("engine", {"dp": self.rank})
 
@@ -89,7 +92,7 @@ class RolloutEngine(Worker):
 
     def _probe(self, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
         """Log-probabilities of prompts; None while the engine sleeps."""
-        return None if self._gate.asleep else self._machine.prompt_log_probs(prompts)
+        return None if self._work.gate.asleep else self._machine.prompt_log_probs(prompts)
 
     @property
     def version(self) -> int:
@@ -196,23 +199,21 @@ class RolloutEngine(Worker):
         """
         if mode not in ("keep", "wait", "abort"):
             raise ValueError(f'pause({mode!r}): expected "keep", "wait" or "abort"')
-        self._gate.pause(mode)
+        work = self._work
+        work.gate.pause(mode)
         if mode == "abort":
-            self._abort(lambda _: True)
-        elif mode == "wait" and self._requests.running:
-            self._go_on()
-            idle = asyncio.get_running_loop().create_future()
-            self._idle.append(idle)
-            await idle
-        if self._gate.mode is not None:
+            work.abort(lambda _: True)
+        elif mode == "wait":
+            await work.until_idle()
+        if work.gate.mode is not None:
             self._machine.hold()
 
     @register(needs_weights=False)
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
-        self._gate.resume()
+        self._work.gate.resume()
         self._machine.release()
-        self._go_on()
+        self._work.go_on()
 
     @register(needs_weights=False)
     async def abort(self, ids: Iterable[str] | None = None) -> int:
@@ -222,7 +223,7 @@ class RolloutEngine(Worker):
             How many rows that were on this rank.
         """
         wanted = None if ids is None else {ids} if isinstance(ids, str) else set(ids)
-        return self._abort(lambda answer: wanted is None or answer.row.id in wanted)
+        return self._work.abort(lambda answer: wanted is None or answer.row.id in wanted)
 
     @register(needs_weights=False)
     async def reset_cache(self) -> None:
@@ -239,7 +240,7 @@ class RolloutEngine(Worker):
         if not self._machine.capabilities.sleep:
             self._teller.warn_of("sleep", f"{type(self).__name__}.sleep()", self._machine.why_not("sleep"))
             return
-        self._gate.sleep(tags)
+        self._work.gate.sleep(tags)
         self._machine.sleep(tags)
 
     @register(needs_weights=False)
@@ -249,8 +250,8 @@ class RolloutEngine(Worker):
         if not self._machine.capabilities.sleep:
             return
         self._machine.wake(tags)
-        self._gate.wake(tags)
-        self._go_on()
+        self._work.gate.wake(tags)
+        self._work.go_on()
 
     @register(needs_weights=False, collect="first")
     async def capabilities(self) -> Capabilities:
@@ -260,21 +261,12 @@ class RolloutEngine(Worker):
     @register(needs_weights=False)
     async def engine_statistics(self) -> EngineStatistics:
         """What each rank's engine does, and did."""
-        return self._statistics()
+        return self._work.statistics()
 
     def close(self) -> None:
         """End all answers, and give back what the engine holds."""
-        self._abort(lambda _: True)
+        self._work.abort(lambda _: True)
         self._machine.close()
-
-    def _statistics(self) -> EngineStatistics:
-        return self._meter.statistics(
-            running=len(self._requests.running),
-            waiting=len(self._requests.waiting),
-            cache_use=self._machine.cache_use(),
-            version=self.version,
-            paused=self._gate.mode,
-        )
 
     def _call(
         self,
@@ -293,18 +285,10 @@ class RolloutEngine(Worker):
         prefixes = each_row("prefix", [None] * count if prefix is None else prefix, count)
         names = each_row("ids", [None] * count if ids is None else ids, count)
         rows = self._requests.rows(names, texts, samplings, prefixes, self.version)
-        call = EngineCall(rows, tokens=tokens, leave=self._leave)
-        for row in rows:
-            if row.over:
-                self._told(row, call)
-            else:
-                self._calls[row] = call
-                self._requests.put(row)
-        self._go_on()
-        return call
+        return self._work.begin(rows, tokens=tokens)
 
     def _check_open(self) -> None:
-        if self._context.in_driver and not self._gate.open:
+        if self._context.in_driver and not self._work.gate.open:
             raise RuntimeError(
                 'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
                 "resume() it first"
@@ -312,85 +296,6 @@ class RolloutEngine(Worker):
 
     def _completion(self, row: Row) -> Completion:
         return row.completion(self.version, self._requests.vocabulary)
-
-    def _told(self, row: Row, call: EngineCall) -> None:
-        """Its call hears that a row is at its end."""
-        self._meter.ended(row)
-        call.ended(row, self.version)
-
-    def _leave(self, rows: Iterable[Row]) -> None:
-        """Nobody waits for these rows any more."""
-        left = [row for row in rows if self._calls.pop(row, None) is not None]
-        dropped = self._requests.drop(answer for row in left for answer in row.answers)
-        if dropped:
-            self._machine.remove(dropped)
-        self._settle()
-
-    def _abort(self, wanted: Callable[[Answer], bool]) -> int:
-        ended = self._requests.abort(wanted)
-        if ended:
-            self._machine.remove(ended)
-        rows = {answer.row: None for answer in ended}
-        self._settle_rows(rows)
-        return len(rows)
-
-    def _settle_rows(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if row.over and (call := self._calls.pop(row, None)) is not None:
-                self._told(row, call)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Those who wait for the running answers hear that there are none."""
-        if not self._requests.running:
-            for idle in self._idle:
-                if not idle.done():
-                    idle.set_result(None)
-            self._idle.clear()
-
-    def _go_on(self) -> None:
-        """See to it that steps are taken, if there are any to take."""
-        if self._stepping is None and self._gate.steps(self._requests):
-            self._stepping = asyncio.get_running_loop().create_task(self._work())
-
-    async def _work(self) -> None:
-        """Step after step. Between two of them everything else of this rank has its turn: calls, and syncs of
-        weights.
-        """
-        try:
-            while self._gate.steps(self._requests):
-                await self._step()
-                await asyncio.sleep(0)
-        except BaseException as error:
-            self._fail(error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._stepping = None
-            self._teller.rests()
-
-    async def _step(self) -> None:
-        self._check_weights()
-        version = self.version
-        if version != self._had:
-            self._machine.weights_changed()
-            self._had = version
-        if self._gate.open:
-            begun = self._requests.admit(self._machine.room())
-            if begun:
-                self._machine.add(begun)
-        stepped = self._machine.step()
-        drawn = list(await stepped if isinstance(stepped, Awaitable) else stepped)
-        self._meter.drew(len(drawn))
-        if self._meter.due():
-            self._teller.tell()
-        changed = list(self._requests.take(drawn, version))
-        for answer in changed:
-            self._calls[answer.row].drew(answer)
-        over = [answer for answer in changed if answer.finish_reason is not None]
-        if over:
-            self._machine.remove(over)
-            self._settle_rows({answer.row: None for answer in over})
 
     def _check_weights(self) -> None:
         """Refuse to draw tokens with weights of no version.
@@ -401,13 +306,3 @@ class RolloutEngine(Worker):
         why = WeightsDeclared.of(self._context).torn.get(self.role)
         if why is not None:
             raise WeightsTorn(f"answers that were under way are given up: {why}")
-
-    def _fail(self, error: BaseException) -> None:
-        """All calls under way end with ``error``; the engine is empty then."""
-        dropped = self._requests.drop([*self._requests.running.values(), *self._requests.waiting.values()])
-        calls = {id(call): call for call in self._calls.values()}
-        self._calls.clear()
-        for call in calls.values():
-            call.failed(error)
-        self._machine.remove(dropped)
-        self._settle()

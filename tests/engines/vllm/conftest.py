@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import phalanx as px
 
 HERE = Path(__file__).parent
-SMALL: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}
-"""Options of an engine for tests."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""For all ranks: threads that wait for each other are slow on a machine with more ranks than cores."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,8 +36,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A cluster for these tests."""
-    px.init(num_cpus=8)
+    """A cluster for these tests, with logical accelerators."""
+    px.init(num_cpus=8, num_gpus=4)
     yield
     px.shutdown()
 
@@ -61,6 +60,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def folders_of_sockets() -> set[str]:
     """What engines may leave beside it."""
     return {path.name for path in Path(tempfile.gettempdir()).glob("phalanx-vllm-*")}
+
+
+def engine_processes() -> set[int]:
+    """Processes of engines that live on this machine."""
+    found = psutil.process_iter(["name", "cmdline", "status"])
+    return {one.pid for one in found if one.info["status"] != psutil.STATUS_ZOMBIE and _is_engine(one.info)}
+
+
+def _is_engine(told: dict[str, Any]) -> bool:
+    return "VLLM::" in " ".join([told["name"] or "", *(told["cmdline"] or ())])
+
+
+def refuses(host: str, port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket() as asked:
+        return asked.connect_ex((host, port)) == errno.ECONNREFUSED
 
 
 def shared_memory() -> set[str]:

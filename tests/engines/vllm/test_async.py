@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlparse
 
-import psutil
 import pytest
 
 import phalanx as px
 from phalanx.engines import Endpoint, Sampling
 from phalanx.engines.vllm import AsyncVllmRollout
-from tests.engines.vllm.conftest import ONE_THREAD, SMALL, folders_of_sockets, shared_memory
+from tests.engines.vllm.conftest import (
+    engine_processes,
+    folders_of_sockets,
+    shared_memory,
+)
+from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
@@ -118,22 +119,19 @@ def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
         px.endpoints(roles.source)
 
 
-def test_nothing_is_left_of_a_group_of_two_ranks_of_tensors(cluster: None, models: dict[str, str]) -> None:
-    before, sockets = shared_memory(), folders_of_sockets()
-    with px.ResourcePool([2], use_gpu=False) as pool:
-        roles = start(pool, models["untied"], tensor_parallel_size=2)
-        (endpoint,) = px.endpoints(roles.rollout)
-        roles.source.change(3)
-        roles.sync()
-        expected = roles.source.greedy(PROMPTS, 8)
-        assert [one.tokens for one in roles.rollout.generate(PROMPTS, GREEDY)] == expected
-        (pid,) = roles.rollout.run(lambda worker: os.getpid())
-        children = psutil.Process(pid).children(recursive=True)
-        assert len(children) >= 2
+def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]) -> None:
+    """Neither where options are wrong, nor where the engine's own process finds out."""
+    before = engine_processes(), shared_memory(), folders_of_sockets()
+    wrong: dict[str, dict[str, Any]] = {
+        "--no-such-thing": {"server_options": {"no_such_thing": 1}},
+        "Engine core initialization failed": {"kv_cache_memory_bytes": 1},
+    }
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        for message, options in wrong.items():
+            bound = AsyncVllmRollout.bind(models["untied"], **{**SMALL, **options})
+            with pytest.raises(px.WorkerInitError, match=message):
+                px.WorkerGroup(pool, bound, env=ONE_THREAD)
 
-    assert not [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    assert shared_memory() <= before
-    assert folders_of_sockets() <= sockets
-    place = urlparse(endpoint.url)
-    with pytest.raises(ConnectionRefusedError), socket.socket() as asked:
-        asked.connect((place.hostname, place.port))
+    assert engine_processes() <= before[0]
+    assert shared_memory() <= before[1]
+    assert folders_of_sockets() <= before[2]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
+import psutil
 import pytest
 
 import phalanx as px
 from phalanx.engines.vllm import AsyncVllmRollout, VllmRollout
 from phalanx.testing.engines import EngineConformance
-from tests.engines.vllm.conftest import ONE_THREAD, SMALL
+from tests.engines.vllm.conftest import (
+    engine_processes,
+    folders_of_sockets,
+    refuses,
+    shared_memory,
+)
+from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 
 
 class TestVllm(EngineConformance):
@@ -44,3 +54,48 @@ class TestAsyncVllm(TestVllm):
         with px.ResourcePool([1], use_gpu=False) as pool:
             bound = AsyncVllmRollout.bind(models["endless"], **SMALL)
             yield px.WorkerGroup(pool, bound, name="rollout", env=ONE_THREAD)
+
+
+class TestAsyncVllmOnTwoAccelerators(TestVllm):
+    """The suite, on a tensor-parallel engine on the accelerators of its slot, which are logical here."""
+
+    @pytest.fixture(scope="class")
+    def before(self) -> list[set[Any]]:
+        return things_of_engines()
+
+    @pytest.fixture(scope="class")
+    def rollout(
+        self, cluster: None, models: dict[str, str], before: list[set[Any]]
+    ) -> Iterator[px.WorkerGroup]:
+        with px.ResourcePool([1], use_gpu=True, accelerators_per_slot=2) as pool:
+            bound = AsyncVllmRollout.bind(models["endless"], **SMALL)
+            yield px.WorkerGroup(pool, bound, name="rollout", env=ONE_THREAD)
+
+    def test_it_has_a_process_for_each_accelerator(self, rollout: px.WorkerGroup) -> None:
+        assert sum("Worker" in name for name in rollout.run(children)[0]) == 2
+
+    def test_nothing_is_left_of_it(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
+        (place,) = (urlparse(endpoint.url) for endpoint in px.endpoints(rollout))
+        host, port = place.hostname or "", place.port or 0
+        assert not refuses(host, port)
+        (output,) = rollout.run(file_of_output)
+        rollout.close()
+
+        assert [now - then for now, then in zip(things_of_engines(), before, strict=True)] == [set()] * 3
+        assert refuses(host, port)
+        assert "Traceback" not in Path(output).read_text()
+
+
+def things_of_engines() -> list[set[Any]]:
+    """Processes, shared memory and sockets of engines on this machine."""
+    return [engine_processes(), shared_memory(), folders_of_sockets()]
+
+
+def file_of_output(_: px.Worker) -> str:
+    """Where the lines of this rank and of its engine go to."""
+    return os.readlink("/proc/self/fd/2")
+
+
+def children(_: px.Worker) -> list[str]:
+    """Names of the processes below this one."""
+    return [" ".join([one.name(), *one.cmdline()]) for one in psutil.Process().children(recursive=True)]

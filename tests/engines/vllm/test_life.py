@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-import signal
+import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 
 import phalanx as px
 from phalanx.engines import Sampling
 from phalanx.engines.vllm import VllmRollout
-from tests.engines.vllm.conftest import ONE_THREAD, SMALL, folders_of_sockets, shared_memory
+from tests.engines.vllm.conftest import (
+    engine_processes,
+    folders_of_sockets,
+    refuses,
+    shared_memory,
+)
+from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL, made
 from tests.engines.vllm.models import Source
 
+ROOT = Path(__file__).resolve().parents[3]
 GREEDY = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
 PROMPTS = [[5, 6], [7, 8, 9], [10]]
 
 DRIVER = """
-import os, sys, time
+import json, os, sys, time
 import psutil
 import phalanx as px
-from phalanx.engines.vllm import AsyncVllmRollout, VllmRollout
-px.init(num_cpus=4)
-pool = px.ResourcePool([1], use_gpu=False)
-kind = {"own": VllmRollout, "beside": AsyncVllmRollout}[sys.argv[3]]
-bound = kind.bind(sys.argv[1], dtype="float32", kv_cache_memory_bytes=1 << 24)
-group = px.WorkerGroup(pool, bound, env={"OMP_NUM_THREADS": "1"})
-group.generate([[5]])
-with open(sys.argv[2] + ".new", "w") as file:
-    (pid,) = group.run(lambda worker: os.getpid())
-    print(pid, *(child.pid for child in psutil.Process(pid).children(recursive=True)), file=file)
-os.rename(sys.argv[2] + ".new", sys.argv[2])
-time.sleep(600)
+from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL, made
+px.init(num_cpus=4, num_gpus=2)
+pool, group = made(sys.argv[1], sys.argv[3])
+told = {"pids": [], "urls": []}
+if "beside" in sys.argv[3]:
+    told["urls"] = [endpoint.url for endpoint in px.endpoints(group)]
+for number in range(600):
+    group.generate([[5], [6, 7]])
+    for pid in group.run(lambda worker: os.getpid()):
+        told["pids"] += [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    with open(sys.argv[2] + ".new", "w") as file:
+        json.dump(told | {"number": number}, file)
+    os.rename(sys.argv[2] + ".new", sys.argv[2])
+    time.sleep(1)
 """
 
 
@@ -46,45 +58,83 @@ def lives(pid: int) -> bool:
         return False
 
 
-def cycle(folder: str) -> None:
-    with px.ResourcePool([1], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, VllmRollout.bind(folder, **SMALL), name="rollout", env=ONE_THREAD)
+def cycle(folder: str, kind: str) -> None:
+    pool, group = made(folder, kind)
+    with pool:
         assert len(group.generate(PROMPTS, GREEDY)) == len(PROMPTS)
 
 
-@pytest.mark.parametrize("cycles", [3, pytest.param(10, marks=pytest.mark.soak)])
-def test_engines_that_were_closed_leave_nothing(cluster: None, models: dict[str, str], cycles: int) -> None:
-    before = shared_memory()
-    for _ in range(cycles):
-        cycle(models["untied"])
+SOAKED = [pytest.param(kind, 10, marks=(pytest.mark.soak, pytest.mark.timeout(1800))) for kind in KINDS]
 
-    assert shared_memory() <= before
+
+@pytest.mark.parametrize(("kind", "cycles"), [("own", 3), *SOAKED])
+def test_engines_that_were_closed_leave_nothing(
+    cluster: None, models: dict[str, str], kind: str, cycles: int
+) -> None:
+    before = engine_processes(), shared_memory(), folders_of_sockets()
+    for _ in range(cycles):
+        cycle(models["untied"], kind)
+        assert engine_processes() <= before[0]
+        assert shared_memory() <= before[1]
+        assert folders_of_sockets() <= before[2]
+
+
+class Driver:
+    """A script with an engine, which generates every second, and tells what it has."""
+
+    def __init__(self, folder: Path, model: str, kind: str) -> None:
+        script, self._file = folder / "driver.py", folder / "told"
+        script.write_text(DRIVER)
+        quiet = subprocess.DEVNULL
+        command = [sys.executable, str(script), model, str(self._file), kind]
+        self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=ROOT, env=env_of_script())
+
+    def told(self, after: int = -1) -> dict[str, Any]:
+        """What it told last, once it has generated more often than ``after`` says."""
+        while True:
+            assert self._process.poll() is None
+            if self._file.exists() and (told := json.loads(self._file.read_text()))["number"] > after:
+                return told
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """As the system does it where memory is short."""
+        self._process.kill()
+        self._process.wait()
+
+
+def env_of_script() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("where", ["own", "beside"])
-def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path, where: str) -> None:
-    before, folders = shared_memory(), folders_of_sockets()
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    told = tmp_path / "pids"
-    quiet = subprocess.DEVNULL
-    command = [sys.executable, str(script), models["untied"], str(told), where]
-    driver = subprocess.Popen(command, stdout=quiet, stderr=quiet)
-    while not told.exists():
-        assert driver.poll() is None
-        time.sleep(0.05)
-    pids = [int(pid) for pid in told.read_text().split()]
-    assert pids
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
+    models: dict[str, str], tmp_path: Path, kind: str
+) -> None:
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    other = Driver(folders[1], models["untied"], kind)
+    try:
+        other.told()
+        before = shared_memory(), folders_of_sockets()
+        one = Driver(folders[0], models["untied"], kind)
+        told = one.told()
+        one.kill()
 
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (shared_memory() - before or any(map(lives, pids))):
-        time.sleep(0.05)
-    assert not [pid for pid in pids if lives(pid)]
-    assert shared_memory() <= before
-    assert folders_of_sockets() <= folders
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (shared_memory() - before[0] or any(map(lives, told["pids"]))):
+            time.sleep(0.05)
+        assert told["pids"] and not [pid for pid in told["pids"] if lives(pid)]
+        assert shared_memory() <= before[0]
+        assert folders_of_sockets() <= before[1]
+        for place in map(urlparse, told["urls"]):
+            assert refuses(place.hostname or "", place.port or 0)
+        assert other.told(after=other.told()["number"])["pids"]
+    finally:
+        other.kill()
 
 
 def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import Sampling
 from phalanx.engines.vllm import VllmRollout
-from tests.engines.vllm.conftest import ONE_THREAD, SMALL
+from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from phalanx.engines.vllm.library import find
-from phalanx.engines.vllm.shared_memory import unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import name_again, unlink, unlink_shared_memory
 from phalanx.errors import PhalanxError
 
 __all__ = ["AsyncCore"]
@@ -35,6 +36,7 @@ class AsyncCore:
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
         self._thread.start()
         self.llm: Any = None
+        self._unnamed: list[str] = []
         try:
             self.llm = self.wait(self._made(arguments))
         except BaseException:
@@ -51,11 +53,11 @@ class AsyncCore:
             engine = find("vllm.v1.engine.async_llm.AsyncLLM")
             made = engine.from_engine_args(given, stat_loggers=[self._listener()])
             try:
-                await made.collective_rpc("phalanx_unlink")
+                taken = await made.collective_rpc("phalanx_unlink")
             except BaseException:
                 made.shutdown()
                 raise
-            unlink_shared_memory()
+            self._unnamed = sorted({*unlink_shared_memory(), *itertools.chain.from_iterable(taken)})
             return made
         finally:
             # All ends of the sockets are connected by now.
@@ -103,7 +105,11 @@ class AsyncCore:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=2.0)
-        llm.shutdown(timeout=5)
+        name_again(self._unnamed)
+        try:
+            llm.shutdown(timeout=5)
+        finally:
+            unlink(self._unnamed)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

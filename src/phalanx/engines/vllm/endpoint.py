@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import secrets
 import socket
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from phalanx.engines.leaves import Endpoint
 from phalanx.engines.vllm.library import find
-from phalanx.errors import PhalanxError
+from phalanx.errors import DeclarationError, PhalanxError
 
 __all__ = ["Server"]
 
@@ -31,11 +32,17 @@ def _server_of(app: Any) -> Any:
 
 
 class Server:
-    """Serves an engine from when it is made; to be made and used on the loop of its client."""
+    """Serves an engine from :meth:`start` on, which is for the loop of its client; it has its port from the beginning.
+
+    Raises:
+        DeclarationError: vLLM's server knows no such options.
+        PhalanxError: it cannot listen there.
+    """
 
     def __init__(self, model: str, host: str, port: int, token: str | None, options: dict[str, Any]) -> None:
         self._token = token or secrets.token_urlsafe(32)
-        self._model, self._host, self._options = model, host, options
+        self._model = model
+        self._given = self._arguments(options)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +59,7 @@ class Server:
     async def start(self, llm: Any) -> Endpoint:
         """Serve; where that is."""
         tasks = await llm.get_supported_tasks()
-        given = self._arguments()
+        given = self._given
         app = find("vllm.entrypoints.launchers.app.build_app")(given, tasks, llm.model_config)
         state = find("vllm.entrypoints.launchers.api_server.app_state.init_app_state")
         await state(llm, app.state, given, tasks)
@@ -67,24 +74,37 @@ class Server:
         name = f"[{host}]" if ":" in host else host
         return Endpoint(f"http://{name}:{port}/v1", self._token, self._model)
 
-    def _arguments(self) -> Any:
+    def _arguments(self, options: dict[str, Any]) -> Any:
         parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
             find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
         )
-        return parser.parse_args(
-            ["--model", self._model, "--api-key", self._token, "--disable-log-stats", *self._flags()]
-        )
-
-    def _flags(self) -> list[str]:
-        flags: list[str] = []
-        for name, value in self._options.items():
-            flag = "--" + name.replace("_", "-")
-            flags += [flag] if value is True else [flag, str(value)]
-        return flags
+        flags = ["--model", self._model, "--api-key", self._token, "--disable-log-stats"]
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                return parser.parse_args([*flags, *_flags(options)])
+        except SystemExit:  # what its parser does where a script would end
+            why = said.getvalue().strip().rpartition("error: ")[2]
+            raise DeclarationError(
+                f"server_options={options!r}: {why}; expected options of `vllm serve`, such as "
+                '{"enable_auto_tool_choice": True}'
+            ) from None
 
     async def stop(self) -> None:
         """End it; requests under way are broken off."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await asyncio.wait([self._task], timeout=5.0)
+        self.close()
+
+    def close(self) -> None:
+        """Give the port back, where it does not serve yet, or any more."""
         self._socket.close()
+
+
+def _flags(options: dict[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags

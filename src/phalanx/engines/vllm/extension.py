@@ -18,6 +18,6 @@ class WorkerExtension:
         """Take all weights anew from a segment; see :func:`phalanx.engines.vllm.kept.opened`."""
         reload(self, opened(told))
 
-    def phalanx_unlink(self) -> None:
-        """Take the names from what this process has in /dev/shm."""
-        unlink_shared_memory()
+    def phalanx_unlink(self) -> list[str]:
+        """Take the names from what this process has in /dev/shm; gives them."""
+        return unlink_shared_memory()

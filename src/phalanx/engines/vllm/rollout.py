@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
@@ -16,6 +16,9 @@ from phalanx.engines.leaves import Endpoint, Prefix, Prompt, Sampling
 from phalanx.engines.texts import decoder, tokenizer_of
 from phalanx.engines.vllm.library import prepare
 from phalanx.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from phalanx.engines.vllm.endpoint import Server  # vLLM's own packages: in the ranks
 
 __all__ = ["AsyncVllmRollout", "VllmRollout"]
 
@@ -124,17 +127,23 @@ class AsyncVllmRollout(RolloutEngine):
         if tokenizer is not None:
             options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
         text = tokenizer_of(tokenizer)
-        started = start_beside(
-            str(model), options, seeds=seed is not None, coming=self._coming, text=decoder(text)
-        )
+        # Before the engine, which takes half a minute: what cannot be served is known at once.
+        self._server = _server(str(model), host, port, token, server_options) if serve else None
+        try:
+            started = start_beside(
+                str(model), options, seeds=seed is not None, coming=self._coming, text=decoder(text)
+            )
+        except BaseException:
+            if self._server is not None:
+                self._server.close()
+            raise
         self._core = started.core
-        self._server: Any = None
         self._endpoint: Endpoint | None = None
         encode = None if text is None else text.encode
         self.serve(started.machine, weights=weights, seed=seed, encode=encode)
         try:
-            if serve:
-                self._begin_to_serve(str(model), host, port, token, server_options or {})
+            if self._server is not None:
+                self._endpoint = self._core.wait(self._server.start(self._core.llm))
             _accept(self, model, weights, started, options)
         except BaseException:
             self.close()
@@ -147,16 +156,6 @@ class AsyncVllmRollout(RolloutEngine):
     def _coming(self) -> int:
         return WeightsDeclared.of(self._context).coming.get((self.role, self._weights or ""), 0)
 
-    def _begin_to_serve(
-        self, model: str, host: str | None, port: int, token: str | None, options: dict[str, Any]
-    ) -> None:
-        from phalanx.engines.vllm.endpoint import Server  # vLLM's own packages: in the ranks
-
-        if self._core is None:
-            return
-        self._server = Server(model, host or _address(), port, token, options)
-        self._endpoint = self._core.wait(self._server.start(self._core.llm))
-
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)
     async def endpoint(self) -> Endpoint | None:
         """Where this rank's engine is served; see ``px.endpoints``."""
@@ -165,10 +164,18 @@ class AsyncVllmRollout(RolloutEngine):
     def close(self) -> None:
         """End the server, all answers, and the engine's processes."""
         server, self._server = self._server, None
-        if server is not None and self._core is not None:
+        if server is not None:
             self._endpoint = None
             self._core.wait(server.stop(), 10.0)
         super().close()
+
+
+def _server(
+    model: str, host: str | None, port: int, token: str | None, options: dict[str, Any] | None
+) -> Server:
+    from phalanx.engines.vllm.endpoint import Server  # torch's and vLLM's own packages: in the ranks
+
+    return Server(model, host or _address(), port, token, options or {})
 
 
 def _check_options(name: str, options: dict[str, Any], ours: Sequence[str]) -> None:

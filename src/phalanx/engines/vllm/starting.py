@@ -19,25 +19,35 @@ from phalanx.engines.vllm.extension import NAME
 from phalanx.engines.vllm.kept import KeptWeights
 from phalanx.engines.vllm.library import on_cpu
 from phalanx.engines.vllm.machine import VllmMachine, engine_arguments, make_engine
-from phalanx.engines.vllm.shared_memory import own_names, unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import own_names, unlink_own_queue, unlink_shared_memory
 from phalanx.engines.vllm.team import Follower, Leader, Team, alone
 
-__all__ = ["Started", "start", "start_beside"]
+__all__ = ["Started", "StartedBeside", "start", "start_beside"]
 
 Text = Callable[[Sequence[int]], str]
+_THREADS = "OMP_NUM_THREADS"
 
 
 class Started(NamedTuple):
     """The engine of a rank; ``load`` takes weights of type ``dtype``, out of what ``memory`` makes.
 
-    ``load`` is None where another rank takes them for this one. ``core`` is vLLM's client, where that is not here.
+    ``load`` is None where another rank takes them for this one.
     """
 
     machine: Machine
     load: Load | None
     dtype: torch.dtype
     memory: Memory | None = None
-    core: AsyncCore | None = None
+
+
+class StartedBeside(NamedTuple):
+    """The same, in processes of its own; ``core`` is vLLM's client."""
+
+    machine: Machine
+    load: Load
+    dtype: torch.dtype
+    memory: Memory
+    core: AsyncCore
 
 
 def start(
@@ -62,6 +72,8 @@ def start(
     arguments = {"seed": team.seed, **arguments}  # ranks of one engine draw the same tokens
     engine = make_engine({**arguments, "distributed_executor_backend": "external_launcher"})
     team.meet()
+    unlink_own_queue()
+    team.meet()
     unlink_shared_memory()
     dtype = engine.vllm_config.model_config.dtype
     vocabulary, capabilities = _facts(engine, text)
@@ -79,22 +91,31 @@ def start_beside(
     seeds: bool,
     coming: Callable[[], int],
     text: Text | None = None,
-) -> Started:
+) -> StartedBeside:
     """Make an engine in processes of its own; ``coming`` gives the number of the version that is being loaded."""
-    if on_cpu() and int(options.get("tensor_parallel_size", 1)) > 1:
+    size = int(options.get("tensor_parallel_size", 1))
+    if on_cpu() and size > 1:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        _share_threads(size)
     arguments = {
         "seed": secrets.randbits(31),
         **engine_arguments(model, options),
         "worker_extension_cls": NAME,
     }
-    if int(arguments.get("tensor_parallel_size", 1)) > 1:
+    if size > 1:
         # Inside of Ray vLLM would take actors of its own.
         arguments["distributed_executor_backend"] = "mp"
     core = AsyncCore(arguments)
     kept = KeptWeights()
     machine = AsyncVllmMachine(core, *_facts(core.llm, text), seeds=seeds, kept=kept, coming=coming)
-    return Started(machine, machine.load, core.llm.vllm_config.model_config.dtype, kept.make, core)
+    return StartedBeside(machine, machine.load, core.llm.vllm_config.model_config.dtype, kept.make, core)
+
+
+def _share_threads(processes: int) -> None:
+    """The threads of this rank are those of its engine's processes together."""
+    told = os.environ.get(_THREADS, "")
+    if told.isdigit():
+        os.environ[_THREADS] = str(max(1, int(told) // processes))
 
 
 def _facts(engine: Any, text: Text | None) -> tuple[Any, Any]:
