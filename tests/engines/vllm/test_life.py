@@ -18,6 +18,7 @@ from phalanx.engines import Sampling
 from phalanx.engines.vllm import VllmRollout
 from tests.engines.vllm.conftest import (
     engine_processes,
+    file_of_output,
     folders_of_sockets,
     refuses,
     shared_memory,
@@ -151,8 +152,10 @@ def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, s
             source.change(seed)
             sync()
         assert [one.tokens for one in rollout.generate(PROMPTS, GREEDY)] == source.greedy(PROMPTS, 8)
+        outputs = [Path(name) for name in rollout.run(file_of_output)]
 
     assert shared_memory() <= before
+    assert not [name for name in outputs if "Exception ignored" in name.read_text()]
 
 
 def test_two_tensor_parallel_engines_of_a_group(cluster: None, models: dict[str, str]) -> None:

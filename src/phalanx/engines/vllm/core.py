@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import concurrent.futures
+import logging
+import multiprocessing
 import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from phalanx.engines.vllm.library import find
-from phalanx.engines.vllm.shared_memory import name_again, unlink, unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import unlink_shared_memory
 from phalanx.errors import PhalanxError
 
 __all__ = ["AsyncCore"]
@@ -21,6 +24,8 @@ T = TypeVar("T")
 
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 _END_S = 10.0
+_TELL_S = 60.0
+_log = logging.getLogger("phalanx")
 
 
 class AsyncCore:
@@ -36,12 +41,23 @@ class AsyncCore:
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
         self._thread.start()
         self.llm: Any = None
-        self._unnamed: list[str] = []
         try:
-            self.llm = self.wait(self._made(arguments))
+            self.llm = self._patiently(self._made(arguments))
         except BaseException:
             self._end_loop()
             raise
+
+    def _patiently(self, work: Coroutine[Any, Any, T]) -> T:
+        """As :meth:`wait`; now and then the log says what for."""
+        began, future = time.monotonic(), asyncio.run_coroutine_threadsafe(work, self._loop)
+        while not concurrent.futures.wait([future], _TELL_S).done:
+            late = ", ".join(f"{one.name} (pid {one.pid})" for one in multiprocessing.active_children())
+            _log.warning(
+                "vLLM's engine is not up after %.0f s: waiting for %s",
+                time.monotonic() - began,
+                late or "vLLM to start its processes",
+            )
+        return future.result()
 
     async def _made(self, arguments: dict[str, Any]) -> Any:
         """Start the engine; afterwards nothing of it has a name, so that nothing is left however it ends."""
@@ -53,11 +69,12 @@ class AsyncCore:
             engine = find("vllm.v1.engine.async_llm.AsyncLLM")
             made = engine.from_engine_args(given, stat_loggers=[self._listener()])
             try:
-                taken = await made.collective_rpc("phalanx_unlink")
+                await made.collective_rpc("phalanx_disown")
+                await made.collective_rpc("phalanx_unlink")
             except BaseException:
                 made.shutdown()
                 raise
-            self._unnamed = sorted({*unlink_shared_memory(), *itertools.chain.from_iterable(taken)})
+            unlink_shared_memory()
             return made
         finally:
             # All ends of the sockets are connected by now.
@@ -105,11 +122,7 @@ class AsyncCore:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=2.0)
-        name_again(self._unnamed)
-        try:
-            llm.shutdown(timeout=5)
-        finally:
-            unlink(self._unnamed)
+        llm.shutdown(timeout=5)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

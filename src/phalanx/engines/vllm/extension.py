@@ -1,14 +1,17 @@
-"""What vLLM's workers can do for us, where they live in processes of their own: ``worker_extension_cls``."""
+"""What vLLM's workers can do for us, where they live in processes of their own: ``worker_extension_cls``, and the name
+of what leads them there.
+"""
 
 from __future__ import annotations
 
 from phalanx.engines.vllm.kept import opened
-from phalanx.engines.vllm.shared_memory import unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import disown_queues, unlink_shared_memory
 from phalanx.engines.vllm.weights import reload
 
-__all__ = ["NAME", "WorkerExtension"]
+__all__ = ["EXECUTOR", "NAME", "WorkerExtension"]
 
 NAME = f"{__name__}.WorkerExtension"
+EXECUTOR = "phalanx.engines.vllm.executor.Executor"
 
 
 class WorkerExtension:
@@ -18,6 +21,10 @@ class WorkerExtension:
         """Take all weights anew from a segment; see :func:`phalanx.engines.vllm.kept.opened`."""
         reload(self, opened(told))
 
-    def phalanx_unlink(self) -> list[str]:
-        """Take the names from what this process has in /dev/shm; gives them."""
-        return unlink_shared_memory()
+    def phalanx_disown(self) -> None:
+        """See :func:`phalanx.engines.vllm.shared_memory.disown_queues`."""
+        disown_queues()
+
+    def phalanx_unlink(self) -> None:
+        """Take the names from what this process has in /dev/shm."""
+        unlink_shared_memory()

@@ -8,19 +8,17 @@ could not start. There is no setting for it. A version with which this was not t
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Iterable
 from typing import Any
 
 from phalanx.engines.vllm.library import find, version
 from phalanx.errors import DeclarationError
 
-__all__ = ["name_again", "own_names", "unlink", "unlink_own_queue", "unlink_shared_memory"]
+__all__ = ["disown_queues", "own_names", "unlink_shared_memory"]
 
 TESTED = ("0.32.0",)
 _FOLDER = "/dev/shm"
-_GONE = " (deleted)"
-"""How the kernel marks the path of memory that has no name any more."""
 _PATCHED = "_phalanx_token"
 
 
@@ -55,46 +53,30 @@ def own_names(token: str) -> None:
     setattr(shared, _PATCHED, token)
 
 
-def unlink_shared_memory() -> list[str]:
+def disown_queues() -> None:
+    """Take the names of the memory by which this process tells others of its engine, as its maker, who is not to do so
+    again at its end. To be called when they have it open, and before :func:`unlink_shared_memory` anywhere.
+    """
+    kind = find("vllm.distributed.device_communicators.shm_broadcast.ShmRingBuffer")
+    gc.unfreeze()  # vLLM freezes what it has made by then, which is not looked at otherwise
+    for one in gc.get_objects():
+        if type(one) is kind and getattr(one, "is_creator", False):
+            one.shared_memory.unlink()
+            one.is_creator = False
+    gc.freeze()
+
+
+def unlink_shared_memory() -> None:
     """Take the names from the segments and semaphores that this process has open, so that they end with it.
 
-    To be called when every rank of the engine has them open. Gives the names.
+    To be called when every rank of the engine has them open.
     """
     if not os.path.exists("/proc/self/maps"):
-        return []
+        return
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if f"{_FOLDER}/" in line}
-    ours = [path for path in sorted(paths) if _is_of_engine(os.path.basename(path))]
-    unlink(ours)
-    return ours
-
-
-def _is_of_engine(name: str) -> bool:
-    return (name.startswith(("psm_", "sem.mp-")) or "cpushm" in name) and not name.endswith(_GONE)
-
-
-def unlink(paths: Iterable[str]) -> None:
-    """Take these names, those that there are."""
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def name_again(paths: Iterable[str]) -> None:
-    """Give these names to empty files, for processes that end in good order take the names of their memory themselves,
-    and print a traceback where there are none.
-    """
-    for path in paths:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-
-
-def unlink_own_queue() -> None:
-    """Take the name of the memory by which this rank tells the others of its engine, as its maker, who is not to do so
-    again at its end. To be called when they have it open, and before they take names.
-    """
-    queue: Any = find("vllm.distributed.parallel_state.get_tp_group")().mq_broadcaster
-    memory = getattr(queue, "buffer", None)
-    if getattr(memory, "is_creator", False):
-        memory.shared_memory.unlink()
-        memory.is_creator = False
+    for path in sorted(paths):
+        name = os.path.basename(path)
+        if name.startswith(("psm_", "sem.mp-")) or "cpushm" in name:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

@@ -15,11 +15,11 @@ from phalanx.engines.machine import Machine
 from phalanx.engines.vllm.asking import capabilities_of, vocabulary_of
 from phalanx.engines.vllm.async_machine import AsyncVllmMachine
 from phalanx.engines.vllm.core import AsyncCore
-from phalanx.engines.vllm.extension import NAME
+from phalanx.engines.vllm.extension import EXECUTOR, NAME
 from phalanx.engines.vllm.kept import KeptWeights
 from phalanx.engines.vllm.library import on_cpu
 from phalanx.engines.vllm.machine import VllmMachine, engine_arguments, make_engine
-from phalanx.engines.vllm.shared_memory import own_names, unlink_own_queue, unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import disown_queues, own_names, unlink_shared_memory
 from phalanx.engines.vllm.team import Follower, Leader, Team, alone
 
 __all__ = ["Started", "StartedBeside", "start", "start_beside"]
@@ -72,7 +72,7 @@ def start(
     arguments = {"seed": team.seed, **arguments}  # ranks of one engine draw the same tokens
     engine = make_engine({**arguments, "distributed_executor_backend": "external_launcher"})
     team.meet()
-    unlink_own_queue()
+    disown_queues()
     team.meet()
     unlink_shared_memory()
     dtype = engine.vllm_config.model_config.dtype
@@ -103,8 +103,8 @@ def start_beside(
         "worker_extension_cls": NAME,
     }
     if size > 1:
-        # Inside of Ray vLLM would take actors of its own.
-        arguments["distributed_executor_backend"] = "mp"
+        # Said, for inside of Ray vLLM would take actors of its own.
+        arguments["distributed_executor_backend"] = EXECUTOR
     core = AsyncCore(arguments)
     kept = KeptWeights()
     machine = AsyncVllmMachine(core, *_facts(core.llm, text), seeds=seeds, kept=kept, coming=coming)
