@@ -43,6 +43,10 @@ class Consumer(px.Worker):
     def first_of_each(self, batch: dict[str, Any]) -> torch.Tensor:
         return batch["x"][:, 0].clone()
 
+    @px.register(px.Dispatch.mesh())
+    def of_mesh(self, batch: dict[str, Any]) -> torch.Tensor:
+        return batch["x"][:, 0].clone()
+
     @px.register
     def width(self, batch: Any) -> int:
         return sum(len(item["x"]) for item in batch)
@@ -130,6 +134,16 @@ def test_no_byte_of_a_large_batch_comes_through_the_driver(
     assert all(
         after[name] - before[name] < 10_000 for name in ("sent_bytes", "stored_bytes", "fetched_bytes")
     )
+
+
+@pytest.mark.slow_on_cluster
+def test_a_batch_goes_to_the_coordinates_of_a_mesh_method_in_pieces(
+    producers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 3, LARGE)
+    with px.WorkerGroup(pool, Consumer, mesh=px.Mesh(dp=2, tp=2)) as group, channel.take_rows(5) as batch:
+        assert group.of_mesh(batch).tolist() == [0, 0, 1, 1, 2]
+    assert channel.rows.delivered == 5
 
 
 def test_items_taken_are_a_list_for_every_rank_of_a_one_to_all_method(

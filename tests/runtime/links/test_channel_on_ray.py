@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 import phalanx as px
+from phalanx.runtime.links.open_channels import open_channels
 
 WITHIN = 30.0
 LARGE = 60_000
@@ -30,6 +32,32 @@ while not channel.depth.puts:
     pass
 print(pid, flush=True)
 future.result()
+"""
+
+
+LEAVING = """
+import ray
+import phalanx as px
+from tests.runtime.links.test_channel_on_ray import Putter
+
+px.init(num_cpus=2)
+pool = px.ResourcePool([1], use_gpu=False)
+group = px.WorkerGroup(pool, Putter)
+channel = px.Channel(name="of-before")
+group.put_twice(channel)
+{leave}
+try:
+    channel.put(3)
+except px.ChannelClosed:
+    print("closed", ray.is_initialized())
+px.init(num_cpus=2)
+try:
+    px.Channel.find("of-before")
+except px.ChannelError:
+    print("not found")
+with px.Channel(name="of-before") as again:
+    again.put(4)
+    print(again.get())
 """
 
 
@@ -71,6 +99,34 @@ def test_a_put_that_waits_for_room_ends_when_its_call_is_cancelled(pool: px.Reso
         assert future.cancel()
         assert group.rank_of() == [0]
         assert (channel.depth.puts, channel.items.submitted) == (0, 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.ResourcePool) -> None:
+    with px.Channel(backend="ray") as channel, ThreadPoolExecutor(1) as threads:
+        group = px.WorkerGroup(pool[0:1], Putter)
+        group.put_twice(channel)
+        batch = channel.take(2, WITHIN)
+        closing = threads.submit(group.close)
+        home = open_channels.get(channel.card.key)
+        assert home is not None
+        until(lambda: bool(home.service.leaving) or closing.done())
+        assert not closing.done()
+        batch.ack()
+        closing.result(WITHIN)
+        assert (channel.items.delivered, channel.items.lost) == (2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leave", ["px.shutdown()", "ray.shutdown()"])
+def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING.format(leave=leave))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.stdout.splitlines()[-3:] == ["closed False", "not found", "4"], done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -74,6 +74,15 @@ def test_groups_on_another_backend_stay_open_when_a_cluster_is_left() -> None:
         assert group.say(1) == [1]
 
 
+def test_channels_of_a_cluster_that_was_left_are_closed() -> None:
+    with scripted(lambda what, number: "fine") as transport:
+        channel = px.Channel(backend="inline")
+        connection.lost(transport)
+
+    with pytest.raises(px.ChannelClosed):
+        channel.put(1)
+
+
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has started nothing, on the ray backend by default."""
@@ -102,6 +111,16 @@ def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
     monkeypatch.setattr(connection, "settings", lambda: SimpleNamespace(backend="of the environment"))
     with pytest.raises(px.DeclarationError, match="of the environment"):
         px.ResourcePool([1])
+
+
+def test_a_shutdown_closes_channels(untouched: None) -> None:
+    px.init(backend="inline")
+    channel = px.Channel()
+    channel.put(1)
+    px.shutdown()
+
+    with pytest.raises(px.ChannelClosed):
+        channel.put(2)
 
 
 def start_in(module: str, flag: object) -> bool:

@@ -137,6 +137,11 @@ class ChannelService(Home[ChannelHome]):
                     answer(("done",))
 
     @property
+    def leaving(self) -> tuple[str, ...]:
+        """Producers that end, and wait until nothing of them is needed."""
+        return tuple(self._leaving)
+
+    @property
     def alone(self) -> bool:
         """Whether nobody outside of this process can reach it."""
         return self._transport.immediate
