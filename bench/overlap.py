@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """How much faster generation and training are at the same time than in turn: `python bench/overlap.py`.
 
 The algorithm is that of `examples/grpo_async.py`, both ways on the same two groups, which train on as many rows. The

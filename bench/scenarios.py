@@ -70,7 +70,7 @@ class Plan:
     start_repeats: int = 3
     empty_calls: int = 50
     traced_calls: int = 100
-    flow_ranks: tuple[int, ...] = (1, 4)
+    flow_ranks: tuple[int, ...] = (1, 2, 4)
     flow_items: Mapping[int, int] = field(default_factory=lambda: {1: 500, 1 << 10: 50, 64 << 10: 4})
     pipelined_calls: int = 1000
     imports: bool = True
@@ -80,6 +80,7 @@ class Plan:
 FULL = Plan()
 QUICK = Plan(
     empty_ranks=(1, 4),
+    flow_ranks=(1,),
     data_ranks=(4,),
     megabytes=(1, 256),
     planning_ranks=(64, 4096),

@@ -59,6 +59,14 @@ def test_groups_that_share_an_accelerator_share_its_idle_time() -> None:
     assert row(report(both).accelerators, accelerator="a GPU 0")["idle %"] == 43
 
 
+def test_a_rank_without_an_accelerator_does_not_count_beside_those_with_one() -> None:
+    judge = replace(track(0, accelerator=""), key=key(0, "judge"), accelerators=())
+    both = replace(TRACE, tracks=(*TRACE.tracks, judge))
+
+    assert len(report(both).accelerators.rows) == len(report(TRACE).accelerators.rows)
+    assert len(report(replace(TRACE, tracks=(judge,))).accelerators.rows) == 1
+
+
 def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
     start = Call(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
     alone = replace(TRACE, calls=(start,), tracks=(track(0, accelerator="0"),))

@@ -242,9 +242,10 @@ def _ranks(trace: Trace) -> Table:
 
 
 def _accelerators(trace: Trace) -> Table:
-    """In what share of its time nobody was at work on an accelerator; a rank without one is a place of its own."""
+    """In what share of its time nobody was at work on an accelerator. Where no rank has one, each process is a place of
+    its own; else those without one do not count."""
     places: dict[str, list[Track]] = {}
-    for track in trace.tracks:
+    for track in [track for track in trace.tracks if track.accelerators] or trace.tracks:
         places.setdefault(_place_of(track), []).append(track)
     parts = parts_by_track(trace)
     calls = {call.id: call for call in trace.calls}

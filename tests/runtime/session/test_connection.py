@@ -113,16 +113,6 @@ def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
         px.ResourcePool([1])
 
 
-def test_a_shutdown_closes_channels(untouched: None) -> None:
-    px.init(backend="inline")
-    channel = px.Channel()
-    channel.put(1)
-    px.shutdown()
-
-    with pytest.raises(px.ChannelClosed):
-        channel.put(2)
-
-
 def start_in(module: str, flag: object) -> bool:
     """What Ray decides where a function of that module calls it without a cluster."""
     names = {"__name__": "ray._private.auto_init_hook", "flag": flag}

@@ -15,9 +15,11 @@ from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, ItemsLost
 from phalanx.execution.closers import current_closers
 from phalanx.flow.balance import balanced_order, runs_of
+from phalanx.flow.channel_messages import Loss
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.stored_rows import StoredPart, StoredParts
 from phalanx.runtime.links.channel_home import GivenPart
+from phalanx.runtime.links.losses import in_words
 from phalanx.runtime.links.payloads import unpack, unpacked_ref
 from phalanx.runtime.links.services import Port
 from phalanx.runtime.session.waiters import waiters
@@ -258,11 +260,9 @@ def _cut(part: GivenPart, start: int, stop: int) -> GivenPart:
     return replace(part, start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=())
 
 
-def lost(channel: str, losses: Sequence[Any]) -> ItemsLost:
+def lost(channel: str, losses: Sequence[Loss]) -> ItemsLost:
     """The error that says which items are gone with which processes."""
-    told = "; ".join(
-        f"{_counted(loss)} of {loss.holder.rpartition('#')[0] or loss.holder}: {loss.why}" for loss in losses
-    )
+    told = in_words(losses)
     error = ItemsLost(
         f"channel {channel!r}: items are lost with the process that had their bytes: {told or 'part of this batch'}. "
         "The others can be taken; to keep items longer than the process that put them, drain it before it is closed, "
@@ -271,8 +271,3 @@ def lost(channel: str, losses: Sequence[Any]) -> ItemsLost:
     )
     error.losses = tuple(losses)
     return error
-
-
-def _counted(loss: Any) -> str:
-    counts = [(loss.items, "items"), (loss.rows, "rows"), (loss.puts, "waiting puts")]
-    return ", ".join(f"{count} {what}" for count, what in counts if count)

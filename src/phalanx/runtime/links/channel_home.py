@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ from phalanx.flow.items import Item, Part
 from phalanx.flow.ledger import Tally
 from phalanx.flow.snapshots import ChannelState, Depth
 from phalanx.runtime.links.homes import Home, is_of
+from phalanx.runtime.links.losses import in_words
 from phalanx.runtime.links.payloads import PROCESS, InStore, kept, unpack
 from phalanx.runtime.links.payloads import pack as pack_value
 from phalanx.runtime.links.services import Answer, Peer, services
@@ -50,6 +52,8 @@ from phalanx.tracing.spans import process
 from phalanx.transport.base import Transport
 from phalanx.transport.values import FetchFailed
 from phalanx.wire.codec import Policy
+
+_log = logging.getLogger("phalanx")
 
 #: Who holds the bytes that lie at the home itself.
 HOME = "the home of the channel"
@@ -110,7 +114,7 @@ class ChannelService(Home[ChannelHome]):
         self._leaving: dict[str, list[Answer]] = {}
         #: Told of items that will not be delivered: key of the channel, their numbers, "dropped" or "lost".
         self.undelivered: list[Callable[[str, list[int], str], None]] = []
-        self._closed = False
+        self._closed = self._warned = False
         self._copies: dict[int, Any] = {}
         """What was handed over to this process, by item."""
         self._moved_from: dict[str, list[int]] = {}
@@ -157,10 +161,19 @@ class ChannelService(Home[ChannelHome]):
             self._do(Drop(None, reason, frozenset(numbers)))
 
     def close(self, reason: str) -> None:
-        """End it; see ``px.Channel.close``."""
+        """End it; see ``px.Channel.close``. What is lost, and was told to nobody, is a warning."""
         with self._lock:
             self._closed = True
             self._do(Close(reason))
+            untold = self._machine.losses
+        if untold and not self._warned:
+            self._warned = True
+            _log.warning(
+                "channel %r was closed before anybody took what says so: items are lost with the process that had "
+                "their bytes: %s. A rank that is closed keeps its items if the channel was made with handoff=True",
+                self._name,
+                in_words(untold),
+            )
 
     @staticmethod
     def _reply(answer: Answer | None, what: Any) -> None:

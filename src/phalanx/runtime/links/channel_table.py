@@ -12,7 +12,7 @@ def limit_of(maxsize: int | None, by: str) -> str:
     """How much may wait, in words."""
     if maxsize is None:
         return "any number of items"
-    return f"{maxsize} items" if by == "items" else size(maxsize)
+    return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
 
 
 def channel_table(name: str, limit: str, look: Look) -> Table:
