@@ -22,11 +22,7 @@ class RayStream:
         self.ended: ObjectRef = generator.completed()
 
     def take(self) -> Ref | None:
-        try:
-            ref = self.coming._next_sync(0)  # half of what next_ready() and next() cost
-        except StopIteration:
-            return None
-        return None if ref.is_nil() else ref
+        return next(self.coming, None) if self.coming.next_ready() else None
 
     def leave(self) -> None:
         """Nothing to do: whoever left it takes what is there, and thereby lets the rank go on to its end."""
