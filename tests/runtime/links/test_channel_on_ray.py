@@ -124,7 +124,7 @@ def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Pa
     script = tmp_path / "leaving.py"
     script.write_text(LEAVING.format(leave=leave))
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=240
     )
     assert done.stdout.splitlines()[-3:] == ["closed False", "not found", "4"], done.stdout + done.stderr
 
