@@ -297,7 +297,7 @@ def test_the_text_of_a_timeout() -> None:
         "finished: rank 2\n"
         "\n"
         "If it only needs more time, give it more: .options(timeout=...) for one call, "
-        "call_timeout= for the group."
+        "call_timeout= for the group, PHALANX_CALL_TIMEOUT for all."
     )
 
 

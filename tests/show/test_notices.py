@@ -63,6 +63,12 @@ def test_a_group_is_found_by_its_name_or_the_beginning_of_it() -> None:
     assert notices.find("trainer").name == "trainer"
 
 
+def test_a_group_is_found_by_the_end_of_its_name_behind_verls_random_beginning() -> None:
+    notices = Notices((), (group("Zvl4r5TrainingWorker"), group("rollout")))
+
+    assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"
+
+
 def test_groups_of_one_name_are_told_apart_by_their_runs() -> None:
     notices = Notices((), (group("trainer", of="a"), group("trainer", of="b")))
 

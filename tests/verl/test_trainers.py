@@ -35,6 +35,23 @@ def test_the_ranks_of_a_program_are_phalanxs_own_only_under_phalanx(
     assert not line_of_a_rank.search(theirs.text)
 
 
+@pytest.mark.parametrize(
+    ("name", "group", "methods"),
+    [
+        ("sft", "TrainingWorker", ["train_batch"]),
+        ("main_ppo", "WorkerDict", ["update_actor", "update_weights"]),
+    ],
+)
+def test_the_trace_of_a_program_has_verls_groups_and_methods(
+    runs: Runs, name: str, group: str, methods: list[str]
+) -> None:
+    runs.of(name, PHALANX)
+
+    trace = runs.trace(runs.folder / f"{name}-{PHALANX}").read_text()
+    assert group in trace
+    assert [method for method in methods if method not in trace] == []
+
+
 def test_a_resumed_run_goes_on_as_the_whole_one_did(runs: Runs) -> None:
     whole, resumed = runs.of("sft", PHALANX), runs.of("sft_resumed", PHALANX)
 

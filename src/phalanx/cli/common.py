@@ -45,7 +45,7 @@ GroupName = Annotated[
     str,
     typer.Argument(
         metavar="GROUP",
-        help="Name of a group, or the beginning of it; RUN/NAME where names repeat.",
+        help="Name of a group, or the beginning or end of it; RUN/NAME where names repeat.",
         autocompletion=complete_group,
     ),
 ]

@@ -23,9 +23,11 @@ def main(words: Sequence[str]) -> None:
     """Run ``-m MODULE ...``, a file with its arguments, or any other program."""
     try:
         from phalanx.compat.verl import install  # with PHALANX_VERL=1 importing it does what may fail
+        from phalanx.compat.verl.collector import spare_imports
 
         install(overlay=True)
         _check(words)
+        spare_imports()
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         raise SystemExit(_UNFIT) from None

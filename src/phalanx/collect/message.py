@@ -48,7 +48,7 @@ def render(
     if any(report.kind == "timeout" for alike in causes for report in alike):
         sections.append(
             "If it only needs more time, give it more: .options(timeout=...) for one call, "
-            "call_timeout= for the group."
+            "call_timeout= for the group, PHALANX_CALL_TIMEOUT for all."
         )
     return "\n\n".join(sections)
 

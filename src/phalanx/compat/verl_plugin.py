@@ -14,8 +14,11 @@ from phalanx.config import overlays_verl
 if overlays_verl():
     try:
         from phalanx.compat.verl import overlay
+        from phalanx.compat.verl.collector import spare_imports
 
         overlay.install()
+        if "phalanx.compat.verl.remote" not in sys.modules:  # a rank sees to its imports itself
+            spare_imports()
     except Exception as error:
         sentence = f"phalanx: {type(error).__name__}: {error}"
         ray = sys.modules.get("ray")

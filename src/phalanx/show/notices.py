@@ -151,7 +151,9 @@ class Notices:
         )
 
     def find(self, text: str) -> GroupEntry:
-        """The group of that name, or the only one whose name begins like this; ``<run>/<name>`` where names repeat.
+        """The group of that name, or the only one whose name begins, or else ends like this.
+
+        ``<run>/<name>`` where names repeat. Groups of verl's have a random beginning before the name of their class.
 
         Raises:
             NoSuchGroup: there is none, or several; with a list of those that there are.
@@ -159,6 +161,8 @@ class Notices:
         named = [group for group in self.groups if text in (group.name, _full(group))]
         if not named:
             named = [g for g in self.groups if g.name.startswith(text) or _full(g).startswith(text)]
+        if not named:
+            named = [group for group in self.groups if group.name.endswith(text)]
         if len(named) == 1:
             return named[0]
         there = ", ".join(sorted(map(_full, named or self.groups)))

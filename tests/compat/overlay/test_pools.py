@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.single_controller.ray import RayResourcePool
+from phalanx.compat.verl.single_controller.ray import RayResourcePool, native
 from phalanx.compat.verl.single_controller.ray import pools as pools_module
 from phalanx.topology.placement import NodeCapacity
 from phalanx.transport.values import ReserveRequest
@@ -25,8 +25,8 @@ def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str
     transport = SimpleNamespace(reserve=reserve, nodes=lambda: nodes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlay, "active", lambda: active)
-        patch.setattr(pools_module.native, "transport", lambda: transport)
-        patch.setattr(pools_module.native, "Connection", lambda: None)
+        patch.setattr(native, "transport", lambda: transport)
+        patch.setattr(pools_module, "Connection", lambda: None)
         patch.setattr(pools_module, "_resource", lambda device_name: "GPU")
         patch.setattr(pools_module, "sort_placement_group_by_node_ip", list)
         pool.get_placement_groups()

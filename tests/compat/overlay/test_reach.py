@@ -276,6 +276,35 @@ def test_after_ray_init_it_is_too_late(verl: Path) -> None:
     assert "Call it before ray.init" in told
 
 
+AFTER_RAY_INIT = """
+from types import SimpleNamespace
+import ray
+
+ray.is_initialized = lambda: True
+ray._private.worker._global_node = SimpleNamespace(is_head=lambda: {started})
+ray.get_runtime_context = lambda: SimpleNamespace(runtime_env={environment})
+import verl
+from verl.single_controller import Worker; print(Worker.__module__)
+"""
+
+
+def test_a_cluster_that_was_joined_before_verl_was_imported_is_refused(verl: Path, hook: Path) -> None:
+    script = AFTER_RAY_INIT.format(started=False, environment={})
+
+    assert "import verl before it" in refusal(script, verl, hook, PHALANX_VERL="1")
+
+
+@pytest.mark.parametrize(
+    ("started", "environment"), [(True, {}), (False, {"env_vars": {"PHALANX_VERL": "1"}})]
+)
+def test_a_cluster_whose_processes_have_the_variable_is_no_reason_to_refuse(
+    verl: Path, hook: Path, started: bool, environment: dict[str, dict[str, str]]
+) -> None:
+    script = AFTER_RAY_INIT.format(started=started, environment=environment)
+
+    assert run(script, verl, hook, PHALANX_VERL="1").strip() == OURS
+
+
 JOB = """
 import json, ray
 ray.init = lambda *args, **kwargs: print(json.dumps(kwargs, default=lambda config: config.runtime_env))

@@ -25,7 +25,7 @@ from phalanx.compat.verl.afterwards import followed_by
 from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
 from phalanx.compat.verl.redirect import Redirect
 from phalanx.compat.verl.rows import register_rows
-from phalanx.config import own_variables
+from phalanx.config import overlays_verl, own_variables
 
 _HOME = "phalanx.compat.verl"
 _CONTROLLER = "verl.single_controller"
@@ -158,12 +158,25 @@ def _loaded(name: str) -> Iterator[str]:
 
 def _check_jobs() -> None:
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and os.environ.get(_ASKED) != "1":
+    if ray is not None and ray.is_initialized() and not _told_by_others(ray):
         raise AlreadyImported(
-            "phalanx.compat.verl.install(overlay=True) was called after ray.init: Ray has told its processes about "
-            "this driver already, and actors that are trainers would get verl's own controller. Call it before "
-            "ray.init, or start the program with `phalanx verl ...`"
+            "phalanx.compat.verl.install(overlay=True) was called after ray.init, or verl imported after it: Ray has "
+            "told its processes about this driver already, and actors that are trainers would get verl's own "
+            "controller. Call it before ray.init, or import verl before it, or start the program with `phalanx verl "
+            "...`"
         )
+
+
+def _told_by_others(ray: Any) -> bool:
+    """Whether processes that Ray starts from here have the variables all the same, which this one has."""
+    if not overlays_verl():
+        return False
+    private = ray._private.worker
+    node = private._global_node
+    if private.global_worker.mode == private.WORKER_MODE or (node is not None and node.is_head()):
+        return True  # Ray's own process, or a cluster that this one started, with its environment
+    environment = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    return _ASKED in environment
 
 
 def _carried(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,10 +16,12 @@ def make_host(services: Any) -> Any:
 def make_overlay_host(services: Any) -> Any:
     """The same for the real verl, whose controller is this package."""
     from phalanx.compat.verl import overlay
+    from phalanx.execution.imports import importing
 
     overlay.install_here()
-    # Whole and first: a plugin of verl's may import what needs the modules below, while they need a part of verl.
-    import verl  # noqa: F401
+    with importing():
+        # Whole and first: a plugin of verl's may import what needs the modules below, while they need a part of verl.
+        import verl  # noqa: F401
 
     return _host(services)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
-from phalanx.compat.verl.single_controller.ray.native import Call
 from phalanx.config import settings
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.codec import Encoded
+
+if TYPE_CHECKING:
+    from phalanx.compat.verl.single_controller.ray.native import Call  # loads the runtime
 
 
 class GroupMethod:

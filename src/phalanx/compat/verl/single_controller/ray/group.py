@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -13,7 +13,6 @@ from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, Parcels, func_generator
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
-from phalanx.compat.verl.single_controller.ray.native import Call, Calls, Connection
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
 from phalanx.compat.verl.single_controller.ray.start import (
@@ -25,6 +24,10 @@ from phalanx.compat.verl.single_controller.ray.start import (
     start,
 )
 from phalanx.transport.facade import TRACED
+from phalanx.transport.ray.cluster import Connection
+
+if TYPE_CHECKING:
+    from phalanx.compat.verl.single_controller.ray.native import Call, Calls  # loads the runtime
 
 _log = logging.getLogger(__name__)
 _OF_THIS_PROCESS = (

@@ -11,7 +11,7 @@ import socket
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -19,10 +19,13 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
-from phalanx.compat.verl.single_controller.ray import native
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import NodeCapacity, bundle_resources
+from phalanx.transport.ray.cluster import Connection
 from phalanx.transport.values import ReserveRequest
+
+if TYPE_CHECKING:
+    from phalanx.compat.verl.single_controller.ray import native
 
 #: Options in which merged pools must agree.
 _SAME_IN_BOTH = {
@@ -86,7 +89,7 @@ class RayResourcePool(ResourcePool):
         self.pgs: list[PlacementGroup] | None = None
         self.detached = detached
         self.accelerator_type = accelerator_type
-        self._connection: native.Connection | None = None  # to the cluster on which the slots were reserved
+        self._connection: Connection | None = None  # to the cluster on which the slots were reserved
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connection": None}  # another process has its own
@@ -106,6 +109,10 @@ class RayResourcePool(ResourcePool):
                 "a new pool"
             )
         if self.pgs is None:
+            from phalanx.compat.verl.single_controller.ray import (
+                native,
+            )  # the runtime: most processes make no pools
+
             transport = native.transport()
             resource = _resource(device_name) if self.use_gpu else None
             cpus = _cpus_beside(self, transport.nodes()) if resource else None
@@ -119,7 +126,7 @@ class RayResourcePool(ResourcePool):
                 names=tuple(f"{prefix}:{index}" for index in range(len(self._store))),
             )
             self.pgs = sort_placement_group_by_node_ip(list(transport.reserve(request).ids))
-            self._connection = native.Connection()
+            self._connection = Connection()
         return self.pgs
 
     def _places(self) -> list[tuple[int, int]]:
@@ -174,6 +181,8 @@ def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
 
 def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> native.ResourcePool:
     """The library's own view of a pool's slots, in rank order, with or without their accelerators; it owns nothing."""
+    from phalanx.compat.verl.single_controller.ray import native
+
     groups = pool.get_placement_groups(device_name=device_name)
     places = pool._places()
     if not places:
@@ -342,6 +351,8 @@ class ResourcePoolManager:
         return sum(count for counts in self.resource_pool_spec.values() for count in counts)
 
     def _check_resource_available(self) -> None:
+        from phalanx.compat.verl.single_controller.ray import native
+
         nodes = native.transport().nodes()
         total = sum(node.total.get("GPU", node.total.get("NPU", 0.0)) for node in nodes)
         if total < self.get_n_gpus():

@@ -7,14 +7,13 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.errors import CheckFailed, NoAccelerators, SystemVariables
-from phalanx.compat.verl.single_controller.ray import native
 from phalanx.compat.verl.single_controller.ray.classes import (
     RayClassWithInitArgs,
     _unwrap_ray_remote,
@@ -26,6 +25,9 @@ from phalanx.compat.verl.single_controller.ray.pools import (
     native_pool,
 )
 from phalanx.declare.bind import ClassWithInitArgs as NativeClass
+
+if TYPE_CHECKING:
+    from phalanx.compat.verl.single_controller.ray import native
 
 _log = logging.getLogger(__name__)
 _HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
@@ -80,6 +82,10 @@ def start(order: Order) -> Started:
         PlacementError: no room for them.
         WorkerInitError: a constructor raised; also an instance of what it raised.
     """
+    from phalanx.compat.verl.single_controller.ray import (
+        native,
+    )  # the runtime, which only those load who start groups
+
     order.pool.get_placement_groups(strategy=order.strategy, device_name=order.device_name)
     pool = native_pool(order.pool, order.device_name, order.use_gpu)
     user_class = _unwrap_ray_remote(order.cls.cls)
@@ -121,6 +127,8 @@ def _has_async(cls: type) -> bool:
 
 
 def _options(order: Order, cls: type) -> native.GroupOptions:
+    from phalanx.compat.verl.single_controller.ray import native
+
     given = order.cls.ray_options()
     for name in sorted(set(given) - {*_HONOURED, *_WITHOUT_EFFECT}):
         if not name.startswith("_"):
