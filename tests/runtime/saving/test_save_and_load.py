@@ -264,7 +264,7 @@ def full_disk(worker: Any) -> None:
     def refuse(self: Any, data: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write._Whole.write = refuse  # type: ignore[method-assign]
+    write.DiskFile.write = refuse  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("submitted", [False, True])
@@ -274,7 +274,7 @@ def test_a_full_disk_leaves_the_step_before_whole(
     from phalanx.execution.saving import write
 
     monkeypatch.setattr(
-        write._Whole, "write", write._Whole.write
+        write.DiskFile, "write", write.DiskFile.write
     )  # put back what a rank of this process changes
     with px.ResourcePool([2], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Rows)

@@ -182,7 +182,7 @@ def die_while_writing(worker: Any) -> None:
     from phalanx.execution.saving import write
 
     left = [3]
-    real = write._Whole.write
+    real = write.DiskFile.write
 
     def killed(self: Any, data: Any) -> None:
         left[0] -= 1
@@ -191,4 +191,4 @@ def die_while_writing(worker: Any) -> None:
         real(self, data)
 
     if worker.rank == 1:
-        write._Whole.write = killed  # type: ignore[method-assign]
+        write.DiskFile.write = killed  # type: ignore[method-assign]

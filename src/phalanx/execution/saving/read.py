@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from phalanx.errors import SaveDamaged, SaveError
+from phalanx.execution.saving.disk import PAGE, DiskReader, like_in_file
 from phalanx.execution.saving.write import elements_of
 from phalanx.saving.catalogue import Catalogue, Piece
 from phalanx.saving.fetch import Fetch
@@ -27,7 +28,7 @@ class Files:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._stack = ExitStack()
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, _Reader] = {}
         self._scratch = np.empty(0, np.uint8)
         self.nbytes = 0
 
@@ -89,9 +90,9 @@ class Files:
 
     def _bytes(self, piece: Piece, start: int, length: int) -> Any:
         """In memory that is used again by the next read."""
-        if len(self._scratch) < length:
-            self._scratch = np.empty(length, np.uint8)
-        data: Any = self._scratch[:length]
+        if len(self._scratch) < length + PAGE:
+            self._scratch = np.empty(length + PAGE, np.uint8)
+        data: Any = like_in_file(self._scratch, start, length)
         self._checked(piece, start, memoryview(data))
         return data
 
@@ -108,14 +109,8 @@ class Files:
         try:
             if name not in self._open:
                 self._open[name] = self._stack.enter_context(_opened(path))
-            file = self._open[name]
-            file.seek(start)
-            left = into
-            while left:
-                count = file.readinto(left)
-                if not count:
-                    raise self._damaged(name, "it is shorter than what was written")
-                left = left[count:]
+            if self._open[name].read(start, into) < len(into):
+                raise self._damaged(name, "it is shorter than what was written")
         except FileNotFoundError:
             raise self._damaged(name, "it is missing, or this rank's node does not see the path") from None
         except OSError as error:
@@ -133,10 +128,36 @@ def _fills(one: Fetch, target: torch.Tensor) -> bool:
     return whole and target.device.type == "cpu" and target.is_contiguous() and target.numel() > 1
 
 
-def _opened(path: str) -> Any:
+class _Reader(Protocol):
+    """A file that is open."""
+
+    def read(self, start: int, into: memoryview) -> int:
+        """As ``DiskReader.read``."""
+        ...
+
+
+@contextmanager
+def _opened(path: str) -> Generator[_Reader]:
     if "://" not in path:
-        return open(os.fspath(path), "rb", buffering=0)
+        with DiskReader(os.fspath(path)) as file:
+            yield file
+        return
     from fsspec.core import url_to_fs  # comes with torch; needed only for URLs
 
     files, at = url_to_fs(path)  # pyright: ignore[reportUnknownVariableType]
-    return files.open(at, "rb")
+    with files.open(at, "rb") as file:
+        yield _Stored(file)
+
+
+class _Stored:
+    """A file of a store."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, start: int, into: memoryview) -> int:
+        self._file.seek(start)
+        done = 0
+        while done < len(into) and (count := self._file.readinto(into[done:])):
+            done += count
+        return done

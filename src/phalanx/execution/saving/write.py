@@ -10,18 +10,21 @@ import os
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from phalanx.errors import SaveError
+from phalanx.execution.saving.disk import PAGE, DiskFile
 from phalanx.saving.manifest import FileFacts
 from phalanx.saving.places import advice
 from phalanx.saving.spread import Written
 
 __all__ = ["elements_of", "pickled", "write_file"]
 
+_BLOCK = 8 << 20
+"""What is written and digested at once: the second digest of a block finds it in the processor's cache."""
 _crc = threading.Lock()
 """Around torch's process-wide choice of checksums: ours are better, and ten times faster."""
 
@@ -54,9 +57,7 @@ def write_file(path: str, items: Iterable[torch.Tensor | bytes]) -> tuple[list[W
         with _opened(path) as file:
             sink = _Sink(file)
             written = [sink.add(item) for item in items]
-            file.flush()
-            if "://" not in path:
-                os.fsync(file.fileno())
+            file.finish()
         return written, FileFacts(sink.at, sink.digest())
     except FileNotFoundError as error:
         raise SaveError(
@@ -70,30 +71,43 @@ def write_file(path: str, items: Iterable[torch.Tensor | bytes]) -> tuple[list[W
         raise SaveError(f"{path} cannot be written: {advice(error)}") from error
 
 
+class _File(Protocol):
+    """Where a sink writes to."""
+
+    def gap(self, data: memoryview, ahead: int) -> int:
+        """As ``DiskFile.gap``."""
+        ...
+
+    def write(self, data: Any) -> None:
+        """Write all of it."""
+        ...
+
+    def finish(self) -> None:
+        """Return when all is on the disk."""
+        ...
+
+
 @contextmanager
-def _opened(path: str) -> Generator[Any]:
+def _opened(path: str) -> Generator[_File]:
     if "://" not in path:
-        with open(path, "wb", buffering=0) as file:
-            yield _Whole(file)
+        with DiskFile(path) as file:
+            yield file
         return
     from fsspec.core import url_to_fs  # comes with torch; needed only for URLs
 
     files, at = url_to_fs(path)  # pyright: ignore[reportUnknownVariableType]
     with files.open(at, "wb") as file:
-        yield file
+        yield _Stored(file)
 
 
-class _Whole:
-    """A file without a buffer whose writes are whole: the system may take less at a time than it is given."""
+class _Stored:
+    """A file of a store, which has what it was given when it is closed."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.flush, self.fileno = file.flush, file.fileno
+    def __init__(self, file: Any) -> None:
+        self.write, self.finish = file.write, file.flush
 
-    def write(self, data: Any) -> None:
-        left = memoryview(data).cast("B")
-        while left:
-            left = left[self._file.write(left) :]
+    def gap(self, data: memoryview, ahead: int) -> int:
+        return 0
 
 
 class _Sink:
@@ -125,9 +139,25 @@ class _Sink:
         if form is None:
             return self.add(pickled(tensor))
         elements = _elements(tensor)
-        for block in (form.before, elements, form.after):
+        gap = self._file.gap(elements, len(form.before))
+        self._write(bytes(gap))
+        begin = self.at
+        self._write(form.before)
+        digest = self._write_elements(elements)
+        self._write(form.after)
+        return Written(begin, self.at - begin, begin + len(form.before), digest)
+
+    def _write_elements(self, data: memoryview) -> str:
+        """The digest of what was written."""
+        from xxhash import xxh3_64  # loaded where something is saved: nothing else here needs it
+
+        digest: Any = xxh3_64()
+        while data:
+            block = data[: _BLOCK - self.at % PAGE]
             self._write(block)
-        return Written(begin, self.at - begin, begin + len(form.before), _digest(elements))
+            digest.update(block)
+            data = data[len(block) :]
+        return digest.hexdigest()
 
     def _write(self, data: Any) -> None:
         self._file.write(data)
