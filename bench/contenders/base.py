@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.contenders.saves import SaveRoles
+from bench.contenders.saves import SaveRoles, forget
 from bench.contenders.weights import WeightsRoles
 
 COLUMNS = 1024
@@ -276,11 +276,12 @@ class Contender(ABC):
         return seconds
 
     def do_load(self, megabytes: int) -> float:
-        """Seconds until all ranks have what was saved."""
+        """Seconds until all ranks have what was saved, from the disk."""
         made = self._saves_of(megabytes)
         with tempfile.TemporaryDirectory() as folder:
             made.change(self._steps)
             made.save(Path(folder))
+            forget(Path(folder))
             made.change(self._steps + 1)
             seconds, _ = timed(lambda: made.load(Path(folder)))
         check(made.is_at(self._steps), "what was loaded is not what was saved")
