@@ -14,10 +14,18 @@ _TAKES = (State.STARTING, State.READY)
 
 
 def use_relays(core: GroupCore, epoch: Epoch) -> None:
-    """Have a large group of processes of their own call its ranks through relays, and start these for an epoch."""
+    """Have a large group of processes of their own call its ranks through relays, and start these for an epoch.
+
+    Not one whose members change while they are at calls: these would have to end before other relays take over.
+    """
     given = settings()
     transport = core.transport
-    if core.card.detached or not isinstance(transport, Relaying) or not 0 < given.relay_from <= epoch.size:
+    if (
+        core.card.independent
+        or core.card.detached
+        or not isinstance(transport, Relaying)
+        or not 0 < given.relay_from <= epoch.size
+    ):
         return  # relays end with this process, which detached ranks outlive
     if not isinstance(core.door, RelayedDoor):
         core.door = RelayedDoor(
