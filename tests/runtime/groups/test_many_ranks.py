@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import phalanx as px
 from phalanx.runtime.session import connection
+from phalanx.show.tables import Table
 from phalanx.transport.simulated.costs import Cost, Costs
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.transport import SimulatedTransport
 
 NODES, RANKS = 128, 8
+FAILS = Cost(1.0, spread=0.001, fail=1.0)
 
 
 class Counted(px.Worker):
@@ -25,11 +29,17 @@ class Counted(px.Worker):
     def nothing(self) -> None:
         """Nothing."""
 
+    @px.register
+    def fail(self) -> None:
+        """Raises."""
+
 
 @pytest.fixture
 def cluster() -> Iterator[SimulatedTransport]:
     """Nodes of 8 ranks."""
-    transport = SimulatedTransport(Model(NODES, RANKS), Costs({"nothing": Cost(1.0), "rows": Cost(0.0)}))
+    transport = SimulatedTransport(
+        Model(NODES, RANKS), Costs({"nothing": Cost(1.0), "rows": Cost(0.0), "fail": FAILS})
+    )
     with connection.standing_in(transport):
         yield transport
 
@@ -58,3 +68,28 @@ def test_every_rank_gets_its_rows(cluster: SimulatedTransport, group: px.WorkerG
     before = cluster.messages
     group.rows(np.zeros((2 * group.world_size, 3)))
     assert cluster.messages - before == NODES * RANKS
+
+
+def test_looks_at_ranks_that_all_fail_one_after_another_are_few(
+    cluster: SimulatedTransport, group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    wait = cluster.wait
+
+    def counted(refs: Sequence[Any], count: int, timeout: float | None) -> Any:
+        looks.append(len(refs))
+        return wait(refs, count, timeout)
+
+    monkeypatch.setattr(cluster, "wait", counted)
+    with pytest.raises(px.RemoteCallError) as raised:
+        group.fail()
+
+    assert len(raised.value.failures) == group.world_size
+    assert sum(looks) < 100 * group.world_size
+
+
+def test_a_large_group_is_explained_without_much_ado(group: px.WorkerGroup) -> None:
+    with mock.patch.object(Table, "_rich", side_effect=AssertionError):
+        text = str(group.explain())
+
+    assert len(text.split("\n")) >= NODES * RANKS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 
 _SEVERED_WITHIN_S = 0.5
+_IN_ORDER = 32
 
 
 @dataclass(frozen=True)
@@ -147,15 +149,23 @@ class Watch:
         """Reports of the ranks that failed, and the positions that had not ended when the grace was over.
 
         The grace begins when the first failure is known, so that ranks which fail with the same mistake, or
-        because of it, are all named in one error.
+        because of it, are all named in one error. Which failed first is looked for among the first ones; after these,
+        all that end within the grace are taken together, since each look is one at all that have not ended.
         """
         reports: list[RankReport] = []
         pending = list(range(len(self.ranks)))
         until: float | None = None
-        while pending:
-            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.transport))
+        for look in itertools.count():
+            left = seconds_until(until, self.transport)
+            many = until is not None and look >= _IN_ORDER
+            done, pending = (
+                self.arrivals.wait(pending, len(pending) if many else 1, left) if pending else ([], [])
+            )
             if not done:
                 break
+            if pending and not many:
+                more, pending = self.arrivals.wait(pending, len(pending), 0)
+                done = [*done, *more]
             found = [report for report in map(self.report, done) if report is not None]
             reports += found
             if found and until is None:
