@@ -49,7 +49,7 @@ class Settings:
     progress: bool = True
     metrics: bool = True
     trace: str | None = None
-    relay_from: int = 0
+    relay_from: int = 64
     relay_fan_out: int = 32
 
 

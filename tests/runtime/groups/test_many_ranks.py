@@ -55,6 +55,18 @@ def test_each_rank_knows_its_node_and_its_share_of_it(group: px.WorkerGroup) -> 
     assert nodes == [f"node-{rank // RANKS}" for rank in range(NODES * RANKS)]
 
 
+@pytest.fixture
+def without_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_RELAY_FROM", "0")
+
+
+def test_a_call_is_a_few_messages_of_the_driver(cluster: SimulatedTransport, group: px.WorkerGroup) -> None:
+    before = cluster.messages
+    assert group.nothing() == [None] * NODES * RANKS
+    assert cluster.messages - before == 4
+
+
+@pytest.mark.usefixtures("without_relays")
 def test_ranks_work_side_by_side_while_the_driver_calls_one_after_another(
     cluster: SimulatedTransport, group: px.WorkerGroup
 ) -> None:
@@ -64,6 +76,7 @@ def test_ranks_work_side_by_side_while_the_driver_calls_one_after_another(
     assert 1.0 + driver <= cluster.now() - begun < 1.1 + driver
 
 
+@pytest.mark.usefixtures("without_relays")
 def test_every_rank_gets_its_rows(cluster: SimulatedTransport, group: px.WorkerGroup) -> None:
     before = cluster.messages
     group.rows(np.zeros((2 * group.world_size, 3)))
