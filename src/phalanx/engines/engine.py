@@ -45,6 +45,8 @@ class RolloutEngine(Worker):
     """
 
     __phalanx_options__ = {"max_concurrency": 10_000}
+    #: No engine waits for another one: groups of them are resized while they work.
+    independent = True
 
     def serve(
         self,

@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # what is asked of a rank is named where nothing of the rank 
 __all__ = ["Rejoin", "rejoin"]
 
 
+#: Where a rank keeps what it left until it has joined anew: another try may be needed for that.
+_LEFT = "left world"
+
+
 @dataclass(frozen=True)
 class Rejoin:
     """The epoch that begins, and what of the environment is another one in it: where the ranks meet."""
@@ -43,11 +47,11 @@ def rejoin(host: Host, told: Rejoin) -> None:
         What one of them raises.
     """
     host.stay(told.epoch)
+    shared = host.context.shared
     world: _World | None = None
     if not host.in_driver:  # where a process group is that of another group: it is of one rank
         os.environ.update(told.environment)
-        world = _leave_world()
-    shared = host.context.shared
+        world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
     shared[REJOIN] = lambda worker: _again(worker, world)
     try:
         for instance in host.instances.values():
@@ -56,6 +60,7 @@ def rejoin(host: Host, told: Rejoin) -> None:
                 host.at_end(own())
             else:
                 _again(instance, world)
+        shared.pop(_LEFT, None)
     finally:
         del shared[REJOIN]
 

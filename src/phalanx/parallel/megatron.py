@@ -57,6 +57,8 @@ def coordinates() -> dict[str, int] | None:
 
 #: Groups of earlier parallel states of this process, with what took their place: roles that share it come one by one.
 _new_groups: dict[int, tuple[Any, Any]] = {}
+#: Groups of a parallel state that was left, by name, until another one is formed.
+_left_groups: dict[str, Any] = {}
 
 
 def _groups_of(state: Any) -> dict[str, Any]:
@@ -129,11 +131,15 @@ class MegatronWorker(Worker):
             super().rejoin()
             return
         state = parallel_state()
-        if state.model_parallel_is_initialized() and not torch.distributed.is_initialized():
-            before = _groups_of(state)
+        if not torch.distributed.is_initialized():
+            if state.model_parallel_is_initialized():  # else a try before this one got as far as that
+                _left_groups.update(_groups_of(state))
             self.leave_model_parallel()
             self.init_model_parallel(**formed)
-            _new_groups.update({id(old): (old, _groups_of(state)[name]) for name, old in before.items()})
+            _new_groups.update(
+                {id(old): (old, _groups_of(state)[name]) for name, old in _left_groups.items()}
+            )
+            _left_groups.clear()
         news = {number: new for number, (_, new) in _new_groups.items()}
         modules = [one for one in vars(self).values() if isinstance(one, torch.nn.Module)]
         with_new_groups(modules, news)

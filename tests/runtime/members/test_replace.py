@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import phalanx as px
 from phalanx.testing import faults
@@ -46,6 +47,22 @@ class Counter(px.Worker):
     @px.register
     def tell(self) -> tuple[str, int, int]:
         return self.made_by, self.rejoined, self.rate
+
+
+class Alone(px.Worker):
+    """Has a process group of its one rank."""
+
+    def __init__(self) -> None:
+        dist.init_process_group("gloo")
+
+    @px.register
+    def total(self) -> float:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return ones.item()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -107,6 +124,22 @@ def test_where_nobody_is_lost_nothing_is_done(three: px.ResourcePool) -> None:
 
     assert px.replace(group) == ()
     assert group.epoch == 0
+
+
+def test_the_process_group_of_another_group_of_this_process_stays() -> None:
+    with (
+        px.ResourcePool([1], backend="inline") as alone,
+        px.ResourcePool([2], backend="inline") as pool,
+        px.WorkerGroup(alone, Alone) as other,
+    ):
+        group = px.WorkerGroup(pool, Counter)
+        px.snapshot(group)
+        lose(group, 1)
+
+        px.replace(group)
+
+        assert other.total() == [1.0]
+        assert group.add(1) == [1.0, 2.0]
 
 
 def test_one_rank_after_another_is_lost(three: px.ResourcePool) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import CallTimeout, GroupBroken, SaveError
+from phalanx.errors import CallTimeout, GroupBroken, SaveError, WorkerDiedError
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Restore, Take, Taken
 from phalanx.runtime.calls.request import CallRequest
 from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.epoch import Epoch
+from phalanx.runtime.life.lifecycle import State
 from phalanx.saving.copies import Snapshot, holders, lost_copies
 from phalanx.transport.values import NotReady
 from phalanx.wire.messages import HOST
@@ -92,14 +93,30 @@ def go_back(cores: Sequence[GroupCore]) -> None:
     """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
     with _held(cores):
         for core in cores:
-            core.check()  # one that is broken is mended first, where it has a policy
-            found = core.life.snapshot
-            if found is None:
-                raise SaveError(
-                    f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
-                    "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
-                )
-            _send(core, "px.restore", questions.restore, Same(Restore(found.number)))
+            while not _gone_back(core):
+                pass
+
+
+def _gone_back(core: GroupCore) -> bool:
+    """Bring a group back, mended first where it is broken and has a policy; False if that has yet to be done.
+
+    A loss that another group has told of may not be known of this one when it is asked.
+    """
+    core.check()
+    found = core.life.snapshot
+    if found is None:
+        raise SaveError(
+            f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
+            "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
+        )
+    try:
+        _send(core, "px.restore", questions.restore, Same(Restore(found.number)))
+    except WorkerDiedError:
+        owned = core.owned
+        if owned is None or owned.revive is None or core.lifecycle.state is not State.BROKEN:
+            raise
+        return False
+    return True
 
 
 def _send(core: GroupCore, what: str, function: Callable[..., Any], *arguments: Same | Each) -> list[Any]:
