@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.declare.context import WorkerContext, context_of
+from phalanx.declare.stateful import stateful
 from phalanx.errors import DeclarationError
 
 __all__ = ["StateDeclared", "StateOf", "register_state"]
@@ -65,7 +66,8 @@ def register_state(
             ``random``, each rank's own.
         boxes: ``px.Boxes`` of tensors of the model whose layout is to be told, by name.
         megatron: ``px.MegatronRank`` where the model is a Megatron module.
-        others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``.
+        others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
+            of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it.
 
     Raises:
         DeclarationError: the arguments contradict each other, or a part has no state.
@@ -77,14 +79,11 @@ def register_state(
     if (boxes is not None or megatron is not None) and model is None:
         raise DeclarationError("px.register_state: boxes= and megatron= are of a model; give model= too")
     for name, part in (("optimizer", optimizer), *others.items()):
-        if part is not None and not _has_state(part):
+        if part is not None and stateful(part) is None:
             raise DeclarationError(
-                f"px.register_state({name}={type(part).__name__}): a part has state_dict() and load_state_dict(state)"
+                f"px.register_state({name}={type(part).__name__}): a part has state_dict() and load_state_dict(state), "
+                "or is a random generator, or a dict of such things and of plain values, which a load puts back into it"
             )
     context = context_of(worker)
     kept = {name: part for name, part in others.items() if part is not None}
     StateDeclared.of(context).roles[context.role] = StateOf(model, optimizer, rng, boxes, megatron, kept)
-
-
-def _has_state(part: object) -> bool:
-    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import phalanx as px
 from phalanx.saving.steps import listed
-from tests.runtime.saving.save_workers import Bag, Nothing, Rows, Trainer
+from tests.runtime.saving.save_workers import Bag, Drawer, Nothing, Rows, Trainer
 
 SLOW_ON_RAY = True
 
@@ -41,6 +41,28 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: 
     px.load(again, tmp_path)
 
     assert [again.step() for _ in range(3)] == went_on
+
+
+def test_generators_and_dicts_of_values_are_parts(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Drawer)
+    group.draw()
+    px.save(group, tmp_path)
+    went_on = [group.draw() for _ in range(2)]
+    again = px.WorkerGroup(two, Drawer.bind(drawn=100))
+
+    px.load(again, tmp_path)
+
+    assert [again.draw() for _ in range(2)] == went_on
+
+
+def test_a_part_that_has_no_state_is_refused(two: px.ResourcePool) -> None:
+    def declare(worker: px.Worker) -> None:
+        px.register_state(worker, count=3)
+
+    group = px.WorkerGroup(two, Nothing)
+
+    with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such things"):
+        group.run(declare)
 
 
 def test_an_optimizer_has_its_state_before_its_first_step(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -301,6 +323,20 @@ def test_a_url_is_a_path_too(tmp_path: Path) -> None:
         px.load(fresh, "memory://run")
 
         assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
+
+
+def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path: Path) -> None:
+    url = (
+        f"local://{tmp_path}/run"  # a store like any other, to which every process of this machine has access
+    )
+    group = px.WorkerGroup(two, Rows)
+    px.save.submit(group, url, step=1).result(60)
+    px.save(group, url, step=2, keep=1)
+    fresh = px.WorkerGroup(two, Rows.bind(fill=0.0))
+
+    assert px.load(fresh, url).step == 2
+    assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
+    assert [one.step for one in listed(url)] == [2]
 
 
 def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from phalanx.declare.saving import StateOf
+from phalanx.declare.stateful import stateful
 from phalanx.errors import SaveError
 from phalanx.execution.saving.optimizer import OptimizerPart
 from phalanx.execution.saving.parts import ModelPart, Part, StatePart
@@ -40,8 +41,8 @@ def _declared(state: StateOf, device: Any) -> Iterator[Part]:
     if isinstance(state.optimizer, torch.optim.Optimizer):
         yield OptimizerPart(state.optimizer, state, model)
     elif state.optimizer is not None:
-        yield StatePart("optimizer", state.optimizer)
+        yield StatePart("optimizer", stateful(state.optimizer))
     for name, part in state.others.items():
-        yield StatePart(name, part)
+        yield StatePart(name, stateful(part))
     if state.rng:
         yield StatePart("rng", Generators(device))

@@ -6,22 +6,16 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 
+from phalanx.declare.stateful import ways_of
 from phalanx.errors import DeclarationError, SaveError, SaveMismatch
 
 __all__ = ["Driver"]
 
-_PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
-"""How objects give and take their state: modules and most of torch; its generators, numpy's old ones; ``random``'s."""
 _ALL = "state"
-
-
-class _Ways(NamedTuple):
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
 
 
 class Driver:
@@ -36,7 +30,7 @@ class Driver:
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        if state is not None and not isinstance(state, MutableMapping) and _ways(state) is None:
+        if state is not None and not isinstance(state, MutableMapping) and ways_of(state) is None:
             raise DeclarationError(
                 f"px.Run(state={type(state).__name__}): give something with state_dict() and load_state_dict(), a "
                 "random generator, or a dict of such things and of plain values"
@@ -49,7 +43,7 @@ class Driver:
 
     @property
     def _by_name(self) -> bool:
-        return isinstance(self._state, MutableMapping) and _ways(self._state) is None
+        return isinstance(self._state, MutableMapping) and ways_of(self._state) is None
 
     def save(self) -> bytes:
         """All of it, as it is now.
@@ -60,7 +54,7 @@ class Driver:
         found: dict[str, bytes] = {}
         items: dict[str, Any] = dict(self._state) if self._by_name else {_ALL: self._state}
         for name, value in items.items():
-            ways = _ways(value)
+            ways = ways_of(value)
             try:
                 found[name] = cloudpickle.dumps(value if ways is None else ways.get(), 5)
             except Exception as error:
@@ -94,28 +88,17 @@ class Driver:
 
     def _put(self, values: dict[str, Any], rng: dict[str, Any]) -> None:
         if not self._by_name:
-            ways = _ways(self._state)
+            ways = ways_of(self._state)
             if ways is not None:
                 ways.put(values[_ALL])
         else:
             for name in self._state:
-                ways = _ways(self._state[name])
+                ways = ways_of(self._state[name])
                 if ways is None:
                     self._state[name] = values[name]
                 else:
                     ways.put(values[name])
         load_rng(rng)  # last: loading may draw
-
-
-def _ways(value: Any) -> _Ways | None:
-    """How an object gives and takes its state; None for a value that is its own."""
-    for get, put in _PAIRS:
-        if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
-            return _Ways(getattr(value, get), getattr(value, put))
-    bits = getattr(value, "bit_generator", None)  # numpy's generators
-    if bits is not None and hasattr(bits, "state"):
-        return _Ways(lambda: bits.state, lambda state: setattr(bits, "state", state))
-    return None
 
 
 def rng_state() -> dict[str, Any]:
