@@ -294,11 +294,13 @@ class WorkerGroup(GroupView):
         notes: list[str] = []
         if self.roles:
             notes.append(f"colocated in one process per rank: {', '.join(self.roles)}")
-        others = [group.name for group in self._pool.groups if group is not self]
+        others = [one.name for one in self._pool.groups if one.number != self.number]  # nor its standbys
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
         if self.core.life.snapshot is not None:
             notes.append(str(self.core.life.snapshot))
+        if self._processes.standbys is not None:
+            notes.extend(self._processes.standbys.notes())
         if told := apart(self.core.life.constructed):
             notes.append(told)
         return tuple(notes)
@@ -320,6 +322,8 @@ class WorkerGroup(GroupView):
             self._end(self._processes.patience())
 
     def _end(self, patience: float) -> None:
+        if self._processes.standbys is not None:
+            self._processes.standbys.close()
         self._processes.end(self.core.epoch, patience)
         self._pool.unclaim(self)
         self._members.forget()

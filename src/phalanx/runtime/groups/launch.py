@@ -69,11 +69,13 @@ def launch(
     trace: str = "",
     kept: Mapping[int, Endpoint] | None = None,
     places: Sequence[Slot] = (),
+    standing: Mapping[int, Endpoint] | None = None,
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
 
     ``kept`` are the ranks that have their processes: only the others are started, told, and given. With ``places``, the
     slot of each rank, they come into a world with those, and one of them serves its store; without, behind them.
+    ``standing`` are processes, by rank, that need only be told.
 
     ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
     is told; ``trace`` is the id of the trace for which it notes what it does.
@@ -85,15 +87,18 @@ def launch(
     transport = pool.transport
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
-    kept = kept or {}
+    kept, standing = kept or {}, standing or {}
     new = [rank for rank in range(pool.world_size) if rank not in kept]
-    slots = tuple((places or pool.slots)[rank] for rank in new)
+    cold = [rank for rank in new if rank not in standing]
+    slots = tuple((places or pool.slots)[rank] for rank in cold)
     extras = None if places else _reserve_extras(pool, slots, name, options)
     try:
         request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
-        names = request.names and tuple(request.names[rank] for rank in new)
-        endpoints = transport.spawn(replace(request, slots=slots, names=names) if kept else request)
+        names = request.names and tuple(request.names[rank] for rank in cold)
+        endpoints = list(standing.values())
         try:
+            if cold:
+                endpoints += transport.spawn(replace(request, slots=slots, names=names) if kept else request)
             ordered = _in_rank_order(pool, [*kept.values(), *endpoints], places)
             label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
             setups = setups_of(pool, ordered, name, label, epoch, options, new[0] if places else 0)
@@ -137,6 +142,12 @@ def _reserve_extras(
         on_nodes=tuple(nodes),
     )
     return transport.reserve(request)
+
+
+def request_like(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> SpawnRequest:
+    """What asks for processes such as those of a group; whoever asks says where they are to be."""
+    deadline = time.monotonic() + options.start_timeout
+    return _request(pool, _processes(pool, roles, name, options), name, options, deadline)
 
 
 def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,14 +14,16 @@ from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.launch import Launched, launch
+from phalanx.runtime.groups.launch import Launched, launch, request_like
 from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.settling import settle
+from phalanx.runtime.groups.standbys import Standbys
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.runtime.groups.starts import constructors, joined, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
+from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.watchman import watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
@@ -55,6 +58,15 @@ class GroupProcesses:
         self._options = options
         self._after_start = after_start
         self._extras: list[Reservation] = []
+        self.standbys = self._standbys(options.on_failure)
+
+    def _standbys(self, policy: Restart | Replace | None) -> Standbys | None:
+        if not isinstance(policy, Replace) or not policy.standbys:
+            return None
+        pool, roles = self._pool, self._roles
+        classes = {role: bound.cls for role, bound in roles.items()}
+        like = functools.partial(request_like, pool, roles, self._core.name, self._options)
+        return Standbys(self._core, pool, classes, like, policy.standbys, policy.window_s)
 
     def start(self) -> None:
         """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
@@ -72,6 +84,8 @@ class GroupProcesses:
         if not core.transport.immediate:
             monitor.add(core)
             watchman.add(core.life)
+        if self.standbys is not None:
+            self.standbys.begin()
         if self._after_start is not None:
             self._after_start()
 
@@ -94,6 +108,7 @@ class GroupProcesses:
         *,
         kept: Mapping[int, Endpoint] | None = None,
         places: Sequence[Slot] = (),
+        standing: Mapping[int, Endpoint] | None = None,
     ) -> Launched:
         """Start the ranks of ``ground`` that have no processes, for the epoch of ``call`` or another one."""
         core = self._core
@@ -108,6 +123,7 @@ class GroupProcesses:
             amend=self._with_versions,
             kept=kept,
             places=places,
+            standing=standing,
         )
 
     @contextlib.contextmanager
@@ -235,6 +251,8 @@ class GroupProcesses:
                 self.end(core.epoch, 0.0)
             raise
         core.life.started()
+        if self.standbys is not None:
+            self.standbys.begin()
         if core.closed:
             self._abandon()
             raise GroupClosed(
@@ -250,14 +268,14 @@ class GroupProcesses:
         staying = {
             rank: endpoint for rank, endpoint in enumerate(left.endpoints[: left.size]) if rank not in gone
         }
+        slots = [endpoint.slot for endpoint in left.endpoints[: left.size]]
+        standing: dict[int, Endpoint] = {}
         call = constructors(core, options.start_timeout)
         try:
-            launched = self._launched(
-                call,
-                self._pool.first(left.size),
-                kept=staying,
-                places=[endpoint.slot for endpoint in left.endpoints[: left.size]],
-            )
+            if self.standbys is not None:
+                standing = self.standbys.take({rank: slots[rank] for rank in gone})
+            ground = self._pool.first(left.size)
+            launched = self._launched(call, ground, kept=staying, places=slots, standing=standing)
             new = dict(zip(sorted(gone), launched.endpoints, strict=True))
             epoch = core.life.enter([{**staying, **new}[rank] for rank in range(left.size)])
             if not options.detached:
@@ -267,6 +285,7 @@ class GroupProcesses:
             call.result(None)
             make_again(core, options.start_timeout, call.trace)
         except BaseException as error:
+            core.transport.kill(list(standing.values()))
             call.tell_end(error)
             raise
 

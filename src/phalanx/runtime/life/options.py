@@ -100,6 +100,12 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
         )
+    policy = values.get("on_failure")
+    if values.get("detached") and isinstance(policy, Replace) and policy.standbys:
+        raise DeclarationError(
+            f"WorkerGroup(detached=True, on_failure={policy}): standbys end with this driver, which a detached group "
+            "outlives; leave standbys= out"
+        )
     start_timeout = min(
         float(start_timeout), threading.TIMEOUT_MAX
     )  # float("inf") too: for as long as one can wait

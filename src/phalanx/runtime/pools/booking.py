@@ -33,7 +33,10 @@ class Tenant(Protocol):
 
 @dataclass
 class Holding:
-    """One reservation and its books: which groups are on which slot, and what is known of each slot."""
+    """One reservation and its books: which groups are on which slot, and what is known of each slot.
+
+    A pool that has ``grown`` by it can give it back.
+    """
 
     pool: str
     transport: Transport
@@ -49,6 +52,11 @@ class Holding:
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]])
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
+    grown: bool = False
+
+    def free_shares(self, slot: Slot) -> int:
+        """How many groups more the slot has room for."""
+        return self.max_colocate_count - len(self.groups.get(slot, ()))
 
     def knows(self, slot: Slot) -> bool:
         """Whether the accelerators of the slot are known (it may have none)."""

@@ -38,6 +38,7 @@ def reserve_more(first: Holding, number: int, blocks: Sequence[int], timeout: fl
         facts={},
         accelerators={},
         lock=threading.RLock(),
+        grown=True,
     )
 
 
