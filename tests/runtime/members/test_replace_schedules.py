@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -151,6 +152,12 @@ def play_by_itself(seed: int) -> Iterator[object]:
             except px.PhalanxError as error:
                 yield error
                 whole = False
+                while (
+                    group.state == "ready"
+                ):  # some ranks made the call, and one raised: it is to be mended, too
+                    faults.kill(group, choice.randrange(RANKS))
+                    with contextlib.suppress(px.PhalanxError):
+                        group.add(-1)
             if choice.random() < 0.4 and group.core.endpoints:
                 faults.kill(group, choice.randrange(RANKS))
             if choice.random() < 0.3:
@@ -162,7 +169,7 @@ def play_by_itself(seed: int) -> Iterator[object]:
         yield group.core.lifecycle.story
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
 def test_schedules_with_standbys_that_die_too_end_right(block: int) -> None:
     taken = 0
     for seed in range(block * 30, block * 30 + 30):

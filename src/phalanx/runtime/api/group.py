@@ -23,7 +23,9 @@ from phalanx.runtime.life.notices import publisher
 from phalanx.runtime.life.options import GroupOptions, checked_options
 from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.preemption import Notice
+from phalanx.runtime.pools.elsewhere import room_elsewhere
 from phalanx.runtime.pools.pool import ResourcePool
+from phalanx.runtime.saving.moving import move
 from phalanx.runtime.saving.replacing import heal
 from phalanx.runtime.tools.trace import from_environment
 from phalanx.show.starts import apart
@@ -158,7 +160,10 @@ class WorkerGroup(GroupView):
         if isinstance(policy, Restart):
             return Reviver(core, policy, restart)
         core.rules = replace(core.rules, spare=True)
-        return Reviver(core, policy, functools.partial(heal, core, restart))
+        room = functools.partial(room_elsewhere, self._pool)
+        return Reviver(
+            core, policy, functools.partial(heal, core, restart), functools.partial(move, core, room=room)
+        )
 
     @staticmethod
     def _check_detached(pool: ResourcePool, options: GroupOptions) -> None:

@@ -99,7 +99,7 @@ def replace(
             a group whose ranks all have the same state; or nowhere, ``"none"``, where ranks need none.
 
     Returns:
-        The ranks that were replaced; none where none was to be.
+        The ranks that were replaced, with those on nodes that go; none where none was to be.
 
     Raises:
         DeclarationError: ``group`` or ``ranks`` are not what is expected.
@@ -119,8 +119,7 @@ def replace(
         gone = sorted({*named, *lost_ranks(core)})
         if not gone:
             return ()
-        replace_ranks(core, gone, state)
-        return tuple(gone)
+        return replace_ranks(core, gone, state)
 
 
 def _checked(core: GroupCore, ranks: int | Sequence[int]) -> list[int]:

@@ -71,7 +71,7 @@ class Owned:
     resize: Callable[[Change, float | None], None]
     #: Starts it anew with so many ranks.
     restart: Callable[[int], None]
-    #: Brings a broken group back as its policy says; None where it has none.
+    #: Brings a broken group back, or ranks away from nodes that go, as its policy says; None where it has none.
     revive: Callable[[], None] | None
 
 
@@ -236,12 +236,18 @@ class GroupCore:
         if len(self._recent) >= self._most_under_way:
             self.under_way.make_room(self._most_under_way)  # which may take long: first
         lifecycle = self.life.lifecycle
-        if lifecycle.state is State.BROKEN and self.owned is not None and self.owned.revive is not None:
-            self.owned.revive()
+        if lifecycle.state is State.BROKEN or self.life.notices.urgent:
+            self._mend()
         epoch = self.life.epoch  # before the state: one that has no processes yet is then not taken
         if lifecycle.state is not State.READY:
             lifecycle.check_callable()
         return epoch
+
+    def _mend(self) -> None:
+        if self.owned is not None and self.owned.revive is not None:
+            self.owned.revive()
+        else:
+            self.life.notices.urgent = False
 
     def call(self, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
         """A call of that epoch that is about to be sent; a deadline of it is looked after from now on."""

@@ -1,9 +1,10 @@
-"""A broken group is mended when it is next called."""
+"""A group that is broken, or whose nodes go, is mended when it is next called."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from phalanx.errors import WorkerDiedError
 from phalanx.runtime.groups.core import GroupCore
@@ -11,24 +12,53 @@ from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.watchman import look_once
 
-__all__ = ["Reviver"]
+__all__ = ["Moved", "Reviver"]
 
+_AGAIN_AFTER_S = 1.0
 _log = logging.getLogger("phalanx")
 
 
-class Reviver:
-    """Mends a broken group when it is next called, by ``mend``, as often as its policy allows."""
+@dataclass(frozen=True)
+class Moved:
+    """What came of moving ranks off nodes that go: ``why`` they stay, and whether to try ``again`` at a later call."""
 
-    def __init__(self, core: GroupCore, policy: Restart | Replace, mend: Callable[[], None]) -> None:
+    done: bool
+    why: str = ""
+    again: bool = False
+
+
+class Reviver:
+    """Mends a broken group when it is next called, by ``mend``, as often as its policy allows.
+
+    ``move`` gives ranks new processes on other nodes while theirs are still there.
+    """
+
+    def __init__(
+        self,
+        core: GroupCore,
+        policy: Restart | Replace,
+        mend: Callable[[], None],
+        move: Callable[[Sequence[int]], Moved] | None = None,
+    ) -> None:
         self._core = core
         self._policy = policy
         self._mend_it = mend
+        self._move = move
+        self._move_after = 0.0
+        self._stay: Moved | None = None  # what was said last
         self._restarts: list[float] = []
         self._preemptions = 0
+        self._moving = False
 
     def __call__(self) -> None:
         core = self._core
         with core.restarting:
+            if core.life.notices.urgent and not self._moving:
+                self._moving = True  # it makes calls itself
+                try:
+                    self._move_away()
+                finally:
+                    self._moving = False
             if core.lifecycle.state is not State.BROKEN:
                 return  # another thread was here first
             if self._was_preempted():
@@ -44,6 +74,36 @@ class Reviver:
                 return
             self._restarts.append(now)
             self._mend(f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
+
+    def _move_away(self) -> None:
+        """Give ranks whose nodes go new processes elsewhere, if the policy wants that."""
+        core, policy = self._core, self._policy
+        if core.transport.now() < self._move_after:
+            return
+        core.life.notices.urgent = False
+        ranks = core.life.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+        if self._move is None or not isinstance(policy, Replace) or not ranks:
+            return
+        if core.lifecycle.state is not State.READY:
+            return  # whoever mends it starts none on such nodes
+        if not policy.allows_preemption(self._preemptions):
+            _log.warning(
+                "group %r: ranks %s stay on nodes that go: %s allows no more preemptions",
+                core.name,
+                list(ranks),
+                policy,
+            )
+            return
+        moved = self._move(ranks)
+        if moved.done:
+            self._preemptions += 1
+            _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
+        elif moved != self._stay:
+            _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), moved.why)
+        self._stay = moved
+        if moved.again:
+            self._move_after = core.transport.now() + _AGAIN_AFTER_S
+            core.life.notices.urgent = True
 
     def _mend_preempted(self) -> None:
         policy = self._policy

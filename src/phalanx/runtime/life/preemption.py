@@ -49,6 +49,8 @@ class NoticeBoard:
         self._told: dict[str, tuple[float | None, frozenset[int]]] = {}
         self._untold: list[Notice] = []
         self._uncalled: list[Notice] = []
+        #: Whether there is a notice of which whoever moves ranks away has not thought yet.
+        self.urgent = False
 
     def see(self, going: Sequence[GoingNode], seats: Sequence[Seat]) -> None:
         """Note what the cluster says now; ``seats`` are where the ranks are, by rank.
@@ -73,6 +75,7 @@ class NoticeBoard:
                 )
                 self._untold.append(notice)
                 self._uncalled.append(notice)
+                self.urgent = True
 
     def take(self) -> list[Notice]:
         """The notices that nobody has taken yet, in order."""

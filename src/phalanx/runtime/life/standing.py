@@ -30,8 +30,8 @@ def berths(group: str, nodes: Sequence[str], free: Sequence[int], wanted: int) -
     if sum(free) < wanted:
         raise PlacementError(
             f"group {group!r}: px.Replace(standbys={wanted}) needs a share of a slot for each standby, and the slots "
-            f"have {sum(free)} left; make the pool with a larger max_colocate_count, close other groups on it, or ask for "
-            "fewer standbys"
+            f"have {sum(free)} left; make the pool with a larger max_colocate_count, close other groups on it, or ask "
+            "for fewer standbys"
         )
     left = list(free)
     by_node: dict[str, list[int]] = {}

@@ -15,13 +15,20 @@ _log = logging.getLogger("phalanx")
 _SECONDS = 300.0
 
 
-def replace_ranks(core: GroupCore, gone: Sequence[int], state: str) -> None:
+def replace_ranks(core: GroupCore, ranks: Sequence[int], state: str) -> tuple[int, ...]:
     """Replace ranks of a group that this process owns, and bring states back; see ``px.replace``.
+
+    Those on nodes that go are replaced with them, since their slots move: no process is started on such nodes.
+
+    Returns:
+        The ranks that were replaced.
 
     Raises:
         GroupBroken: nobody has the state of one of them any more; the group is as it was.
         As the constructors and ``rejoin()``.
     """
+    going = core.life.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    gone = tuple(sorted({*ranks, *going}))
     if len(gone) == core.world_size and (state != "none" or not core.endpoints):
         raise GroupBroken(
             f"px.replace({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
@@ -44,6 +51,7 @@ def replace_ranks(core: GroupCore, gone: Sequence[int], state: str) -> None:
     core.owned.replace(gone, bring_back)
     if found is not None:
         take(core)  # what the lost ranks kept for others is kept again
+    return gone
 
 
 def lost_ranks(core: GroupCore) -> Sequence[int]:

@@ -1,0 +1,55 @@
+"""Ranks whose nodes go get new processes elsewhere, while the old ones can still tell their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from phalanx.errors import GroupBroken, PlacementError, SaveError
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.reviving import Moved
+from phalanx.runtime.saving.replacing import replace_ranks
+from phalanx.runtime.saving.snapshots import take
+
+__all__ = ["move"]
+
+_STATELESS = "has nothing to save"
+
+
+def move(core: GroupCore, ranks: Sequence[int], room: Callable[[], bool]) -> Moved:
+    """Replace ranks that live, on nodes that stay, with their states of now; see ``px.Replace``.
+
+    Calls that were sent before end first.
+
+    Where it cannot be done all is as it was, and the ranks are lost with their nodes, unless it can be done later.
+
+    Raises:
+        As the constructors and ``rejoin()``; the group is broken then.
+    """
+    if len(ranks) == core.world_size:
+        why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
+        return Moved(False, why)
+    if not room():
+        return Moved(False, "no other node has room for their slots", again=True)
+    if _cannot_wait(core):
+        return Moved(False, "calls are under way", again=True)
+    state = "snapshot"
+    try:
+        take(core)  # after the calls before it
+    except SaveError as error:
+        if _STATELESS not in str(error):
+            return Moved(False, f"no snapshot could be taken: {str(error).partition(chr(10))[0]}")
+        state = "none"
+    try:
+        replace_ranks(core, ranks, state)
+    except (
+        GroupBroken,
+        PlacementError,
+    ) as error:  # where it is broken by that, it is mended as any broken group
+        return Moved(False, str(error).partition("\n")[0])
+    return Moved(True)
+
+
+def _cannot_wait(core: GroupCore) -> bool:
+    """Whether calls are under way that may need the driver to go on, or that a rank begins in any order."""
+    calls = [call for call in core.under_way.calls() if not call.all_ended()]
+    return bool(calls) and (core.card.asynchronous or any(call.streams is not None for call in calls))
