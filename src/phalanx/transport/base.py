@@ -250,6 +250,10 @@ class Noticing(Protocol):
         """The nodes that the cluster will lose, as far as it knows; asks it, which takes some milliseconds."""
         ...
 
+    def ended_nodes(self) -> Sequence[GoingNode]:
+        """The nodes that it has lost because they were told to end, by a signal or by an autoscaler."""
+        ...
+
 
 class Transport(Placing, Calling, Storing, Watching, Noticing, Protocol):
     """A backend: all five contracts on one cluster. What needs one of them asks for that one."""

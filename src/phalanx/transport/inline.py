@@ -298,6 +298,9 @@ class InlineTransport:
     def going_nodes(self) -> Sequence[GoingNode]:
         return ()  # its node is this process's
 
+    def ended_nodes(self) -> Sequence[GoingNode]:
+        return ()
+
     def now(self) -> float:
         return time.monotonic()
 

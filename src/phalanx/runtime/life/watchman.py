@@ -25,7 +25,8 @@ def seats_of(life: GroupLife) -> list[Seat]:
 def look_once(life: GroupLife) -> None:
     """Note what the cluster says now, for one group; a question of some milliseconds to the cluster."""
     if life.transport.connected():
-        life.notices.see(life.transport.going_nodes(), seats_of(life))
+        known = [*life.transport.going_nodes(), *life.transport.ended_nodes()]
+        life.notices.see(known, seats_of(life))
 
 
 class Watchman:

@@ -20,7 +20,7 @@ from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import Connection, job_id
 from phalanx.transport.ray.cluster_reader import publish, published
-from phalanx.transport.ray.draining import going_nodes
+from phalanx.transport.ray.draining import ended_nodes, going_nodes
 from phalanx.transport.ray.errors import (
     log_once,
     lost_of,
@@ -279,6 +279,9 @@ class RayTransport:
 
     def going_nodes(self) -> Sequence[GoingNode]:
         return going_nodes() if self.connected() else ()
+
+    def ended_nodes(self) -> Sequence[GoingNode]:
+        return ended_nodes() if self.connected() else ()
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
