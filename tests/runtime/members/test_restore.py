@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_a_snapshot_mends_no_group_since_that_would_be_at_an_earlier_point(two: 
     assert (group.state, group.epoch, group.step()) == ("ready", 1, loss)
 
 
+def test_a_group_that_broke_and_lost_no_rank_keeps_its_state(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer, on_failure=px.Replace())
+    px.snapshot(group)
+    loss = group.step()
+    stays, other = group.core.endpoints
+    group.core.life.broken(px.CallCancelled("cut off", group=group.name, method="step"))
+
+    px.restore(group)
+
+    assert group.step() == loss
+    assert group.core.endpoints[0] is stays
+    assert group.core.endpoints[1] is not other
+
+
 def test_without_a_snapshot_it_is_refused_with_what_to_do(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Trainer)
     with pytest.raises(px.SaveError, match=rf"{group.name}.*no snapshot.*px\.snapshot\(group\)"):
@@ -130,3 +145,41 @@ def test_what_is_no_group_or_has_no_state_is_refused(two: px.ResourcePool, verb:
         verb(group[0])
     with pytest.raises(px.DeclarationError, match="given twice"):
         verb(group, group)
+
+
+class Waiter(px.Worker):
+    """Is at a call until that is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    @px.register
+    async def wait(self) -> None:
+        self.begun += 1
+        await asyncio.Event().wait()
+
+    @px.register
+    async def count(self) -> int:
+        return self.begun
+
+    def state_dict(self) -> dict[str, int]:
+        return {"begun": self.begun}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begun = state["begun"]
+
+
+@pytest.mark.slow
+def test_what_asynchronous_ranks_are_at_is_part_of_what_is_undone(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Waiter, max_concurrency=4)
+        px.snapshot(group)
+        call = group.wait.submit()
+        while group.count() != [1, 1]:
+            pass
+
+        px.restore(group)
+
+        with pytest.raises(px.CallCancelled):
+            call.result()
+        assert (group.count(), group.state, group.epoch) == ([0, 0], "ready", 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.execution.saving.orders import (
     Loaded,
@@ -89,10 +90,17 @@ def take(host: Host, order: Take) -> Taken:
     return Taken(host.put(sent), copy.nbytes, sent.nbytes)
 
 
-def hold(host: Host, number: int, last: int, copies: Mapping[int, BackendRef]) -> None:
+async def hold(host: Host, number: int, last: int, copies: Mapping[int, BackendRef]) -> None:
     """Keep copies of other ranks' states."""
     for rank, ref in copies.items():
-        _of(host).copies.hold(rank, number, last, host.fetch(ref, FETCH_S))
+        _of(host).copies.hold(rank, number, last, await _fetched(host, ref))
+
+
+async def _fetched(host: Host, ref: BackendRef) -> Any:
+    """What another rank offers; the calls of an asynchronous rank go on meanwhile."""
+    if host.in_driver or host.place is None or not host.place.asynchronous:
+        return host.fetch(ref, FETCH_S)
+    return await asyncio.to_thread(host.fetch, ref, FETCH_S)
 
 
 def give(host: Host, rank: int, number: int) -> BackendRef:
@@ -108,7 +116,7 @@ def show(host: Host) -> BackendRef:
     return host.put(state_now({role: saving.leaves(role) for role in saving.roles("")}))
 
 
-def restore(host: Host, order: Restore) -> int:
+async def restore(host: Host, order: Restore) -> int:
     """Go back to a snapshot; the bytes of it."""
     from phalanx.execution.saving.snapshot import (  # torch: where something is restored
         drop_gradients,
@@ -117,7 +125,7 @@ def restore(host: Host, order: Restore) -> int:
 
     saving = _of(host)
     if order.copy is not None:
-        saving.copies.put_back(order.number, host.fetch(order.copy, FETCH_S))
+        saving.copies.put_back(order.number, await _fetched(host, order.copy))
     copy = saving.copies.own(order.number)
     for role, one in copy.roles.items():
         restore_role(saving.parts(role), one, role)

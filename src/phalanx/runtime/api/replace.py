@@ -55,8 +55,10 @@ def restore(group: WorkerGroup, /, *groups: WorkerGroup) -> None:
     """Bring all ranks of groups back to the last ``px.snapshot`` of each, in the processes that they have.
 
     For groups that lost no rank and yet have to go back: the step which another group failed in has drawn random
-    numbers, or changed weights, here too. Gradients are dropped. A restore waits for the calls before it. A broken
-    group with ``on_failure=px.Replace(...)`` is mended first, so that this is all that a step needs to be made again::
+    numbers, or changed weights, here too. Gradients are dropped. A restore waits for the calls before it; those that
+    asynchronous ranks are at are cancelled, as far as this driver has their futures, since they are part of what is
+    undone. A broken group with ``on_failure=px.Replace(...)`` is mended first, so that this is all that a step needs to
+    be made again::
 
         try:
             reward = step(policy, rollout)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from phalanx.errors import DeclarationError, GroupBroken, PlacementError
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
 
 __all__ = ["heal", "replace_ranks"]
@@ -62,13 +63,17 @@ def lost_ranks(core: GroupCore) -> Sequence[int]:
 def heal(core: GroupCore, restart: Callable[[], None]) -> None:
     """Replace the ranks that a broken group has lost, or restart it where that cannot be.
 
+    A group may be broken and have lost none: a call reached some ranks only, or their connections were cut when one was
+    cancelled. One of them is made anew then, with which all others meet.
+
     Raises:
         As ``px.replace`` and ``restart()``, where a constructor fails.
     """
     gone = lost_ranks(core)
+    if not gone:
+        settle(core, core.endpoints)
+        gone = lost_ranks(core) or [core.world_size - 1]
     try:
-        if not gone:
-            raise GroupBroken("none of its processes is gone", group=core.name)
         replace_ranks(core, gone, "snapshot")
     except (GroupBroken, PlacementError) as error:
         _log.warning("group %r is restarted instead: %s", core.name, str(error).partition(". ")[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import CallTimeout, GroupBroken, SaveError, WorkerDiedError
+from phalanx.errors import CallTimeout, GroupBroken, PhalanxError, SaveError, WorkerDiedError
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Restore, Take, Taken
 from phalanx.runtime.calls.request import CallRequest
@@ -93,6 +93,10 @@ def go_back(cores: Sequence[GroupCore]) -> None:
     """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
     with _held(cores):
         for core in cores:
+            if core.card.asynchronous:  # others come to a restore once they have ended what is before it
+                for call in core.under_way.calls():
+                    with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
+                        call.cancel()
             while not _gone_back(core):
                 pass
 
