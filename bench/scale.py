@@ -79,7 +79,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 6) for value in values]
 
 
-def real(ranks: int) -> dict[str, Any]:
+def real(ranks: int, rounds: int) -> dict[str, Any]:
     """A group of processes, called through relays and directly in turns."""
     from phalanx.runtime.calls.door import DirectDoor
 
@@ -90,12 +90,16 @@ def real(ranks: int) -> dict[str, Any]:
         started = time.perf_counter() - began
         core = group.core
         constructed = [one for one, _ in core.life.constructed]
-        relays = [pid for _, _, _, pid in core.door.whereabouts()]
-        processes = {"ranks": [endpoint.facts.pid for endpoint in core.endpoints], "relays": relays}
-        ways = {RELAYS: core.door, DIRECT: DirectDoor(core.transport)}
+        door: Any = core.door
+        relays = [pid for _, _, _, pid in door.whereabouts()]
+        processes: dict[str, Sequence[int]] = {
+            "ranks": [endpoint.facts.pid for endpoint in core.endpoints],
+            "relays": relays,
+        }
+        ways = {RELAYS: door, DIRECT: DirectDoor(core.transport)}
         calls = {"empty": group.nothing, "argument": lambda: group.take(1.5)}
         found = {(what, way): Taken() for what in calls for way in ways}
-        for turn in range(ROUNDS + 1):  # the first one warms up
+        for turn in range(rounds + 1):  # the first one warms up
             for way in sorted(ways, reverse=bool(turn % 2)):
                 core.door = ways[way]
                 for what, call in calls.items():
@@ -119,7 +123,7 @@ def _own_memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
-def objects(ranks: int) -> dict[str, Any]:
+def objects(ranks: int, rounds: int) -> dict[str, Any]:
     """A group whose hosts are objects in its relays, 32 in each."""
     import ray
 
@@ -137,9 +141,9 @@ def objects(ranks: int) -> dict[str, Any]:
             raise RuntimeError("the hosts do not answer as they are asked")
         before = _counted(ray, relays)
         taken = Taken()
-        for turn in range(ROUNDS + 1):
+        for turn in range(rounds + 1):
             taken.measure(group.nothing, {}, keep=turn > 0)
-        calls = (ROUNDS + 1) * CALLS
+        calls = (rounds + 1) * CALLS
         counted = _counted(ray, relays)
         seen = {
             "messages": (counted.calls + counted.to_ranks - before.calls - before.to_ranks) / calls,
@@ -164,12 +168,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[])
     parser.add_argument("--objects", type=int, nargs="*", default=[])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     px.init(num_cpus=max(4, *given.ranks, 0) if given.ranks else 4)
     for ranks in given.ranks:
-        print(json.dumps(real(ranks)), flush=True)
+        print(json.dumps(real(ranks, given.rounds)), flush=True)
     for ranks in given.objects:
-        print(json.dumps(objects(ranks)), flush=True)
+        print(json.dumps(objects(ranks, given.rounds)), flush=True)
     px.shutdown()
 
 

@@ -54,7 +54,7 @@ def measure(say: Callable[[str], None]) -> list[Sample]:
                 facts = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
                 say(f"note: scale: {', '.join(f'{name} {value}' for name, value in facts.items())}")
                 samples += samples_of(found)
-    return [*samples, *_beside_smaller(samples)]
+    return [*samples, *beside_smaller(samples)]
 
 
 def _run(option: str, ranks: int, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ def samples_of(found: Mapping[str, Any]) -> Iterator[Sample]:
                     yield Sample(case(found["ranks"], call, what), contender, seconds)
 
 
-def _beside_smaller(samples: list[Sample]) -> Iterator[Sample]:
+def beside_smaller(samples: list[Sample]) -> Iterator[Sample]:
     """The driver's CPU at 64 ranks beside that at 128."""
     for call in _CALLS:
         for sample in samples:
