@@ -57,11 +57,16 @@ class SavedLinks:
         versions = [
             f"{group}.{name} {number}"
             for group, all_of in self.published.items()
-            for _, name, number in all_of
+            for role, name, number in all_of
+            if number > self._had(group, role, name)  # else it is where the group would go on, which it never did
         ]
         if versions:
             parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(versions)}"}
         return parts
+
+    def _had(self, group: str, role: str, name: str) -> int:
+        numbers = {(of, what): number for of, what, number in self.had.get(group, [])}
+        return numbers.get((role, name), 0)
 
     def to_bytes(self) -> bytes:
         """As a file."""
