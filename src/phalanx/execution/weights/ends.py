@@ -45,6 +45,12 @@ B = TypeVar("B", covariant=True)
 HOPS = (Hop.OTHER, Hop.NODE, Hop.PROCESS)
 """The order in which both sides work, so that no two ranks wait for each other crosswise."""
 
+_RING_BUCKET_BYTES = 16 << 20
+"""Of a bucket between ranks of a node at most: it is copied in a few milliseconds, while the first touch of a ring of
+large ones takes longer than all copies that follow."""
+_RING_SEGMENTS = 8
+"""Of a ring at most: a rank that has to wait for its core for some of them holds nobody up."""
+
 SHARED = "shared"
 """In place of a mover: the target's parameters are the source's storage, and nothing travels."""
 
@@ -150,7 +156,8 @@ def _cut(order: JoinOrder, index: int, cut: _Cutting[B]) -> Iterator[tuple[Hop, 
         mover = order.movers[hop]
         if mover == SHARED:
             continue
-        buckets = cut(order.plan, index, order.bucket_bytes, [hop], by_readers=_sends_apart(mover))
+        limit = min(order.bucket_bytes, _RING_BUCKET_BYTES) if mover == "segments" else order.bucket_bytes
+        buckets = cut(order.plan, index, limit, [hop], by_readers=_sends_apart(mover))
         if buckets:
             yield hop, mover, buckets, _deltas(order, mover)
 
@@ -178,7 +185,8 @@ def _source_end(
             _met(order.key, ((index, reader) for reader in readers_of(buckets)), 1), wait=False
         )
     if mover == "segments":
-        return RingSource(index, max(map(packing.room, buckets)), packing=packing)
+        segments = min(_RING_SEGMENTS, max(2, len(buckets)))
+        return RingSource(index, max(map(packing.room, buckets)), segments=segments, packing=packing)
     if mover == "store":
         return StoreSource(shelf, packing)
     if mover == "process group":
