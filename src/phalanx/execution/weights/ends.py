@@ -46,10 +46,8 @@ HOPS = (Hop.OTHER, Hop.NODE, Hop.PROCESS)
 """The order in which both sides work, so that no two ranks wait for each other crosswise."""
 
 _RING_BUCKET_BYTES = 16 << 20
-"""Of a bucket between ranks of a node at most: it is copied in a few milliseconds, while the first touch of a ring of
-large ones takes longer than all copies that follow."""
-_RING_SEGMENTS = 8
-"""Of a ring at most: a rank that has to wait for its core for some of them holds nobody up."""
+"""Of a bucket between ranks of a node at most: the copies take as long as in larger ones, and the first touch of the ring,
+which is slower than any copy, is of two of these."""
 
 SHARED = "shared"
 """In place of a mover: the target's parameters are the source's storage, and nothing travels."""
@@ -185,8 +183,7 @@ def _source_end(
             _met(order.key, ((index, reader) for reader in readers_of(buckets)), 1), wait=False
         )
     if mover == "segments":
-        segments = min(_RING_SEGMENTS, max(2, len(buckets)))
-        return RingSource(index, max(map(packing.room, buckets)), segments=segments, packing=packing)
+        return RingSource(index, max(map(packing.room, buckets)), packing=packing)
     if mover == "store":
         return StoreSource(shelf, packing)
     if mover == "process group":

@@ -74,8 +74,8 @@ class WeightSync:
         probe: after the first sync to an engine, and with every ``verify="full"``, its log-probabilities of four fixed
             prompts are compared with the source's own forward; a number is the mean difference that is allowed. False,
             and ``verify="off"``, compare nothing.
-        bucket_bytes: of the buckets in which weights travel. On a node they have 16 MB at most, of which each source
-            rank keeps eight in memory.
+        bucket_bytes: of the buckets in which weights travel. Between ranks of a node they have 16 MB at most; each
+            source keeps two of those in memory.
         timeout: seconds that a rank waits for its peers, once it has begun.
 
     Raises:
