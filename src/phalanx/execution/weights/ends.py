@@ -46,8 +46,8 @@ HOPS = (Hop.OTHER, Hop.NODE, Hop.PROCESS)
 """The order in which both sides work, so that no two ranks wait for each other crosswise."""
 
 _RING_BUCKET_BYTES = 16 << 20
-"""Of a bucket between ranks of a node at most: the copies take as long as in larger ones, and the first touch of the ring,
-which is slower than any copy, is of two of these."""
+"""Of a bucket between ranks of a node at most: copies take as long as with larger ones, and the first touch of the ring,
+slower than any copy, is of two of these."""
 
 SHARED = "shared"
 """In place of a mover: the target's parameters are the source's storage, and nothing travels."""
