@@ -46,7 +46,7 @@ HOPS = (Hop.OTHER, Hop.NODE, Hop.PROCESS)
 """The order in which both sides work, so that no two ranks wait for each other crosswise."""
 
 _RING_BUCKET_BYTES = 16 << 20
-"""Of a bucket between ranks of a node at most: copies take as long as with larger ones, and the first touch of the ring,
+"""Of a bucket between ranks of a node at most: copies take as long as with larger ones, and first touch of the ring,
 slower than any copy, is of two of these."""
 
 SHARED = "shared"
