@@ -13,8 +13,8 @@ from phalanx.errors import DeclarationError
 class Load:
     """What a decision is made from.
 
-    ``queued`` items wait in the queue, ``busy`` calls are under way on the group's ranks, of which there are ``ranks``;
-    ``now`` is in seconds, on a clock that only goes forward.
+    ``queued`` items wait in the queue, ``busy`` calls are under way on the group's ranks, of which there are ``ranks``
+    (engines, where one is several ranks); ``now`` is in seconds, on a clock that only goes forward.
     """
 
     queued: int
