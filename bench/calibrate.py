@@ -14,8 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import phalanx as px
+from phalanx.runtime.groups.relays import use_relays
 from phalanx.runtime.tools.simulate import Simulation
 from phalanx.transport.simulated.constants import Constants
 from phalanx.transport.simulated.costs import Cost, Costs
@@ -31,21 +33,28 @@ from phalanx.transport.simulated.model import Model
 
 STEPS = ("measure", "predict", "check")
 FITTED, PREDICTED = (8, 16), (32, 64)
+WARM = 3
 RESULTS = Path(__file__).resolve().parent / "results" / "calibration.json"
 MEGABYTES = (1, 16)
+RELAYED = "small call, relays"
 ALLOWED = {
     "start": 0.35,
     "empty call": 0.20,
     "small call": 0.20,
     "broadcast 1 MB": 0.20,
     "broadcast 16 MB": 0.20,
+    RELAYED: 0.20,
 }
+SWEPT_BYTES = 128 << 20
 
 Figures = dict[str, float]
 
 
 class Light(px.Worker):
     """A rank without weights."""
+
+    def __init__(self) -> None:
+        self._swept: Any = None
 
     @px.register
     def nothing(self) -> None:
@@ -55,38 +64,60 @@ class Light(px.Worker):
     def take(self, value: Any) -> None:
         """A call with an argument."""
 
+    @px.register
+    def sweep(self) -> None:
+        """Leave nothing of what processes work with in the caches of a core."""
+        if self._swept is None:
+            self._swept = np.zeros(SWEPT_BYTES, dtype=np.uint8)
+        self._swept += 1
 
-def program(ranks: int, calls: int, broadcasts: int) -> Figures:
-    """What is measured, in seconds: on Ray, or in a simulation."""
+
+def program(ranks: int, calls: int, only: str = "") -> Figures:
+    """What is measured, in seconds: on Ray, or in a simulation. ``only`` one figure of calls, where it is named."""
     found: Figures = {}
     with px.ResourcePool([ranks], use_gpu=False) as pool:
         begun = time.perf_counter()
         group = px.WorkerGroup(pool, Light)
         found["start"] = time.perf_counter() - begun
-        for _ in range(5):
-            group.nothing()
-            group.take(1)
-        busy = time.process_time()
-        found["empty call"] = _least(group.nothing, calls)
-        found["driver cpu of an empty call"] = (time.process_time() - busy) / calls
-        busy = time.process_time()
-        found["small call"] = _least(lambda: group.take({"step": 1}), calls)
-        found["driver cpu of a small call"] = (time.process_time() - busy) / calls
-        for megabytes in MEGABYTES:
-            value = np.ones(megabytes << 18, dtype=np.float32)
-            group.take(value)
-            found[f"broadcast {megabytes} MB"] = _least(lambda value=value: group.take(value), broadcasts)
+        values = {f"broadcast {n} MB": np.ones(n << 18, dtype=np.float32) for n in MEGABYTES}
+        values["small call"] = {"step": 1}
+        todo = {"empty call": group.nothing, **{name: partial(group.take, values[name]) for name in values}}
+        for name, call in todo.items():
+            if only in ("", name):
+                found |= _of_call(name, group, call, calls)
+        if only in ("", RELAYED):
+            _use_relays(group)
+            found |= _of_call(RELAYED, group, todo["small call"], calls)
     return found
 
 
-def _least(call: Any, times: int) -> float:
-    """The least of several: what else runs on the machine only adds to it."""
+def _use_relays(group: Any) -> None:
+    os.environ["PHALANX_RELAY_FROM"] = "2"
+    try:
+        use_relays(group.core, group.core.epoch)
+    finally:
+        del os.environ["PHALANX_RELAY_FROM"]
+
+
+def _of_call(name: str, group: Any, call: Callable[[], Any], times: int) -> Figures:
+    """The median of several calls, and of the driver's CPU for them.
+
+    Before each, as many ranks as there are cores sweep the caches, as the work between two calls does. Without that
+    a few processes would be quicker than many, whose memory no cache holds.
+    """
+    sweeping = group[0 : os.cpu_count() or 1]
     taken: list[float] = []
-    for _ in range(times):
-        begun = time.perf_counter()
+    busy: list[float] = []
+    for _ in range(times + WARM):
+        sweeping.sweep()
+        begun, cpu = time.perf_counter(), time.process_time()
         call()
         taken.append(time.perf_counter() - begun)
-    return min(taken)
+        busy.append(time.process_time() - cpu)
+    return {
+        name: statistics.median(taken[WARM:]),
+        f"driver cpu of {name}": statistics.median(busy[WARM:]),
+    }
 
 
 def measured(ranks: int, starts: int) -> Figures:
@@ -101,13 +132,13 @@ def measured(ranks: int, starts: int) -> Figures:
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
-def simulated(ranks: int, constants: Constants) -> Figures:
+def simulated(ranks: int, constants: Constants, only: str = "") -> Figures:
     """The same program on the simulated backend: one node with the cores of this machine, the driver on it too."""
     cores = os.cpu_count() or 1
     model = Model(1, ranks, cores=cores, accelerators=False, driver_apart=False, constants=constants)
     costs = Costs({"*": Cost(0.0)})
     with Simulation(model, costs).running():
-        return program(ranks, 2, 1)
+        return program(ranks, 1, only)
 
 
 def fitted(truth: Mapping[int, Figures]) -> Constants:
@@ -116,7 +147,7 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
     more = FITTED[1] - FITTED[0]
     cores = os.cpu_count() or 1
     each = max(1e-6, (many["start"] - few["start"]) / more)
-    cpu = max(1e-6, (many["driver cpu of a small call"] - few["driver cpu of a small call"]) / more)
+    cpu = max(1e-6, (many["driver cpu of small call"] - few["driver cpu of small call"]) / more)
     made = replace(
         Constants(),
         submit_s=0.55 * cpu,
@@ -127,12 +158,23 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
     for name, figure, lowest, highest in (
         ("handle_s", "small call", 1e-6, 0.02),
         ("call_s", "small call", 0.0, 0.05),
+        ("handle_s", "small call", 1e-6, 0.02),
+        ("get_s", "broadcast 1 MB", 0.0, 0.02),
         ("copy_bytes_per_s", "broadcast 16 MB", 2e8, 1e11),
-        ("put_s", "broadcast 1 MB", 0.0, 0.05),
+        ("get_s", "broadcast 1 MB", 0.0, 0.02),
         ("start_s", "start", 0.0, 10.0),
+        ("relay_each_s", RELAYED, 1e-6, 0.02),
+        ("relay_call_s", RELAYED, 0.0, 0.05),
+        ("relay_each_s", RELAYED, 1e-6, 0.02),
     ):
         made = _searched(made, truth, name, figure, lowest, highest)
     return made
+
+
+def _with(constants: Constants, name: str, value: float) -> Constants:
+    if name == "relay_each_s":  # one measurement for two: they are alike
+        return replace(constants, relay_send_s=0.55 * value, relay_take_s=0.45 * value)
+    return replace(constants, **{name: value})
 
 
 def _searched(
@@ -141,15 +183,17 @@ def _searched(
     """The value of one constant for which the errors of one figure are least: they have one minimum."""
 
     def error(value: float) -> float:
-        changed = replace(constants, **{name: value})
-        return sum((simulated(ranks, changed)[figure] / truth[ranks][figure] - 1) ** 2 for ranks in FITTED)
+        changed = _with(constants, name, value)
+        return sum(
+            (simulated(ranks, changed, figure)[figure] / truth[ranks][figure] - 1) ** 2 for ranks in FITTED
+        )
 
     golden = (5**0.5 - 1) / 2
     low, high = lowest, highest
     for _ in range(14):
         one, two = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, two) if error(one) < error(two) else (one, high)
-    return replace(constants, **{name: (low + high) / 2})
+    return _with(constants, name, (low + high) / 2)
 
 
 def errors(predicted: Mapping[int, Figures], truth: Mapping[int, Figures]) -> dict[str, dict[int, float]]:
@@ -172,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.real:
         px.init(num_cpus=os.cpu_count() or 1, include_dashboard=False)
-        print(json.dumps(program(options.real, 40, 7)))
+        print(json.dumps(program(options.real, 15)))
         return 0
     for step in options.step or STEPS:
         _STEPS[step]()

@@ -50,6 +50,9 @@ class Constants:
     network_bytes_per_s: float = 10e9
     """One node's link, in each direction."""
 
+    get_s: float = 1.0e-3
+    """CPU of a rank's node to get one stored value for it, beside copying it."""
+
     # Relays of large groups: a process each, on a node of their ranks, whose cores it shares with them.
     relay_call_s: float = 2.0e-3
     """CPU of a relay for a call, however many are below it: wake, decode, wait, answer."""

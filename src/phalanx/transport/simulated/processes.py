@@ -104,14 +104,12 @@ class Process:
     def _begin(self, work: Work, time: float) -> None:
         world, node, constants = self._world, self.node, self._world.constants
         work.received = time
-        copied = 0
         there = time
+        busy = work.cpu / 2 + work.message_bytes / constants.message_bytes_per_s
         for value in work.needs:
             if value.nbytes:
                 there = max(there, world.wires.arrive(id(value), value.nbytes, node, time))
-                copied += value.nbytes
-        half = work.cpu / 2
-        busy = half + work.message_bytes / constants.message_bytes_per_s + copied / constants.copy_bytes_per_s
+                busy += constants.get_s + value.nbytes / constants.copy_bytes_per_s
         work.started = node.compute(there, busy)
         work.finished = work.started + work.seconds
         world.events.at(work.finished, lambda at: self._finish(work, at))
