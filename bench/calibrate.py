@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.real:
         px.init(num_cpus=os.cpu_count() or 1, include_dashboard=False)
-        print(json.dumps(program(options.real, 15)))
+        print(json.dumps(program(options.real, 12)))
         return 0
     for step in options.step or STEPS:
         _STEPS[step]()
