@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import ObjectLostError, RayTaskError
 
+from phalanx.errors import DispatchError
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.facade import NOT_TRACED, TRACED, bare_name
@@ -75,6 +76,12 @@ class RayServices:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
             raise
+        except ObjectLostError as error:
+            said = next(iter(str(error).splitlines()), "")
+            raise DispatchError(
+                "an argument of this call is the result of a call that is lost with the process that held it, a rank or a "
+                f"relay: {said}"
+            ) from None
 
 
 def _started_with(name: str) -> str | None:
