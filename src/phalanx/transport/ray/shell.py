@@ -79,8 +79,8 @@ class RayServices:
         except ObjectLostError as error:
             said = next(iter(str(error).splitlines()), "")
             raise DispatchError(
-                "an argument of this call is the result of a call that is lost with the process that held it, a rank or "
-                f"a relay: {said}"
+                "what this call was to get, such as another call's result, is lost with the process that held it, a "
+                f"rank or a relay: {said}"
             ) from None
 
 
