@@ -156,9 +156,10 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
         setup_s=0.3 * each * cores,
     )
     for name, figure, lowest, highest in (
-        ("handle_s", "small call", 1e-6, 0.02),
-        ("call_s", "small call", 0.0, 0.05),
-        ("handle_s", "small call", 1e-6, 0.02),
+        ("handle_s", "empty call", 1e-6, 0.02),
+        ("call_s", "empty call", 0.0, 0.05),
+        ("handle_s", "empty call", 1e-6, 0.02),
+        ("argument_s", "small call", 0.0, 0.02),
         ("get_s", "broadcast 1 MB", 0.0, 0.02),
         ("copy_bytes_per_s", "broadcast 16 MB", 2e8, 1e11),
         ("get_s", "broadcast 1 MB", 0.0, 0.02),

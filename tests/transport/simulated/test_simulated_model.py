@@ -22,7 +22,7 @@ from phalanx.transport.simulated.machines import Node, Wires
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.transport import SimulatedTransport
 
-FREE = Constants(0, 0, 0, 0, 0, 0, 0, 0, 0, math.inf, math.inf, math.inf, 0, 1e9)
+FREE = Constants(0, 0, 0, 0, 0, 0, 0, 0, 0, math.inf, math.inf, math.inf, 0, 1e9, get_s=0, argument_s=0)
 
 
 class Two(px.Worker):

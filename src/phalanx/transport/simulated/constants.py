@@ -28,7 +28,7 @@ class Constants:
 
     # CPU of a rank's node, whose cores its ranks share.
     handle_s: float = 0.9e-3
-    """For one call of one rank, beside the method itself: wake, decode, encode, answer."""
+    """For one call of one rank, beside the method itself: wake, encode, answer."""
     process_s: float = 0.7
     """To start one process, as far as it reports where it is."""
     setup_s: float = 0.3
@@ -50,15 +50,18 @@ class Constants:
     network_bytes_per_s: float = 10e9
     """One node's link, in each direction."""
 
-    get_s: float = 1.0e-3
+    argument_s: float = 0.1e-3
+    """More CPU of a rank's node for a call that has arguments."""
+    get_s: float = 1.5e-3
     """CPU of a rank's node to get one stored value for it, beside copying it."""
 
-    # Relays of large groups: a process each, on a node of their ranks, whose cores it shares with them.
+    # Relays of large groups: a process each, on a node of their ranks, whose cores it shares with them. Measured on the
+    # same machine with 8 and 16 ranks below one relay, whose caches were swept before each call.
     relay_call_s: float = 2.0e-3
     """CPU of a relay for a call, however many are below it: wake, decode, wait, answer."""
-    relay_send_s: float = 0.4e-3
+    relay_send_s: float = 0.25e-3
     """CPU of a relay for each rank or relay below it that it sends a message."""
-    relay_take_s: float = 0.3e-3
+    relay_take_s: float = 0.2e-3
     """CPU of a relay to take each one's output."""
     relayed_rank_s: float = 5.0e-6
     """The driver's CPU for each rank of a call that goes through relays."""

@@ -34,7 +34,7 @@ from phalanx.wire import value as wire
 from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import capture
-from phalanx.wire.messages import BARE, HOST, Facts, RankCall, RankSetup
+from phalanx.wire.messages import BARE, HOST, NO_ARGUMENTS, Facts, RankCall, RankSetup
 from phalanx.wire.outputs import OUTPUT, StreamEnd
 from phalanx.wire.side_channel import SETUP_CALL
 
@@ -185,9 +185,11 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
         trace = None
         if call is not None and call.trace:
             trace = (path_of(endpoint.facts.files, call.trace), call.call)
-        posting = self._message(
-            endpoint, data, refs, cost, answer, self.model.constants.handle_s, number, trace
+        constants = self.model.constants
+        cpu = constants.handle_s + (
+            0.0 if call is None or call.body == NO_ARGUMENTS else constants.argument_s
         )
+        posting = self._message(endpoint, data, refs, cost, answer, cpu, number, trace)
         info, rest = answer.ticket.info, answer.ticket.rest
         return Ticket(posting.ref, self._with(posting.ref, info), self._with(posting.ref, rest)), posting
 
