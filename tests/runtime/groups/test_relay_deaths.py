@@ -144,7 +144,10 @@ def test_while_a_result_is_handed_on(
 
         lost_with(end(group, place), handed)
 
-        with taking_less_than(10.0), pytest.raises(px.PhalanxError, match="lost with the process that held it"):
+        with (
+            taking_less_than(10.0),
+            pytest.raises(px.PhalanxError, match="lost with the process that held it"),
+        ):
             total.result(timeout=30)
         assert (group.state, other.state) == ("broken", "ready")
         assert other.noted() == [[], []]
