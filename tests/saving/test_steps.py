@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -201,6 +202,28 @@ def test_names_stay_in_the_step(tmp_path: Path, name: str) -> None:
 def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, numbers: dict[str, int]) -> None:
     with pytest.raises(px.DeclarationError, match="give"):
         open_step(str(tmp_path), **numbers)
+
+
+def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = place_at(f"local://{tmp_path}")
+    files = type(place._files)
+    real = files.pipe_file
+    seen: list[bytes | None] = []
+
+    def looked_at(self: Any, path: str, data: bytes, **options: Any) -> None:
+        real(self, path, data[:1], **options)  # who looks now sees the beginning
+        seen.append(place.read("note"))
+        real(self, path, data, **options)
+
+    monkeypatch.setattr(files, "pipe_file", looked_at)
+
+    place.write("note", b"before")
+    place.write("note", b"after")
+
+    assert seen == [None, b"before"]
+    assert (place.read("note"), place.names()) == (b"after", ["note"])
 
 
 def test_an_unknown_url_is_refused() -> None:

@@ -14,6 +14,8 @@ from phalanx.errors import SaveError
 from phalanx.saving.manifest import FileFacts
 
 _BLOCK = 4 << 20
+_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "memory"}
+"""Stores whose files appear whole; those of others (``sftp://``, ``hdfs://``, ``local://``) are seen as they grow."""
 
 
 class Place(Protocol):
@@ -173,7 +175,7 @@ class FolderPlace:
 
 
 class StorePlace:
-    """A folder of a store that fsspec reaches: files appear whole there, and folders are names only."""
+    """A folder of a store that fsspec reaches, where folders may be names only."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -187,6 +189,7 @@ class StorePlace:
                 f"{url!r} cannot be reached: {error}; give a path, or a URL that fsspec knows"
             ) from error
         self._files, self._base = found
+        self._whole = url.partition("://")[0] in _WHOLE
         self.root = url.rstrip("/")
         self._base = self._base.rstrip("/")
 
@@ -239,8 +242,19 @@ class StorePlace:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        with _told(self._at(name), "written"):
-            self._files.pipe_file(self._at(name), data)
+        at = self._at(name)
+        with _told(at, "written"):
+            if self._whole:
+                self._files.pipe_file(at, data)
+                return
+            beside = f"{at}.{secrets.token_hex(4)}.part"
+            try:
+                self._files.pipe_file(beside, data)
+                self._files.mv(beside, at)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.rm_file(beside)
+                raise
 
     def keep(self, name: str) -> None:
         """What such a store has taken, it keeps."""
