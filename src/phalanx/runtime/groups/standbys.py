@@ -176,6 +176,8 @@ class Standbys:
 
     def _look(self) -> None:
         transport = self._core.transport
+        if not transport.connected():
+            return
         for berth in self._berths:
             if berth.endpoint is None:
                 continue
