@@ -20,8 +20,10 @@ def settle(core: GroupCore, staying: Sequence[Endpoint]) -> None:
     for a rank that never comes would wait for ever. Those that do not yield are stopped, and count as lost.
     """
     transport, endpoints = core.transport, core.endpoints
+    if core.closed or transport.immediate or not transport.connected():
+        return  # whoever closed it ends them all
     ranks = [rank for rank, one in enumerate(endpoints) if one in staying and transport.alive(one)]
-    if not ranks or transport.immediate:
+    if not ranks:
         return
     asked = ask(core, "settle", ranks, questions.meet)
     late = _late(asked, ranks, _ANSWER_S)
