@@ -75,6 +75,13 @@ class Taken:
         )
 
 
+def idle() -> float:
+    """Seconds of this process's CPU in one in which nobody calls: what its other threads do all the time."""
+    cpu = time.process_time()
+    time.sleep(1.0)
+    return round(time.process_time() - cpu, 6)
+
+
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 6) for value in values]
 
@@ -107,6 +114,7 @@ def real(ranks: int, rounds: int) -> dict[str, Any]:
         core.door = ways[RELAYS]
         facts = {"ranks": ranks, "relays": len(relays), "start": round(started, 1)}
         facts["apart"] = round(max(constructed) - min(constructed), 1)
+        facts["idle"] = idle()
         facts["memory"] = round(sum(map(_own_memory, processes["ranks"])) / ranks / 2**20)
         return {**facts, **_told(found)}
 
@@ -152,7 +160,12 @@ def objects(ranks: int, rounds: int) -> dict[str, Any]:
         planned = {"messages": len(relays.tree.relays) + ranks, "hops": relays.tree.hops}
         if seen != planned:
             raise RuntimeError(f"counted {seen}, planned {planned}")
-        facts = {"objects": ranks, "relays": len(relays.tree.relays), "heads": relays.tree.heads}
+        facts = {
+            "objects": ranks,
+            "relays": len(relays.tree.relays),
+            "heads": relays.tree.heads,
+            "idle": idle(),
+        }
         return {**facts, **planned, "start": round(started, 1), **_told({("empty", RELAYS): taken})}
 
 
