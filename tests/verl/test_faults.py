@@ -61,7 +61,7 @@ def test_a_stopped_rank_is_an_error_at_the_deadline_of_calls(
     assert re.search(r"waiting for that:\n  rank [01] \(", found.text)
 
 
-def test_the_commands_show_a_rank_that_stands_still_under_verls_names(
+def test_the_commands_show_a_rank_that_stands_still_as_verl_calls_it(
     python: Path, data: Path, tmp_path: Path
 ) -> None:
     mark, program = new_mark(), long_sft(data)
