@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 from pathlib import Path
 
-from bench.trainers.faults import FAULTS, Told, a_rank, inflict, long_sft
-from bench.trainers.processes import new_mark, processes
-from bench.trainers.running import PHALANX, start, variables
+from bench.trainers.faults import FAULTS, Told, inflict
+from bench.trainers.running import PHALANX
 
 SOON = 20.0
 """Seconds on a busy machine with two cores; five on one that has nothing else to do."""
@@ -59,41 +55,6 @@ def test_a_stopped_rank_is_an_error_at_the_deadline_of_calls(
     )
     assert "the process is stopped, as by SIGSTOP" in found.text
     assert re.search(r"waiting for that:\n  rank [01] \(", found.text)
-
-
-def test_the_commands_show_a_rank_that_stands_still_as_verl_calls_it(
-    python: Path, data: Path, tmp_path: Path
-) -> None:
-    mark, program = new_mark(), long_sft(data)
-    environment = variables(program, data, tmp_path, None)
-
-    def command(*words: str) -> str:
-        """`phalanx WORDS...` on the trainer's own cluster."""
-        servers = " ".join(name for _, name in processes(mark))
-        address = re.search(r"--gcs-address=(\S+)", servers)
-        assert address is not None, servers
-        ran = subprocess.run(
-            [python, "-m", "phalanx", *words, "--address", address[1]],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert ran.returncode == 0, ran.stderr[-3000:]
-        return ran.stdout
-
-    running = start(program, PHALANX, python, data, tmp_path, env=mark)
-    try:
-        running.wait_for("step:1 - ", 300)
-        harmed = a_rank(mark, "TrainingWorker")
-        os.kill(harmed, signal.SIGSTOP)
-        stack, top = command("stack", "TrainingWorker"), command("top", "--once")
-    finally:
-        for pid, _ in processes(mark):
-            os.kill(pid, signal.SIGKILL)
-
-    assert "SIGSTOP" in stack and "train_batch" in stack
-    assert "TrainingWorker" in top and str(harmed) in top
 
 
 def test_an_interrupt_ends_the_trainer_and_all_its_processes(
