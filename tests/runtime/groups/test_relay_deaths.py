@@ -153,17 +153,25 @@ def test_while_a_result_is_handed_on(
         assert other.noted() == [[], []]
 
 
-@each_place(slow=HEAD)
-def test_between_calls_with_a_future_that_was_not_read(
-    group: px.WorkerGroup, ordered: Path, place: int
-) -> None:
+def test_between_calls_with_a_future_that_was_not_read(group: px.WorkerGroup, ordered: Path) -> None:
     (ordered / "go").touch()
     unread = group.hold_large.submit(str(ordered))
     assert ended(ordered, range(8))
 
-    lost_with(end(group, place), unread)
+    lost_with(end(group, LEAF), unread)
 
     assert group.state == "broken"
+
+
+@pytest.mark.soak
+def test_what_a_head_has_handed_on_is_not_lost_with_it(group: px.WorkerGroup, ordered: Path) -> None:
+    (ordered / "go").touch()
+    unread = group.hold_large.submit(str(ordered))
+    assert within(30.0, unread.done)
+
+    end(group, HEAD)
+
+    assert [int(output[0]) for output in unread.result(timeout=30)] == list(range(8))
 
 
 @each_place(slow=LEAF)
