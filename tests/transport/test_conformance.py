@@ -52,7 +52,7 @@ class TestRay(TransportConformance):
             yield pool
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 class TestRayThroughRelays(TransportConformance):
     """Eight ranks, three hops away."""
 

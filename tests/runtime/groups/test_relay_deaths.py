@@ -28,8 +28,8 @@ LEAF, HEAD = 1, 5  # ranks 2 and 3; ranks 4 to 7
 SOAK = pytest.mark.soak
 
 
-def each_place(slow: int) -> pytest.MarkDecorator:
-    """Both places of a relay, one of them in the slow suite."""
+def each_place(slow: int | None = None) -> pytest.MarkDecorator:
+    """Both places of a relay, one of them in the slow suite where that is said."""
     places = [pytest.param(place, marks=() if place == slow else SOAK) for place in (LEAF, HEAD)]
     return pytest.mark.parametrize("place", places, ids=["beside the ranks", "head"])
 
@@ -131,7 +131,7 @@ def test_after_some_results_came(group: px.WorkerGroup, ordered: Path, place: in
     assert group.state == "broken"
 
 
-@each_place(slow=LEAF)
+@each_place()
 def test_while_a_result_is_handed_on(
     group: px.WorkerGroup, ordered: Path, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +153,7 @@ def test_while_a_result_is_handed_on(
         assert other.noted() == [[], []]
 
 
+@SOAK
 def test_between_calls_with_a_future_that_was_not_read(group: px.WorkerGroup, ordered: Path) -> None:
     (ordered / "go").touch()
     unread = group.hold_large.submit(str(ordered))
@@ -163,7 +164,7 @@ def test_between_calls_with_a_future_that_was_not_read(group: px.WorkerGroup, or
     assert group.state == "broken"
 
 
-@pytest.mark.soak
+@SOAK
 def test_what_a_head_has_handed_on_is_not_lost_with_it(group: px.WorkerGroup, ordered: Path) -> None:
     (ordered / "go").touch()
     unread = group.hold_large.submit(str(ordered))
@@ -174,7 +175,7 @@ def test_what_a_head_has_handed_on_is_not_lost_with_it(group: px.WorkerGroup, or
     assert [int(output[0]) for output in unread.result(timeout=30)] == list(range(8))
 
 
-@each_place(slow=LEAF)
+@each_place()
 def test_between_calls_with_nothing_that_could_be_lost(
     group: px.WorkerGroup, ordered: Path, place: int
 ) -> None:
@@ -190,7 +191,7 @@ def test_between_calls_with_nothing_that_could_be_lost(
     assert within(5.0, lambda: not any(is_there(pid) for _, pid in before))
 
 
-@pytest.mark.soak
+@SOAK
 @pytest.mark.parametrize("seed", range(6))
 def test_whenever_a_relay_dies_calls_end_in_their_result_or_in_an_error_that_names_it(
     group: px.WorkerGroup, ordered: Path, seed: int
@@ -213,6 +214,7 @@ def test_whenever_a_relay_dies_calls_end_in_their_result_or_in_an_error_that_nam
     assert group.hold(str(ordered)) == list(range(8))
 
 
+@SOAK
 def test_a_rank_that_died_is_replaced_and_the_relays_reach_the_new_one(
     group: px.WorkerGroup, ordered: Path
 ) -> None:
@@ -230,6 +232,7 @@ def test_a_rank_that_died_is_replaced_and_the_relays_reach_the_new_one(
     assert within(5.0, lambda: not any(map(is_there, before)))
 
 
+@SOAK
 def test_close_while_a_call_is_under_way_leaves_neither_ranks_nor_relays(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +251,7 @@ def test_close_while_a_call_is_under_way_leaves_neither_ranks_nor_relays(
     assert within(5.0, lambda: not any(map(is_there, pids)))
 
 
+@SOAK
 def test_a_restart_ends_the_relays_and_starts_new_ones(group: px.WorkerGroup, ordered: Path) -> None:
     before = {pid for _, pid in relays(group)}
     future: Any = group.hold.submit(str(ordered))
