@@ -46,7 +46,7 @@ def test_a_node_that_is_told_to_end_is_a_preemption_and_no_failure(found: dict[s
 
     assert found["ended"] not in third
     assert second[:2] == third[:2]
-    assert len(found["errors"]) == 1
+    assert len(found["errors"]) <= 1  # none where the loss was known before the next call
     assert any("told to end" in reason for reason in found["reasons"])
 
 
