@@ -68,7 +68,11 @@ def rejoin(host: Host, told: Rejoin) -> None:
 def _leave_world() -> _World | None:
     """Forget the process groups; what the default one was made with, None if there was none."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    if dist is None or not dist.is_available():
+        return None
+    if not dist.is_initialized():
+        # An attempt that failed has used up the first name of a group, which new ranks meet under.
+        dist.distributed_c10d._world.group_count = 0
         return None
     world = _World(dist.get_backend(), _timeout(dist))
     if (channel := control()) is not None:

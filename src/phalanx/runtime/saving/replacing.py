@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from phalanx.errors import DeclarationError, GroupBroken, PlacementError
+from phalanx.errors import DeclarationError, GroupBroken, PlacementError, WorkerDiedError
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.settling import settle
+from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
 
 __all__ = ["heal", "replace_ranks"]
@@ -56,8 +57,20 @@ def replace_ranks(core: GroupCore, ranks: Sequence[int], state: str) -> tuple[in
 
 
 def lost_ranks(core: GroupCore) -> Sequence[int]:
-    """The ranks that are gone: all, where a start has left none."""
-    return core.epoch.dead(core.transport) if core.endpoints else range(core.world_size)
+    """The ranks that are gone: all, where a start has left none.
+
+    Those too that the failure has named as dead: of a node that is lost, not every process is known to be gone at once.
+    """
+    if not core.endpoints:
+        return range(core.world_size)
+    cause = core.lifecycle.cause if core.lifecycle.state is State.BROKEN else None
+    named = (
+        [one.rank for one in cause.failures if one.kind == "died"]
+        if isinstance(cause, WorkerDiedError)
+        else []
+    )
+    there = range(core.world_size)
+    return sorted({*core.epoch.dead(core.transport), *(rank for rank in named if rank in there)})
 
 
 def heal(core: GroupCore, restart: Callable[[], None]) -> None:
