@@ -131,26 +131,41 @@ def test_after_some_results_came(group: px.WorkerGroup, ordered: Path, place: in
     assert group.state == "broken"
 
 
-@each_place()
-def test_while_a_result_is_handed_on(
-    group: px.WorkerGroup, ordered: Path, place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[px.WorkerGroup]:
+    """A group that takes what the first one gives."""
     monkeypatch.setenv("PHALANX_RELAY_FROM", "0")
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        other = px.WorkerGroup(pool, Held)
-        handed = group.hold_large.submit(str(ordered))
-        total = other.total.submit(handed)
-        assert began(ordered, range(8))
+        yield px.WorkerGroup(pool, Held)
 
-        lost_with(end(group, place), handed)
 
-        with (
-            taking_less_than(10.0),
-            pytest.raises(px.PhalanxError, match="lost with the process that held it"),
-        ):
-            total.result(timeout=30)
-        assert (group.state, other.state) == ("broken", "ready")
-        assert other.noted() == [[], []]
+@SOAK
+def test_while_a_result_is_handed_on(group: px.WorkerGroup, other: px.WorkerGroup, ordered: Path) -> None:
+    handed = group.hold_large.submit(str(ordered))
+    total = other.total.submit(handed)
+    assert began(ordered, range(8))
+
+    lost_with(end(group, LEAF), handed)
+
+    with taking_less_than(10.0), pytest.raises(px.PhalanxError, match="lost with the process that held it"):
+        total.result(timeout=30)
+    assert (group.state, other.state) == ("broken", "ready")
+    assert other.noted() == [[], []]
+
+
+@SOAK
+def test_a_result_that_is_handed_on_does_not_need_the_head_any_more(
+    group: px.WorkerGroup, other: px.WorkerGroup, ordered: Path
+) -> None:
+    handed = group.hold_large.submit(str(ordered))
+    total = other.total.submit(handed)
+    assert began(ordered, range(8))
+
+    end(group, HEAD)
+    (ordered / "go").touch()
+
+    assert [int(output[0]) for output in handed.result(timeout=30)] == list(range(8))
+    assert total.result(timeout=30) == [100_000.0 * sum(range(8))] * 2
 
 
 @SOAK
