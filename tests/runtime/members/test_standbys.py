@@ -217,10 +217,10 @@ class Late(px.Worker):
     """Imports in its constructor, and knows whether that was to be done."""
 
     def __init__(self) -> None:
-        self.had = "colorsys" in sys.modules
-        import colorsys
+        self.had = "tabnanny" in sys.modules
+        import tabnanny
 
-        self.colors = colorsys
+        self.late = tabnanny
 
     @px.register
     def tell(self) -> tuple[bool, str]:
