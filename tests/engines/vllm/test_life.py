@@ -158,6 +158,7 @@ def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, s
     assert not [name for name in outputs if "Exception ignored" in name.read_text()]
 
 
+@pytest.mark.soak
 def test_two_tensor_parallel_engines_of_a_group(cluster: None, models: dict[str, str]) -> None:
     """They split prompts, say which of them cannot load, and come back by a restart."""
     before = shared_memory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from phalanx.errors import DeclarationError, GroupBroken, PlacementError, WorkerDiedError
+from phalanx.errors import CallError, DeclarationError, GroupBroken, PlacementError
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.life.lifecycle import State
@@ -64,13 +64,12 @@ def lost_ranks(core: GroupCore) -> Sequence[int]:
     if not core.endpoints:
         return range(core.world_size)
     cause = core.lifecycle.cause if core.lifecycle.state is State.BROKEN else None
-    named = (
-        [one.rank for one in cause.failures if one.kind == "died"]
-        if isinstance(cause, WorkerDiedError)
-        else []
-    )
-    there = range(core.world_size)
-    return sorted({*core.epoch.dead(core.transport), *(rank for rank in named if rank in there)})
+    died = [one for one in cause.failures if one.kind == "died"] if isinstance(cause, CallError) else []
+    nodes = core.epoch.nodes[: core.world_size]
+    named = {one.rank for one in died}
+    lost_nodes = {nodes[one.rank] for one in died if one.exit == "node lost" and one.rank < len(nodes)}
+    with_them = (rank for rank, node in enumerate(nodes) if rank in named or node in lost_nodes)
+    return sorted({*core.epoch.dead(core.transport), *with_them})
 
 
 def heal(core: GroupCore, restart: Callable[[], None]) -> None:
