@@ -41,7 +41,7 @@ test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" choose
 	$(BIN)/python -m pytest -m "not slow and $(ELSEWHERE)" $(ARGS)
 
 test-slow: $(STAMP) ## injected faults, many groups, whole examples
-	$(BIN)/python -m pytest -m "slow and $(ELSEWHERE)" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and $(ELSEWHERE)" --ignore tests/docs/test_site.py $(ARGS)
 
 test-verl: $(STAMP) ## verl's own trainers, on Phalanx and on verl's controller (makes an environment of verl, 2 GB)
 	$(BIN)/python -m bench.environment verl

@@ -78,7 +78,11 @@ def start() -> Iterator[Callable[[str], Driver]]:
         driver.process.communicate()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)],
+    ids=lambda s: s.name,
+)
 def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
     signum: signal.Signals, start: Callable[[str], Driver]
 ) -> None:
@@ -94,7 +98,14 @@ def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
     driver.process.wait(10.0)
 
 
-@pytest.mark.parametrize(("ending", "code"), [("exception", 1), ("exit", 3), ("return", 0)])
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("exception", 1),
+        pytest.param("exit", 3, marks=pytest.mark.soak),
+        pytest.param("return", 0, marks=pytest.mark.soak),
+    ],
+)
 def test_nothing_is_left_after_the_driver_leaves_the_with_block(
     ending: str, code: int, start: Callable[[str], Driver]
 ) -> None:

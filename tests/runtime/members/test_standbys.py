@@ -15,7 +15,7 @@ from phalanx.runtime.groups.standbys import Berth, Standbys
 from phalanx.testing import faults
 from phalanx.transport.values import Endpoint
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 class Counter(px.Worker):
@@ -80,6 +80,7 @@ def lose(group: px.WorkerGroup, rank: int) -> None:
         group.add(1)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_lost_rank_becomes_the_process_that_stood_by(two: px.ResourcePool) -> None:
     group = made(two)
     group.add(3)
@@ -132,6 +133,7 @@ def kill_standby(group: px.WorkerGroup) -> Endpoint:
     return before
 
 
+@pytest.mark.slow_on_cluster
 def test_one_that_dies_is_made_anew_and_then_no_more_are_and_that_is_said(two: px.ResourcePool) -> None:
     group = made(two)
     for lost in (1, 2, 3):
@@ -167,6 +169,7 @@ def test_explain_says_where_they_are_and_the_pool_has_their_shares(two: px.Resou
     assert group.core.life.standbys == "2 of 2 standbys ready"
 
 
+@pytest.mark.slow_on_cluster
 def test_they_end_with_the_group_and_their_shares_are_free(two: px.ResourcePool) -> None:
     group = made(two, standbys=2)
     endpoints = [berth.endpoint for berth in berths_of(group)]

@@ -76,7 +76,12 @@ class Sharded(DeviceMeshWorker):
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [(("fsdp", 4), ("fsdp", 2)), (("tp", 2), ("tp", 4)), (("fsdp", 2), ("tp", 2))]
+    ("source", "target"),
+    [
+        (("fsdp", 2), ("tp", 2)),
+        pytest.param(("fsdp", 4), ("fsdp", 2), marks=pytest.mark.soak),
+        pytest.param(("tp", 2), ("tp", 4), marks=pytest.mark.soak),
+    ],
 )
 def test_model_and_moments_are_loaded_into_another_layout(
     ray_cluster: None, tmp_path: Path, source: tuple[str, int], target: tuple[str, int]
