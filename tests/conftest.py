@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Generator, Iterator
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -22,6 +23,11 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On Ray, tests are slow or soak that say so; else as their module says (``SLOW_ON_RAY``, ``SOAK_ON_RAY``)."""
+    for module in {getattr(item, "module", None) for item in items}:
+        if getattr(
+            module, "BY_VALUE", False
+        ):  # its workers need nothing of what it imports: torch takes a second
+            cloudpickle.register_pickle_by_value(module)
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "relayed" in (parameters.get("backend"), parameters.get("way")):

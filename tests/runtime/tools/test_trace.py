@@ -25,6 +25,8 @@ from phalanx.tracing.events import Call, Part, Trace
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
+BY_VALUE = True
+
 
 class Traced(px.Worker):
     def __init__(self) -> None:
