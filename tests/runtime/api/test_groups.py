@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import phalanx as px
 
+BY_VALUE = True
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 
 
@@ -104,6 +105,8 @@ class Plain(px.Worker):
 
     @px.register
     def join_collective(self) -> None:
+        import torch.distributed as dist
+
         dist.init_process_group("gloo")
 
     @px.register
