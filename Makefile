@@ -51,7 +51,7 @@ test-vllm: $(STAMP) ## vLLM as a role, on CPUs (makes an environment of vLLM, 4 
 	$(BIN)/python -m bench.environment vllm
 	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and not soak" $(ARGS) tests/engines/vllm
 
-soak: $(STAMP) ## what takes long and is in no other rule: many restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
+soak: $(STAMP) ## what is in no other rule: many seeds and restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
 	$(BIN)/python -m bench.environment verl
 	$(BIN)/python -m bench.environment vllm
 	$(BIN)/python -m pytest -m "soak and not vllm" -rP $(ARGS)

@@ -78,11 +78,7 @@ def start() -> Iterator[Callable[[str], Driver]]:
         driver.process.communicate()
 
 
-@pytest.mark.parametrize(
-    "signum",
-    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)],
-    ids=lambda s: s.name,
-)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
 def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
     signum: signal.Signals, start: Callable[[str], Driver]
 ) -> None:
