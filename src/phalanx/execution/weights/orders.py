@@ -130,7 +130,7 @@ class SyncOrder:
 
     ``step`` is the source's count of optimizer steps that the caller asks for; what changed is told ``since`` then.
     ``known`` is the version that all targets have got whole over these ends, and have still as far as the driver knows;
-    None: everything is to be sent.
+    None: everything is to be sent. With ``probe``, a target that generates tells log-probabilities of its prompts.
     """
 
     key: str
@@ -140,6 +140,7 @@ class SyncOrder:
     step: int | None = None
     since: Since = _NOTHING
     known: int | None = None
+    probe: bool = False
 
 
 class Sent(NamedTuple):
@@ -173,9 +174,12 @@ class Committed(NamedTuple):
 class TookPart(NamedTuple):
     """A rank's part in a sync, as source and as target; None where it is not that.
 
-    Of a stage a source tells what came to each target that it sent to, by the target's index.
+    Of a stage a source tells what came to each target that it sent to, by the target's index. ``probed`` is what a
+    target computes with what arrived, where that was asked for: told by the very call that received it, since calls of
+    asynchronous ranks have no order.
     """
 
     sent: Sent | None
     arrived: Arrived | None
     staged: Mapping[int, Arrived] = {}
+    probed: Probed | None = None

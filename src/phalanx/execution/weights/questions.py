@@ -76,16 +76,10 @@ def describe(host: Host, asked: Asked) -> Description:
 
 
 def probe(host: Host, asked: Asked, prompts: Sequence[Sequence[int]]) -> Probed:
-    """Log-probabilities of prompts, by the source's forward or by the engine that got its weights."""
-    from phalanx.execution.weights.probing import (  # torch: where there are weights
-        probe_source,
-        probe_target,
-    )
+    """Log-probabilities of prompts by the source's forward."""
+    from phalanx.execution.weights.probing import probe_source  # torch: where there are weights
 
-    key = (asked.role, asked.name)
-    if asked.side == "source":
-        return probe_source(host.weights, key, prompts)
-    return probe_target(host.weights, key)
+    return probe_source(host.weights, (asked.role, asked.name), prompts)
 
 
 def _place(host: Host) -> Place:
@@ -137,8 +131,8 @@ def leave(host: Host, *keys: str) -> None:
                 made.close()
 
 
-def store(host: Host, sync: SyncOrder) -> OnShelf:
-    """Put into the object store what this source sends through it."""
+def store(host: Host, sync: SyncOrder, *before: object) -> OnShelf:
+    """Put into the object store what this source sends through it; ``before`` as of :func:`take_part`."""
     source = host.weights.ends.get(("source", sync.key))
     if source is None:
         raise _no_ends(sync)
@@ -149,10 +143,17 @@ def store(host: Host, sync: SyncOrder) -> OnShelf:
         raise
 
 
-def take_part(host: Host, sync: SyncOrder, sides: Sequence[Side], stored: Sequence[OnShelf] = ()) -> TookPart:
+def take_part(
+    host: Host,
+    sync: SyncOrder,
+    sides: Sequence[Side],
+    stored: Sequence[OnShelf] = (),
+    *before: object,
+) -> TookPart:
     """Send and receive a version, as far as this rank is source and target of it, and is asked as such.
 
-    ``stored`` is what each source has put into the object store. After an error this rank's ends are gone.
+    ``stored`` is what each source has put into the object store, ``before`` what earlier calls gave that this one had
+    to wait for. After an error this rank's ends are gone.
     """
     ends = host.weights.ends
     source, target = (ends.get((side, sync.key)) if side in sides else None for side in ("source", "target"))
@@ -163,7 +164,7 @@ def take_part(host: Host, sync: SyncOrder, sides: Sequence[Side], stored: Sequen
         if source is not None:
             return TookPart(source.send(sync), None)
         if target is not None:
-            return TookPart(None, target.receive(sync, given))
+            return TookPart(None, target.receive(sync, given), probed=target.probed(sync))
         raise _no_ends(sync)
     except BaseException:
         leave(host, sync.key)
@@ -207,7 +208,7 @@ def _both(source: Any, target: Any, sync: SyncOrder, given: dict[int, OnShelf]) 
         if isinstance(error, WeightsLost) and sending.failed_first:
             sending.result()
         raise
-    return TookPart(sending.result(), arrived)
+    return TookPart(sending.result(), arrived, probed=target.probed(sync))
 
 
 class _Beside:

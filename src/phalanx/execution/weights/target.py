@@ -23,7 +23,8 @@ from phalanx.execution.weights.ends import (
     refreshed,
     target_legs,
 )
-from phalanx.execution.weights.orders import Arrived, JoinOrder, SyncOrder
+from phalanx.execution.weights.orders import Arrived, JoinOrder, Probed, SyncOrder
+from phalanx.execution.weights.probing import probe_target
 from phalanx.execution.weights.shelf import OnShelf, RankShelf
 from phalanx.movers.contract import Write
 from phalanx.movers.local import share
@@ -93,6 +94,10 @@ class TargetRank:
             for deltas in self._deltas:
                 deltas.end(sync.number)
         return Arrived(nbytes, time.perf_counter() - began, by_source)
+
+    def probed(self, sync: SyncOrder) -> Probed | None:
+        """What the role computes with the version that it has received, where that is asked for."""
+        return probe_target(self._book, self._key) if sync.probe else None
 
     def _begin(self, sync: SyncOrder) -> None:
         """From now on the role's weights may be of no one version."""
