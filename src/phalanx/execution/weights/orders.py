@@ -16,6 +16,9 @@ Side = Literal["source", "target"]
 DELTA_MOVERS = ("segments", "store")
 """Those that bring only what changed, where that is asked for; the others bring everything."""
 
+IN_PLACE = "in place"
+"""In place of segments, where the targets load: their sources write straight into what they load from."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -34,7 +37,8 @@ class Description:
         manifest: of its tensors; None for a target that takes all that the source has, whole.
         place: where the rank is.
         number: the newest version that it knows of; 0 if there was none.
-        share: it wants the source's storage. load: it hands the tensors to a function.
+        share: it wants the source's storage. load: it hands the tensors to a function. placed: out of a
+            segment of its own.
         store: address of its group's rendezvous store, as "host:port/epoch".
         takeover: what a commit of a staged version would do there.
         prompts: of a target that generates: by which it is compared with its source. mute: why a source could not be
@@ -50,6 +54,7 @@ class Description:
     takeover: tuple[Takeover, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()
     mute: str = ""
+    placed: bool = False
 
 
 class Probed(NamedTuple):

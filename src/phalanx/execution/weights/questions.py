@@ -46,7 +46,7 @@ def state(host: Host, asked: Asked) -> Weights:
 
 def describe(host: Host, asked: Asked) -> Description:
     """What this rank has of the weights."""
-    from phalanx.execution.weights.ends import read  # torch: where there are weights
+    from phalanx.execution.weights.ends import is_placed, read  # torch: where there are weights
     from phalanx.execution.weights.probing import why_no_forward  # torch: where there are weights
     from phalanx.execution.weights.takeover import takeover  # torch: where there are weights
 
@@ -60,8 +60,10 @@ def describe(host: Host, asked: Asked) -> Description:
         )
     accepted = book.accepted(key)
     prompts = accepted.probing.prompts if accepted.probing is not None else ()
+    placed = is_placed(accepted)
     if accepted.model is None:
-        return Description(None, place, number, accepted.share, load=True, store=store, prompts=prompts)
+        share = accepted.share
+        return Description(None, place, number, share, load=True, store=store, prompts=prompts, placed=placed)
     reading = read(accepted)
     return Description(
         reading.manifest,
@@ -72,6 +74,7 @@ def describe(host: Host, asked: Asked) -> Description:
         store,
         takeover(accepted, reading),
         prompts,
+        placed=placed,
     )
 
 
