@@ -122,7 +122,7 @@ class SimulatedRelays:
 
     def _started(self, node: Node) -> RelayProcess:
         asked = self._driver.spend(self._constants.create_s)
-        there = node.compute(asked + self._constants.latency_s, self._constants.process_s)
+        there = node.process(asked + self._constants.latency_s, self._constants.process_s)
         return RelayProcess(self._driver.world, node, there)
 
     def _subtree(self, index: int) -> list[int]:
