@@ -129,4 +129,4 @@ def door_with(
     transport: Transport, relaying: LocalRelaying, lost: Callable[[], None] = lambda: None
 ) -> RelayedDoor:
     """The same, to relays that are looked at."""
-    return RelayedDoor(transport, relaying, lambda: True, lost, ordered=True, fan_out=2, heads=2)
+    return RelayedDoor("local", transport, relaying, lambda: True, lost, ordered=True, fan_out=2, heads=2)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from ray._private import worker as ray_worker
 
 import phalanx as px
@@ -32,6 +34,10 @@ class Counter(px.Worker):
     @px.register
     def noted(self) -> list[int]:
         return self.seen
+
+    @px.register
+    def tick(self) -> None:
+        self.seen.append(-1)
 
     @px.register
     def nothing(self) -> None: ...
@@ -129,6 +135,64 @@ def test_calls_reach_each_rank_in_order_whatever_way_they_take(group: px.WorkerG
     px.gather(*futures)
 
     assert group.noted() == expected
+
+
+def test_calls_of_every_kind_reach_each_rank_in_the_order_in_which_one_thread_made_them(
+    group: px.WorkerGroup,
+) -> None:
+    group.restart()
+    choice, expected, futures = random.Random(11), [[] for _ in range(8)], []
+    back = pickle.loads(pickle.dumps(group))  # a view that travelled, and came back
+    one = pickle.loads(pickle.dumps(group[6]))
+    kinds: list[tuple[Callable[[int, int], Any], Callable[[int], Iterable[int]], bool]] = [
+        (lambda n, r: group.note.submit(n), lambda r: range(8), False),
+        (lambda n, r: group.tick.submit(), lambda r: range(8), True),
+        (lambda n, r: group[r].note.submit(n), lambda r: [r], False),
+        (lambda n, r: group.rank(r).tick.submit(), lambda r: [r], True),
+        (lambda n, r: group.execute_rank_zero_async("note", n), lambda r: [0], False),
+        (lambda n, r: group.execute_all_async("note", n), lambda r: range(8), False),
+        (lambda n, r: back.note.submit(n), lambda r: range(8), False),
+        (lambda n, r: back[r:].tick.submit(), lambda r: range(r, 8), True),
+        (lambda n, r: one.note.submit(n), lambda r: [6], False),
+    ]
+    for number in range(80):
+        rank = choice.randrange(8)
+        call, ranks, ticks = choice.choice(kinds)
+        futures.append(call(number, rank))
+        for each in ranks(rank):
+            expected[each].append(-1 if ticks else number)
+
+    px.gather(*futures)
+
+    assert group.noted() == expected
+
+
+def test_a_call_by_rays_own_handle_follows_one_that_has_returned_and_goes_before_one_that_is_made_after(
+    group: px.WorkerGroup,
+) -> None:
+    group.restart()
+    handles = [endpoint.handle for endpoint in group.core.endpoints]
+
+    for number in range(0, 40, 2):
+        group.note(number)
+        ray.get([handle.note.remote(number + 1) for handle in handles])
+
+    assert group.noted() == [list(range(40))] * 8
+
+
+def test_a_stream_behind_a_call_through_relays_is_not_sent_before_that_ends(
+    group: px.WorkerGroup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = group[2:4].wait_for.submit(str(tmp_path / "go"))
+
+    with pytest.raises(px.CallTimeout, match=r"nothing was sent.*wait_for"):
+        group.items.options(timeout=1.0, stall_report_after=0.2).submit(2)
+
+    assert "not sent yet" in caplog.text
+    (tmp_path / "go").touch()
+    assert held.result() == [2, 3]
+    assert list(group[2].items.stream(2)) == [0, 1]
+    assert group.nothing() == [None] * 8
 
 
 def test_an_error_names_its_rank_and_the_group_stays_ready(group: px.WorkerGroup) -> None:

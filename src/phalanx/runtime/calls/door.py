@@ -21,7 +21,8 @@ class Outgoing:
     """One call on its way out: its messages by rank, made when they are asked for. Equal ones are the same object.
 
     ``returns`` is how many objects each rank gives back; ``streaming`` says of which ranks items are wanted one by one.
-    ``reached`` counts the ranks that have been sent theirs, ``nbytes`` the bytes of these messages.
+    ``reached`` counts the ranks that have been sent theirs, ``nbytes`` the bytes of these messages. ``deadline`` is the
+    call's, on the backend's clock; ``stall_after`` after how many seconds of waiting that is reported.
     """
 
     role: str
@@ -32,6 +33,8 @@ class Outgoing:
     reached: int = 0
     nbytes: int = 0
     streaming: Streaming | None = None
+    deadline: float | None = None
+    stall_after: float | None = None
 
 
 class Arrivals(Protocol):

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from phalanx.errors import CallTimeout
 from phalanx.runtime.calls.door import Arrivals, DirectDoor, Outgoing
+from phalanx.runtime.calls.finding import HELD_UP_AFTER_S
 from phalanx.runtime.calls.relayed import RelayedArrivals, Sent
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.topology.relays import plan_relays
 from phalanx.transport.base import Transport
 from phalanx.transport.relaying import Relaying, Relays
 from phalanx.transport.values import Ref
-from phalanx.wire.messages import BARE, Message
+from phalanx.wire.messages import BARE, RUN, Message, is_library_call
 from phalanx.wire.outputs import HALVED
 from phalanx.wire.relayed import Envelope, Gone, Shares, part_of
 
 _MOST_BEHIND = 64
+_log = logging.getLogger("phalanx")
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A call that may be under way when the next one is sent."""
+
+    method: str
+    arrivals: Arrivals
+
+    def left(self, timeout: float | None) -> bool:
+        """Whether ranks are still at it once so many seconds are over."""
+        everyone = range(len(self.arrivals))
+        return bool(self.arrivals.wait(everyone, len(everyone), timeout)[1])
 
 
 class RelayedDoor:
@@ -27,13 +45,15 @@ class RelayedDoor:
     Ranks run the calls of one sender in order, and relays are other senders than this process. So a call that goes
     another way than those before it is sent once these have ended; what goes directly goes on doing so until then.
     Nobody waits for that in groups of asynchronous ranks, which keep no order, nor in one that takes no calls any more.
+    Whoever waits long is told for what, and has waited in vain at the deadline of the call.
 
-    ``lost`` is called once a relay has ended: it brings all calls to their ends that somebody may ask for, and raises
-    where one of them was lost. Else the relays are started anew.
+    ``name`` is the group's. ``lost`` is called once a relay has ended: it brings all calls to their ends that somebody
+    may ask for, and raises where one of them was lost. Else the relays are started anew.
     """
 
     def __init__(
         self,
+        name: str,
         transport: Transport,
         relaying: Relaying,
         takes_calls: Callable[[], bool],
@@ -43,6 +63,7 @@ class RelayedDoor:
         fan_out: int,
         heads: int,
     ) -> None:
+        self._name = name
         self._transport = transport
         self._relaying = relaying
         self._takes_calls = takes_calls
@@ -56,7 +77,7 @@ class RelayedDoor:
         self._epoch: Epoch | None = None
         self._shares = Shares(())
         self._order: tuple[int, ...] = ()
-        self._behind: list[Arrivals] = []  # calls that may be under way, by the way that was taken last
+        self._behind: list[Behind] = []  # calls that may be under way, by the way that was taken last
         self._way: Relays | None = None
         self._over: deque[tuple[Relays, int, Sequence[int]]] = deque()
 
@@ -82,7 +103,7 @@ class RelayedDoor:
             arrivals = self._through(relays, epoch, call)
         if len(call.ranks) == len(epoch.endpoints):
             self._behind.clear()  # a rank that has ended this one has ended those before
-        self._behind.append(arrivals)
+        self._behind.append(Behind(call.method, arrivals))
         if len(self._behind) > _MOST_BEHIND:
             self._forget_ended()
         return arrivals
@@ -104,18 +125,48 @@ class RelayedDoor:
             self.prepare(epoch)
             way = self._relays
         if way is not self._way:
-            self._let_end()
+            self._let_end(call)
             self._way = way
         return way
 
-    def _let_end(self) -> None:
-        if self._ordered:
-            for arrivals in self._behind:
-                arrivals.wait(range(len(arrivals)), len(arrivals), None)
+    def _let_end(self, call: Outgoing | None = None) -> None:
+        """Wait for the calls behind which ``call`` is sent; without one, for ever.
+
+        Raises:
+            CallTimeout: its deadline is over before; nothing was sent.
+        """
+        told = call is None
+        while self._ordered and self._behind:
+            first = self._behind[0]
+            if call is not None and not told and first.left(self._patience(call, HELD_UP_AFTER_S)):
+                told = True
+                _log.warning("waiting, not sent yet: %s", self._held_up(call))
+            if first.left(None if call is None else self._patience(call)) and call is not None:
+                text = f"its timeout is over and nothing was sent: {self._held_up(call)}"
+                raise CallTimeout(text, group=self._name, method=call.method)
+            del self._behind[0]
         self._behind.clear()
 
+    def _patience(self, call: Outgoing, most: float | None = None) -> float | None:
+        """Seconds to wait to the call's deadline; at most so many, or as many as it may stall."""
+        found = [] if call.deadline is None else [max(0.0, call.deadline - self._transport.now())]
+        if most is not None:
+            found += [most] if call.stall_after is None else [most, call.stall_after]
+        return min(found, default=None)
+
+    def _held_up(self, call: Outgoing) -> str:
+        """What is told whoever waits here, or has waited in vain."""
+        left = [one.method for one in self._behind if not one.arrivals.all_ended()]
+        return (
+            f"group {self._name!r}, {_shown(call.method)}: a method that yields goes to each rank directly, once the "
+            "calls before it that went through relays have ended; still under way: "
+            f"{', '.join(dict.fromkeys(map(_shown, left)))}. If these wait for what this thread does next, they wait "
+            "for ever: begin the stream before them, or in a group of its own, or start the group with "
+            "PHALANX_RELAY_FROM=0"
+        )
+
     def _forget_ended(self) -> None:
-        self._behind = [arrivals for arrivals in self._behind if not arrivals.all_ended()]
+        self._behind = [one for one in self._behind if not one.arrivals.all_ended()]
 
     def _replace_lost(self) -> None:
         """See to it that the relays are started anew where one has ended, unless something was lost with it."""
@@ -192,6 +243,12 @@ class RelayedDoor:
         self._behind.clear()
         if relays is not None:
             relays.end()
+
+
+def _shown(method: str) -> str:
+    if is_library_call(method):
+        return "a question of the library's own"
+    return "run" if method == RUN else method
 
 
 def _distinct(messages: Iterable[Message]) -> tuple[list[Message], list[int] | None]:

@@ -29,6 +29,7 @@ def use_relays(core: GroupCore, epoch: Epoch) -> None:
         return  # relays end with this process, which detached ranks outlive
     if not isinstance(core.door, RelayedDoor):
         core.door = RelayedDoor(
+            core.name,
             core.transport,
             transport,
             lambda: core.lifecycle.state in _TAKES,
