@@ -10,6 +10,7 @@ from phalanx.collect.join import whole
 from phalanx.runtime.calls.streams import StreamArrivals, Streaming
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Transport
+from phalanx.transport.relaying import Sender
 from phalanx.transport.values import Outcome, RankStream, Ref, Ticket
 from phalanx.wire.messages import Message
 from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
@@ -21,8 +22,7 @@ class Outgoing:
     """One call on its way out: its messages by rank, made when they are asked for. Equal ones are the same object.
 
     ``returns`` is how many objects each rank gives back; ``streaming`` says of which ranks items are wanted one by one.
-    ``reached`` counts the ranks that have been sent theirs, ``nbytes`` the bytes of these messages. ``deadline`` is the
-    call's, on the backend's clock; ``stall_after`` after how many seconds of waiting that is reported.
+    ``reached`` counts the ranks that have been sent theirs, ``nbytes`` the bytes of these messages.
     """
 
     role: str
@@ -33,8 +33,6 @@ class Outgoing:
     reached: int = 0
     nbytes: int = 0
     streaming: Streaming | None = None
-    deadline: float | None = None
-    stall_after: float | None = None
 
 
 class Arrivals(Protocol):
@@ -152,15 +150,16 @@ class DirectArrivals:
 
 
 class DirectDoor:
-    """Calls each rank by itself."""
+    """Calls each rank by itself; ``sender`` sends, where that is not the transport."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, sender: Sender | None = None) -> None:
         self._transport = transport
+        self._sender: Sender = sender or transport
 
     def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
         if call.streaming is not None:
             return self._streams(epoch, call, call.streaming)
-        submit, endpoints = self._transport.submit, epoch.endpoints
+        submit, endpoints = self._sender.submit, epoch.endpoints
         role, method, returns = call.role, call.method, call.returns
         tickets: list[Ticket] = []
         nbytes = 0
@@ -176,16 +175,16 @@ class DirectDoor:
         """Nothing is kept."""
 
     def _streams(self, epoch: Epoch, call: Outgoing, streaming: Streaming) -> Arrivals:
-        transport, role, method = self._transport, call.role, call.method
+        sender, role, method = self._sender, call.role, call.method
         parts: list[Ticket | RankStream] = []
         try:
             for position, (rank, (data, refs)) in enumerate(zip(call.ranks, call.messages, strict=True)):
                 endpoint = epoch.endpoints[rank]
                 if position in streaming.positions:
-                    parts.append(transport.stream(endpoint, role, method, data, refs, streaming.buffer))
+                    parts.append(sender.stream(endpoint, role, method, data, refs, streaming.buffer))
                 else:
-                    parts.append(transport.submit(endpoint, role, method, data, refs))
+                    parts.append(sender.submit(endpoint, role, method, data, refs))
                 call.nbytes += len(data)
         finally:
             call.reached = len(parts)
-        return StreamArrivals(transport, parts, streaming)
+        return StreamArrivals(self._transport, parts, streaming)

@@ -61,6 +61,11 @@ class RelayedArrivals:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def sent_as(self) -> list[tuple[int, int]]:
+        """By which heads it went, and its serial there."""
+        return [(part.head, self._serial) for part in self._sent]
+
     def __del__(self) -> None:
         self._over(self._serial, [part.head for part in self._sent])
 

@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from phalanx.errors import CallTimeout
 from phalanx.runtime.calls.door import Arrivals, DirectDoor, Outgoing
-from phalanx.runtime.calls.finding import HELD_UP_AFTER_S
 from phalanx.runtime.calls.relayed import RelayedArrivals, Sent
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.topology.relays import plan_relays
 from phalanx.transport.base import Transport
 from phalanx.transport.relaying import Relaying, Relays
 from phalanx.transport.values import Ref
-from phalanx.wire.messages import BARE, RUN, Message, is_library_call
+from phalanx.wire.messages import BARE, Message
 from phalanx.wire.outputs import HALVED
 from phalanx.wire.relayed import Envelope, Gone, Shares, part_of
 
 _MOST_BEHIND = 64
-_log = logging.getLogger("phalanx")
-
-
-@dataclass(frozen=True)
-class Behind:
-    """A call that may be under way when the next one is sent."""
-
-    method: str
-    arrivals: Arrivals
-
-    def left(self, timeout: float | None) -> bool:
-        """Whether ranks are still at it once so many seconds are over."""
-        everyone = range(len(self.arrivals))
-        return bool(self.arrivals.wait(everyone, len(everyone), timeout)[1])
 
 
 class RelayedDoor:
     """Calls the ranks of an epoch through its relays, and directly what cannot go through them: streams.
 
-    Ranks run the calls of one sender in order, and relays are other senders than this process. So a call that goes
-    another way than those before it is sent once these have ended; what goes directly goes on doing so until then.
-    Nobody waits for that in groups of asynchronous ranks, which keep no order, nor in one that takes no calls any more.
-    Whoever waits long is told for what, and has waited in vain at the deadline of the call.
+    Ranks run the calls of one sender in order, and relays are other senders than this process. So what goes directly
+    begins on a rank once the calls before it that went through relays have ended there, and what follows goes directly
+    too until it has ended; nobody waits for that here, where the backend can have it so. Nor is anything held back in
+    groups of asynchronous ranks, which keep no order, and in one that takes no calls any more.
 
-    ``name`` is the group's. ``lost`` is called once a relay has ended: it brings all calls to their ends that somebody
-    may ask for, and raises where one of them was lost. Else the relays are started anew.
+    ``lost`` is called once a relay has ended: it brings all calls to their ends that somebody may ask for, and raises
+    where one of them was lost. Else the relays are started anew.
     """
 
     def __init__(
         self,
-        name: str,
         transport: Transport,
         relaying: Relaying,
         takes_calls: Callable[[], bool],
@@ -63,7 +44,6 @@ class RelayedDoor:
         fan_out: int,
         heads: int,
     ) -> None:
-        self._name = name
         self._transport = transport
         self._relaying = relaying
         self._takes_calls = takes_calls
@@ -77,8 +57,11 @@ class RelayedDoor:
         self._epoch: Epoch | None = None
         self._shares = Shares(())
         self._order: tuple[int, ...] = ()
-        self._behind: list[Behind] = []  # calls that may be under way, by the way that was taken last
+        self._behind: list[Arrivals] = []  # calls that may be under way, by the way that was taken last
         self._way: Relays | None = None
+        #: While calls go directly: those through relays that these wait for, and what sends them so.
+        self._before: list[Arrivals] = []
+        self._later: DirectDoor | None = None
         self._over: deque[tuple[Relays, int, Sequence[int]]] = deque()
 
     def prepare(self, epoch: Epoch) -> None:
@@ -98,81 +81,73 @@ class RelayedDoor:
             return self._direct.submit(epoch, call)  # to ranks that leave, after all their calls
         relays = self._way_of(epoch, call)
         if relays is None:
-            arrivals = self._direct.submit(epoch, call)
+            door = self._later if self._takes_calls() else None
+            arrivals = (door or self._direct).submit(epoch, call)
         else:
             arrivals = self._through(relays, epoch, call)
         if len(call.ranks) == len(epoch.endpoints):
             self._behind.clear()  # a rank that has ended this one has ended those before
-        self._behind.append(Behind(call.method, arrivals))
+        self._behind.append(arrivals)
         if len(self._behind) > _MOST_BEHIND:
             self._forget_ended()
         return arrivals
 
     def _way_of(self, epoch: Epoch, call: Outgoing) -> Relays | None:
-        """The relays to take; None: none. Waits where it is another way than that of calls under way."""
-        if (
-            not self._takes_calls()
-        ):  # the library's own, while the group ends: nobody waits for what may never end
+        """The relays to take; None: none."""
+        if not self._takes_calls():
+            # The library's own, while the group ends: nothing waits for what may never end.
             way = self._way if epoch is self._epoch else None
             return way if way is not None and way.gone() is None else None
         if self._way is None and self._behind and self._ordered:
             self._forget_ended()
             if self._behind:
                 return None
+        self._replace_lost()
         way = None
         if call.streaming is None:
-            self._replace_lost()
             self.prepare(epoch)
             way = self._relays
-        if way is not self._way:
-            self._let_end(call)
-            self._way = way
+        if way is None:
+            self._go_directly()
+        elif way is not self._way:
+            self._behind, self._before, self._later = self._before, [], None
+        self._way = way
         return way
 
-    def _let_end(self, call: Outgoing | None = None) -> None:
-        """Wait for the calls behind which ``call`` is sent; without one, for ever.
+    def _go_directly(self) -> None:
+        """See to it that what is sent now begins after what went through relays, and is still under way."""
+        relays = self._way
+        self._forget_ended()
+        if relays is None or not self._behind or not self._ordered:
+            return
+        sent = [part for one in self._behind if isinstance(one, RelayedArrivals) for part in one.sent_as]
+        later = relays.after(sent)
+        if later is None:
+            self._let_end()
+            return
+        self._before, self._behind = self._behind, []
+        self._later = DirectDoor(self._transport, later)
 
-        Raises:
-            CallTimeout: its deadline is over before; nothing was sent.
-        """
-        told = call is None
-        while self._ordered and self._behind:
-            first = self._behind[0]
-            if call is not None and not told and first.left(self._patience(call, HELD_UP_AFTER_S)):
-                told = True
-                _log.warning("waiting, not sent yet: %s", self._held_up(call))
-            if first.left(None if call is None else self._patience(call)) and call is not None:
-                text = f"its timeout is over and nothing was sent: {self._held_up(call)}"
-                raise CallTimeout(text, group=self._name, method=call.method)
-            del self._behind[0]
-        self._behind.clear()
+    def _let_end(self) -> None:
+        if self._ordered:
+            for arrivals in (*self._before, *self._behind):
+                arrivals.wait(range(len(arrivals)), len(arrivals), None)
+        self._let_go()
 
-    def _patience(self, call: Outgoing, most: float | None = None) -> float | None:
-        """Seconds to wait to the call's deadline; at most so many, or as many as it may stall."""
-        found = [] if call.deadline is None else [max(0.0, call.deadline - self._transport.now())]
-        if most is not None:
-            found += [most] if call.stall_after is None else [most, call.stall_after]
-        return min(found, default=None)
-
-    def _held_up(self, call: Outgoing) -> str:
-        """What is told whoever waits here, or has waited in vain."""
-        left = [one.method for one in self._behind if not one.arrivals.all_ended()]
-        return (
-            f"group {self._name!r}, {_shown(call.method)}: a method that yields goes to each rank directly, once the "
-            "calls before it that went through relays have ended; still under way: "
-            f"{', '.join(dict.fromkeys(map(_shown, left)))}. If these wait for what this thread does next, they wait "
-            "for ever: begin the stream before them, or in a group of its own, or start the group with "
-            "PHALANX_RELAY_FROM=0"
-        )
+    def _let_go(self) -> None:
+        self._behind, self._before, self._later = [], [], None
 
     def _forget_ended(self) -> None:
-        self._behind = [one for one in self._behind if not one.arrivals.all_ended()]
+        self._behind = [arrivals for arrivals in self._behind if not arrivals.all_ended()]
+        self._before = [arrivals for arrivals in self._before if not arrivals.all_ended()]
+        if not self._before:
+            self._later = None
 
     def _replace_lost(self) -> None:
         """See to it that the relays are started anew where one has ended, unless something was lost with it."""
         if self._relays is not None and self._relays.gone() is not None:
             self._on_lost()
-            self._behind.clear()
+            self._let_go()
             self._epoch = None
 
     def _through(self, relays: Relays, epoch: Epoch, call: Outgoing) -> RelayedArrivals:
@@ -240,15 +215,9 @@ class RelayedDoor:
     def end(self) -> None:
         """End the relays, whatever is under way through them. Idempotent."""
         relays, self._relays, self._epoch, self._way = self._relays, None, None, None
-        self._behind.clear()
+        self._let_go()
         if relays is not None:
             relays.end()
-
-
-def _shown(method: str) -> str:
-    if is_library_call(method):
-        return "a question of the library's own"
-    return "run" if method == RUN else method
 
 
 def _distinct(messages: Iterable[Message]) -> tuple[list[Message], list[int] | None]:

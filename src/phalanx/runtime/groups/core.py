@@ -324,16 +324,7 @@ class GroupCore:
         streaming: Streaming | None = None,
     ) -> None:
         ranks = call.plan.ranks
-        outgoing = Outgoing(
-            call.role,
-            method,
-            ranks,
-            composed,
-            returns,
-            streaming=streaming,
-            deadline=call.deadline,
-            stall_after=call.stall_after,
-        )
+        outgoing = Outgoing(call.role, method, ranks, composed, returns, streaming=streaming)
         try:
             with self.order:  # calls reach all ranks in one order, whichever threads make them
                 if self.life.epoch is not call.epoch and not self.life.epoch.takes(ranks, call.epoch):

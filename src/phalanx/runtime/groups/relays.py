@@ -29,7 +29,6 @@ def use_relays(core: GroupCore, epoch: Epoch) -> None:
         return  # relays end with this process, which detached ranks outlive
     if not isinstance(core.door, RelayedDoor):
         core.door = RelayedDoor(
-            core.name,
             core.transport,
             transport,
             lambda: core.lifecycle.state in _TAKES,

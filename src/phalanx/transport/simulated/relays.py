@@ -282,6 +282,9 @@ class SimulatedRelays:
             return [Part(None, True, gone)] * count
         return [Part(ticket, ticket.value.at <= now) for ticket in self._kept[head, serial]]
 
+    def after(self, calls: Sequence[tuple[int, int]]) -> None:
+        """Whoever calls directly waits: time passes by that."""
+
     def gone(self, head: int | None = None) -> Gone | None:
         indices = range(len(self._processes)) if head is None else self._under[self.tree.head_indices[head]]
         for index in indices:
