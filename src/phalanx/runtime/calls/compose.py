@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -207,6 +208,9 @@ def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterato
     refs: tuple[Ref, ...] = ()
     if plan.ranks and (plan.args or plan.kwargs):
         body, refs = encode_body(outlet, plan.arguments_of(0), admit=outlet.room.admit)
+    if len(plan.gather.take) == len(plan.ranks):
+        yield from itertools.repeat(Message(header.packed_with(body, True), refs), len(plan.ranks))
+        return
     packed: dict[bool, Message] = {}  # by whether the rank's output is kept
     for position in range(len(plan.ranks)):
         keep = plan.keeps(position)
