@@ -83,26 +83,26 @@ def test_a_device_that_is_not_on_its_node_is_refused():
         env_of(accelerator=GPU, own_ids=["9"], node_ids=["4"], visible="node")
 
 
-@pytest.mark.parametrize(("cpus", "ranks", "threads"), [(16, 4, "4"), (2, 8, "1"), (9, 2, "4"), (4, 1, "4")])
-def test_threads_are_the_nodes_cores_shared_by_its_ranks(cpus, ranks, threads):
-    assert env_of(cpus_of_node=cpus, ranks_on_node=ranks)["OMP_NUM_THREADS"] == threads
+@pytest.mark.parametrize(("cpus", "slots", "threads"), [(16, 4, "4"), (2, 8, "1"), (9, 2, "4"), (4, 1, "4")])
+def test_threads_are_the_nodes_cores_shared_by_the_slots_there(cpus, slots, threads):
+    assert env_of(cpus_of_node=cpus, slots_on_node=slots)["OMP_NUM_THREADS"] == threads
 
 
 def test_threads_set_for_the_group_win():
-    env = env_of(cpus_of_node=16, ranks_on_node=4, group_env={"OMP_NUM_THREADS": "3"})
+    env = env_of(cpus_of_node=16, slots_on_node=4, group_env={"OMP_NUM_THREADS": "3"})
 
     assert env["OMP_NUM_THREADS"] == "3"
 
 
 def test_threads_that_the_process_was_started_with_win_over_a_share_and_not_over_the_groups():
-    given = {"cpus_of_node": 16, "ranks_on_node": 4, "threads": "1"}
+    given = {"cpus_of_node": 16, "slots_on_node": 4, "threads": "1"}
 
     assert env_of(**given)["OMP_NUM_THREADS"] == "1"
     assert env_of(**given, group_env={"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
 def test_threads_of_the_drivers_node_do_not():
-    env = env_of(cpus_of_node=16, ranks_on_node=4, inherited={"OMP_NUM_THREADS": "64"})
+    env = env_of(cpus_of_node=16, slots_on_node=4, inherited={"OMP_NUM_THREADS": "64"})
 
     assert env["OMP_NUM_THREADS"] == "4"
 

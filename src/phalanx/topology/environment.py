@@ -34,7 +34,7 @@ def rank_environment(
     node_ids: Sequence[str] = (),
     accelerator: Accelerator | None = None,
     cpus_of_node: int | None = None,
-    ranks_on_node: int = 1,
+    slots_on_node: int = 1,
     threads: str | None = None,
     group_env: Mapping[str, str] | None = None,
     inherited: Mapping[str, str] | None = None,
@@ -50,7 +50,7 @@ def rank_environment(
     of the group's devices on its node, in one order for all ranks). Without devices it is ``local_rank``.
     An ``accelerator`` with no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone.
     ``OMP_NUM_THREADS`` is ``threads``, which is what the process was started with, where somebody set it; else
-    ``cpus_of_node`` shared by the ranks there, at least 1. Ray alone would make it 1.
+    ``cpus_of_node`` shared by the pool's slots there, at least 1. Ray alone would make it 1.
 
     Raises:
         DeclarationError: an unknown ``visible``, a value that is not text, or ``rank_env`` sets the identity.
@@ -65,7 +65,7 @@ def rank_environment(
     if threads is not None:
         env[THREADS] = threads
     elif cpus_of_node is not None:
-        env[THREADS] = str(threads_per_rank(cpus_of_node, ranks_on_node))
+        env[THREADS] = str(threads_per_rank(cpus_of_node, slots_on_node))
     env.update(group_env)
     env.update(
         RANK=str(rank),
@@ -82,9 +82,13 @@ def rank_environment(
     return env
 
 
-def threads_per_rank(cpus_of_node: int, ranks_on_node: int) -> int:
-    """The cores of a node shared by its ranks, rounded down, at least 1."""
-    return max(1, cpus_of_node // max(1, ranks_on_node))
+def threads_per_rank(cpus_of_node: int, slots_on_node: int) -> int:
+    """The cores of a node shared by the slots there, rounded down, at least 1.
+
+    Groups on other slots of the pool work at the same time; those on the same ones take turns. Threads of one process
+    wait for each other awake, so that more threads than cores make all of them several times slower.
+    """
+    return max(1, cpus_of_node // max(1, slots_on_node))
 
 
 def _devices(

@@ -200,6 +200,17 @@ def test_a_number_of_threads_that_somebody_set_is_that_of_the_ranks(monkeypatch:
         assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 2
 
 
+def test_groups_on_other_slots_of_a_pool_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    with (
+        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool[0:1], Plain) as one,
+        px.WorkerGroup(pool[1:4], Plain) as others,
+    ):
+        assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 4
+
+
 OF_A_CLUSTER = """
 import os
 import phalanx as px

@@ -81,7 +81,7 @@ class _World:
         self._address, self._port = first.slot.node_ip, first.store_port
         self._store = f"{self._address}:{self._port}/{epoch}"
         self._on_node = _devices_by_node(pool, endpoints)
-        self._here = Counter(endpoint.facts.slot.node_id for endpoint in endpoints)
+        self._slots_on = _slots_by_node(pool, endpoints)
         # What Ray sets before the process starts is the group's too: it wins over what we would choose.
         self._given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
 
@@ -108,7 +108,7 @@ class _World:
             node_ids=self._on_node[facts.node_id],
             accelerator=kind or _hidden(facts.accelerator_ids),
             cpus_of_node=facts.cpus_of_node,
-            ranks_on_node=self._here[facts.node_id],
+            slots_on_node=self._slots_on[facts.node_id],
             threads=facts.threads,
             group_env=self._given,
         )
@@ -125,6 +125,19 @@ def _threads(environment: Mapping[str, str]) -> int | None:
 def _hidden(seen: tuple[str, ...]) -> Accelerator | None:
     """The accelerator to hide from a rank without one: CUDA, whose mask torch reads before anything else."""
     return None if seen else in_use("GPU", {})
+
+
+def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter[str]:
+    """How many slots the blocks have that the ranks are in: other groups on them work at the same time."""
+    by_block: dict[tuple[str, int], Counter[str]] = {}
+    for endpoint in endpoints:
+        block = by_block.setdefault((endpoint.slot.pool, endpoint.slot.block), Counter())
+        block[endpoint.facts.slot.node_id] += 1
+    found: Counter[str] = Counter()
+    for (name, block), ranks in by_block.items():
+        spread = len(ranks) > 1  # a placement group of somebody else's
+        found.update(ranks if spread else dict.fromkeys(ranks, pool.holdings[name].blocks[block]))
+    return found
 
 
 def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[str, tuple[str, ...]]:

@@ -35,12 +35,13 @@ class Tenant(Protocol):
 class Holding:
     """One reservation and its books: which groups are on which slot, and what is known of each slot.
 
-    A pool that has ``grown`` by it can give it back.
+    ``blocks`` are their sizes, in slots. A pool that has ``grown`` by it can give it back.
     """
 
     pool: str
     transport: Transport
     reservation: Reservation
+    blocks: tuple[int, ...]
     bundle: Mapping[str, float]
     resource: str | None
     max_colocate_count: int

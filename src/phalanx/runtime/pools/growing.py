@@ -33,6 +33,7 @@ def reserve_more(first: Holding, number: int, blocks: Sequence[int], timeout: fl
         first,
         pool=f"{first.pool}.{number}",
         reservation=first.transport.reserve(request),
+        blocks=shape.process_on_nodes,
         reservation_name=name,
         groups={},
         facts={},

@@ -81,6 +81,7 @@ class ResourcePool:
             pool=name,
             transport=transport,
             reservation=transport.reserve(request),
+            blocks=shape.process_on_nodes,
             bundle=bundle,
             resource=resource,
             max_colocate_count=max_colocate_count,

@@ -89,6 +89,7 @@ def pool_on(
         pool=name,
         transport=transport(),
         reservation=RayReservation(name, list(groups)),
+        blocks=tuple(group.bundle_count for group in groups),
         bundle={key: float(value) for key, value in groups[0].bundle_specs[0].items()},
         resource=resource,
         max_colocate_count=max_colocate_count,
