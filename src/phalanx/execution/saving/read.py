@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -40,13 +41,15 @@ class Files:
         self._open.clear()
 
     def fill(self, catalogue: Catalogue, wanted: Sequence[Fetch], into: Mapping[str, torch.Tensor]) -> None:
-        """Read pieces, each once, into local tensors by key.
+        """Read pieces, each once, into local tensors by key. What stays where it was read is compared by a thread, while
+        the disk goes on.
 
         Raises:
             SaveDamaged: a file is missing, or not what was written.
         """
         held: tuple[Piece, torch.Tensor] | None = None
-        with torch.no_grad():
+        compared: list[Future[None]] = []
+        with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="phalanx-digests") as thread:
             for one in wanted:
                 if not one.piece.digest:  # nothing to compare: only the rows that are wanted
                     rows, source = self._rows(one, catalogue.tensors[one.key].dtype)
@@ -54,11 +57,15 @@ class Files:
                     continue
                 target = cut(into[one.key], one.target, one.sizes)
                 if _fills(one, target):
-                    self._checked(one.piece, one.piece.data, elements_of(target))
+                    into_place = elements_of(target)
+                    self._read(one.piece.file, one.piece.data, into_place)
+                    compared.append(thread.submit(self._compare, one.piece, into_place))
                     continue
                 if held is None or held[0] != one.piece:
                     held = (one.piece, self._tensor(one.piece, catalogue.tensors[one.key].dtype))
                 target.copy_(cut(held[1], one.source, one.sizes))
+            for comparison in compared:
+                comparison.result()
 
     def value(self, piece: Piece) -> Any:
         """A value.
@@ -93,16 +100,15 @@ class Files:
         if len(self._scratch) < length + PAGE:
             self._scratch = np.empty(length + PAGE, np.uint8)
         data: Any = like_in_file(self._scratch, start, length)
-        self._checked(piece, start, memoryview(data))
+        self._read(piece.file, start, memoryview(data))
+        self._compare(piece, data)
         return data
 
-    def _checked(self, piece: Piece, start: int, into: Any) -> None:
+    def _compare(self, piece: Piece, data: Any) -> None:
         from xxhash import xxh3_64_hexdigest  # loaded where something is loaded: nothing else here needs it
 
-        self._read(piece.file, start, into)
-        if piece.digest and xxh3_64_hexdigest(into) != piece.digest:
+        if piece.digest and xxh3_64_hexdigest(data) != piece.digest:
             raise self._damaged(piece.file, "what lies in it is not what was written")
-        self.nbytes += len(into)
 
     def _read(self, name: str, start: int, into: Any) -> None:
         path = f"{self._folder}/{name}"
@@ -111,6 +117,7 @@ class Files:
                 self._open[name] = self._stack.enter_context(_opened(path))
             if self._open[name].read(start, into) < len(into):
                 raise self._damaged(name, "it is shorter than what was written")
+            self.nbytes += len(into)
         except FileNotFoundError:
             raise self._damaged(name, "it is missing, or this rank's node does not see the path") from None
         except OSError as error:
