@@ -41,8 +41,9 @@ class Files:
         self._open.clear()
 
     def fill(self, catalogue: Catalogue, wanted: Sequence[Fetch], into: Mapping[str, torch.Tensor]) -> None:
-        """Read pieces, each once, into local tensors by key. What stays where it was read is compared by a thread, while
-        the disk goes on.
+        """Read pieces, each once, into local tensors by key.
+
+        What stays where it was read is compared by a thread while the disk goes on.
 
         Raises:
             SaveDamaged: a file is missing, or not what was written.
