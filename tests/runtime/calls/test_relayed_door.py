@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 import phalanx as px
+from phalanx.execution import questions
+from phalanx.runtime.groups.ask import ask
 from tests.runtime.groups.relayed_door import LocalRelaying, LocalRelays, door_with
 
 
@@ -147,3 +153,20 @@ def test_relays_are_started_anew_where_one_has_ended_and_nothing_was_lost(
 
     assert len(relaying.made) == 2
     assert group.noted() == [[1, 2]] * 8
+
+
+def test_threads_that_ask_at_once_share_the_relays(group: px.WorkerGroup, relaying: LocalRelaying) -> None:
+    both, start = threading.Barrier(2), relaying.relays
+
+    def start_slowly(*args: Any) -> LocalRelays:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # a second thread that comes as far as this starts some, too
+        return start(*args)
+
+    relaying.relays = start_slowly  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(ask, group.core, "order", range(8), questions.order) for _ in range(2)]
+        answers = [one.result().answers(5.0) for one in asked]
+
+    assert answers == [{rank: [] for rank in range(8)}] * 2
+    assert len(relaying.made) == 1

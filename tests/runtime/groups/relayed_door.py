@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,9 +98,6 @@ class LocalRelays:
             return [Part(None, True, Gone(f"relay {head}", "it was ended"))] * count
         return [Part(ticket, ended=True) for ticket in self.kept[head, serial]]
 
-    def after(self, calls: Sequence[tuple[int, int]]) -> None:
-        """All calls have ended when they were sent."""
-
     def gone(self, head: int | None = None) -> Gone | None:
         lost = self.lost if head is None else self.lost & {head}
         return Gone(f"relay {min(lost)}", "it was ended") if lost else None
@@ -132,4 +130,6 @@ def door_with(
     transport: Transport, relaying: LocalRelaying, lost: Callable[[], None] = lambda: None
 ) -> RelayedDoor:
     """The same, to relays that are looked at."""
-    return RelayedDoor(transport, relaying, lambda: True, lost, ordered=True, fan_out=2, heads=2)
+    return RelayedDoor(
+        transport, relaying, lambda: True, lost, turn=threading.RLock(), ordered=True, fan_out=2, heads=2
+    )

@@ -33,6 +33,7 @@ def use_relays(core: GroupCore, epoch: Epoch) -> None:
             transport,
             lambda: core.lifecycle.state in _TAKES,
             lambda: _end_held(core),
+            turn=core.order,
             ordered=not core.card.asynchronous,
             fan_out=given.relay_fan_out,
             heads=min(HEADS, given.relay_fan_out),

@@ -70,16 +70,12 @@ class _ToRanks:
 
 @dataclass
 class _ToRelays:
-    """A call on its way at relays: each one's name, handle, positions of its ranks, and reference to its batch.
-
-    ``through`` are their places and handles.
-    """
+    """A call on its way at relays: each one's name, handle, positions of its ranks, and reference to its batch."""
 
     serial: int
     count: int
     halved: bool
     sent: list[tuple[str, Any, Sequence[int], Any]]
-    through: list[tuple[int, Any]]
 
     def collect(self) -> Batch:
         try:
@@ -134,7 +130,6 @@ class Relay:
         await self._turn(sequence)
         try:
             envelope = Envelope.unpack(data)
-            self._forget(envelope.over)
             call = self._calls[envelope.serial] = self._send(envelope, refs)
         finally:
             self._begin_next()
@@ -145,33 +140,13 @@ class Relay:
         """Keep nothing of these calls any more."""
         await self._turn(sequence)
         try:
-            self._forget(serials)
+            for serial in serials:
+                self._calls.pop(serial, None)
             for index, (_, handle, _) in enumerate(self._below.relays):
                 handle.forget.remote(self._sequences[index], serials)
                 self._sequences[index] += 1
         finally:
             self._begin_next()
-
-    async def ended(self, sequence: int, serial: int) -> None:
-        """Return once a call that was forwarded before has ended on all ranks, whatever came of it."""
-        await self._turn(sequence)
-        try:
-            call = self._calls.get(serial)
-            if isinstance(call, _ToRanks):
-                refs = [ticket.value for ticket in call.tickets]
-            else:
-                refs = [] if call is None else self._end_below(call)
-        finally:
-            self._begin_next()
-        if refs:
-            await asyncio.get_running_loop().run_in_executor(self._threads, _wait_for, refs)
-
-    def _end_below(self, call: _ToRelays) -> list[Any]:
-        asked: list[Any] = []
-        for index, handle in call.through:
-            asked.append(handle.ended.remote(self._sequences[index], call.serial))
-            self._sequences[index] += 1
-        return asked
 
     async def parts(self, serial: int) -> list[Part]:
         """What is known of a call's part on each of its ranks. It has been sent before, by whoever asks."""
@@ -179,10 +154,6 @@ class Relay:
         while serial not in self._calls and time.monotonic() < until:  # its turn has not come
             await asyncio.sleep(0.001)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._calls[serial].parts)
-
-    def _forget(self, serials: Sequence[int]) -> None:
-        for serial in serials:
-            self._calls.pop(serial, None)
 
     async def _turn(self, sequence: int) -> None:
         if sequence != self._next:  # Ray promises no order for asynchronous actors
@@ -200,15 +171,13 @@ class Relay:
             return self._to_ranks(envelope, refs)
         count = self._shares.count if envelope.ranks is None else len(envelope.ranks)
         sent: list[tuple[str, Any, Sequence[int], Any]] = []
-        through: list[tuple[int, Any]] = []
         for index, positions, ranks in self._shares.of(envelope.ranks):
             part, used = part_of(envelope, positions if count > len(positions) else None, ranks)
             name, handle, _ = self._below.relays[index]
             args = (part.pack(), [refs[place] for place in used]) if used else (part.pack(),)
             sent.append((name, handle, positions, handle.forward.remote(self._sequences[index], *args)))
-            through.append((index, handle))
             self._sequences[index] += 1
-        return _ToRelays(envelope.serial, count, envelope.returns == HALVED, sent, through)
+        return _ToRelays(envelope.serial, count, envelope.returns == HALVED, sent)
 
     def _to_ranks(self, envelope: Envelope, refs: Sequence[Any]) -> _ToRanks:
         endpoints = self._below.endpoints
@@ -249,10 +218,6 @@ def _be_as_nice_as(niceness: int) -> None:
         with contextlib.suppress(OSError):  # it has ended, or this user may not
             if os.getpriority(os.PRIO_PROCESS, int(thread)) > niceness:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
-
-
-def _wait_for(refs: list[Any]) -> None:
-    ray.wait(refs, num_returns=len(refs), fetch_local=False)
 
 
 def _ended(refs: list[Any]) -> set[Any]:

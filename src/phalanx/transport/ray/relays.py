@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.topology.relays import RelayTree
 from phalanx.transport.ray.relay import Below, Relay, first_line
-from phalanx.transport.ray.sending import submit
-from phalanx.transport.ray.streams import RayStream, stream
 from phalanx.transport.relaying import Part
-from phalanx.transport.values import Endpoint, FetchFailed, NotReady, Ref, Ticket
-from phalanx.wire.outputs import OUTPUT
+from phalanx.transport.values import Endpoint, FetchFailed, NotReady, Ref
 from phalanx.wire.relayed import Batch, Envelope, Gone, unpacked_outputs
 
 _AT_ONCE = 10_000
@@ -43,7 +41,8 @@ class RayRelays:
         self._handles: list[Any] = []
         self._under = {head: self._subtree(head) for head in tree.head_indices}
         self._sequences = [0] * tree.heads
-        self._endpoints = endpoints
+        # A head waits for each number: one that two threads took at once would be waited for without end.
+        self._numbering = threading.Lock()
         made = ray.remote(actor)
         try:
             for index, relay in enumerate(tree.relays):
@@ -75,16 +74,17 @@ class RayRelays:
         return [index, *(under for below in self.tree.relays[index].below for under in self._subtree(below))]
 
     def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
-        sequence = self._sequences[head]
         args = (envelope.pack(), list(refs)) if refs else (envelope.pack(),)
-        ref = self._heads[head].forward.remote(sequence, *args)
-        self._sequences[head] = sequence + 1
+        with self._numbering:
+            ref = self._heads[head].forward.remote(self._sequences[head], *args)
+            self._sequences[head] += 1
         return ref
 
     def forget(self, head: int, serials: Sequence[int]) -> None:
         if self._connected():
-            self._heads[head].forget.remote(self._sequences[head], list(serials))
-            self._sequences[head] += 1
+            with self._numbering:
+                self._heads[head].forget.remote(self._sequences[head], list(serials))
+                self._sequences[head] += 1
 
     def batches(self, refs: Sequence[Ref], timeout: float | None) -> list[Batch]:
         return [Batch.unpack(packed) for packed in _got(refs, timeout)]
@@ -107,19 +107,6 @@ class RayRelays:
         except rayx.RayError as error:
             why = first_line(error)
         return [Part(None, True, Gone(name, why))] * count
-
-    def after(self, calls: Sequence[tuple[int, int]]) -> Later:
-        ended: dict[int, list[Any]] = {}
-        for head, serial in calls:
-            ended.setdefault(head, []).append(self._heads[head].ended.remote(self._sequences[head], serial))
-            self._sequences[head] += 1
-        return Later(
-            {
-                self._endpoints[rank].handle: ended[head]
-                for head in ended
-                for rank in self.tree.relays[self.tree.head_indices[head]].ranks
-            }
-        )
 
     def gone(self, head: int | None = None) -> Gone | None:
         if not self._connected():
@@ -145,32 +132,6 @@ class RayRelays:
         deadline = time.monotonic() + _ENDED_WITHIN_S
         while any(h._get_local_state() != _DEAD for h in handles) and time.monotonic() < deadline:
             time.sleep(0.002)
-
-
-class Later:
-    """Calls ranks directly; each call begins once what is given for its actor is there: Ray waits as for an argument.
-
-    The calls of this process that follow on the same rank wait behind that.
-    """
-
-    def __init__(self, after: Mapping[Any, Sequence[Any]]) -> None:
-        self._after = after
-
-    def submit(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        returns: int = OUTPUT,
-    ) -> Ticket:
-        return submit(endpoint, role, method, data, refs, returns, after=self._after.get(endpoint.handle, ()))
-
-    def stream(
-        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], buffer: int | None
-    ) -> RayStream:
-        return stream(endpoint, role, method, data, refs, buffer, self._after.get(endpoint.handle, ()))
 
 
 def _got(refs: Sequence[Ref], timeout: float | None) -> list[Any]:
