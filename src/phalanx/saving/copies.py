@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.show.sizes import size
 
@@ -27,6 +27,11 @@ class Snapshot:
     nbytes: int
     sent_bytes: int
     seconds: float
+
+    def without(self, gone: Collection[int]) -> Snapshot:
+        """The same after the processes of some ranks are gone, with the copies that they held for others."""
+        held_by = (rank if holder in gone else holder for rank, holder in enumerate(self.holders))
+        return replace(self, holders=tuple(held_by))
 
     def __str__(self) -> str:
         return (

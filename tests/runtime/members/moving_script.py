@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 import time
 from typing import Any
 
-import ray
-from ray.cluster_utils import Cluster
-
 import phalanx as px
 from tests.runtime.members.killed_trainers import Replicated
+from tests.runtime.own_cluster import drain, node_of, several_nodes
+from tests.runtime.scripts import tell
 
-KIND = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 STEPS, DRAINED_AT, ENDED_AT = 6, 2, 4
 
 
 def losses(group: px.WorkerGroup, number: int) -> list[float]:
     return [loss for loss, _ in group.step(number)]
-
-
-def drain(cluster: Cluster, node: str) -> None:
-    """As a cloud's agent does it."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
-            *("--address", cluster.address, "--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
-            *("--reason-message", "the cloud wants it back", "--deadline-remaining-seconds", "120"),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
 
 
 def told(group: px.WorkerGroup) -> float:
@@ -47,46 +28,41 @@ def told(group: px.WorkerGroup) -> float:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80 * 2**20})
-    for _ in range(4):
-        cluster.add_node(**KIND)
-    cluster.wait_for_nodes()
-    px.init(backend="ray", address=cluster.address, log_to_driver=False)
-    found: dict[str, Any] = {"errors": []}
-    with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
-        with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
-            found["expected"] = [losses(group, number) for number in range(STEPS)]
+    with several_nodes(4) as cluster:
+        found: dict[str, Any] = {"errors": []}
+        with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
+            with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
+                found["expected"] = [losses(group, number) for number in range(STEPS)]
 
-        policy = px.Replace(max_failures=0, standbys=1)  # nothing of it is a failure
-        group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy)
-        pids, nodes = group.pid(), [group.core.epoch.nodes]
-        seen: list[list[float]] = []
-        while len(seen) < STEPS:
-            if len(seen) == DRAINED_AT and "took" not in found:
-                drain(cluster, nodes[0][2])
-                found["took"] = told(group)
-            if len(seen) == ENDED_AT and "ended" not in found:
-                nodes.append(group.core.epoch.nodes)
-                found["moved_in"] = group.epoch
-                found["ended"] = nodes[1][2]
-                gone = next(node for node in cluster.worker_nodes if node.node_id == found["ended"])
-                cluster.remove_node(gone, allow_graceful=True)  # SIGTERM to its raylet
-            try:
-                seen.append(losses(group, len(seen)))
-                px.snapshot(group)
-            except (px.CallError, px.GroupBroken) as error:
-                found["errors"].append(f"{type(error).__name__}: {error}"[:300])
-                if len(found["errors"]) > 4:
-                    break
-                px.restore(group)
-        nodes.append(group.core.epoch.nodes)
-        found["losses"] = seen
-        found["stayed"] = [one == other for one, other in zip(pids, group.pid(), strict=True)]
-        found["nodes"] = nodes
-        found["reasons"] = [notice.reason for notice in px.notices(group)]
-        print("FOUND " + json.dumps(found), flush=True)
-    ray.shutdown()
-    cluster.shutdown()
+            policy = px.Replace(max_failures=0, standbys=1)  # nothing of it is a failure
+            group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy)
+            pids, nodes = group.pid(), [group.core.epoch.nodes]
+            seen: list[list[float]] = []
+            while len(seen) < STEPS:
+                if len(seen) == DRAINED_AT and "took" not in found:
+                    drain(cluster, nodes[0][2], 120)
+                    found["took"] = told(group)
+                if len(seen) == ENDED_AT and "ended" not in found:
+                    nodes.append(group.core.epoch.nodes)
+                    found["moved_in"] = group.epoch
+                    found["ended"] = nodes[1][2]
+                    cluster.remove_node(
+                        node_of(cluster, found["ended"]), allow_graceful=True
+                    )  # SIGTERM to its raylet
+                try:
+                    seen.append(losses(group, len(seen)))
+                    px.snapshot(group)
+                except (px.CallError, px.GroupBroken) as error:
+                    found["errors"].append(f"{type(error).__name__}: {error}"[:300])
+                    if len(found["errors"]) > 4:
+                        break
+                    px.restore(group)
+            nodes.append(group.core.epoch.nodes)
+            found["losses"] = seen
+            found["stayed"] = [one == other for one, other in zip(pids, group.pid(), strict=True)]
+            found["nodes"] = nodes
+            found["reasons"] = [notice.reason for notice in px.notices(group)]
+            tell(found)
 
 
 if __name__ == "__main__":

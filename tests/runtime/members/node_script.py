@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import ray
-from ray.cluster_utils import Cluster
 
 import phalanx as px
 from phalanx.testing import faults
 from tests.runtime.members.killed_trainers import Replicated
+from tests.runtime.own_cluster import several_nodes
+from tests.runtime.scripts import tell
 
-KIND = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 STEPS, LOST_AT = 4, 2
 
 
@@ -21,40 +18,34 @@ def losses(group: px.WorkerGroup, number: int) -> list[float]:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80 * 2**20})
-    for _ in range(3):
-        cluster.add_node(**KIND)
-    cluster.wait_for_nodes()
-    px.init(backend="ray", address=cluster.address, log_to_driver=False)
-    found: dict[str, Any] = {}
-    pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
-    with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
-        found["expected"] = [losses(group, number) for number in range(STEPS)]
+    with several_nodes(3) as cluster:
+        found: dict[str, Any] = {}
+        pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
+        with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
+            found["expected"] = [losses(group, number) for number in range(STEPS)]
 
-    group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=px.Replace())
-    before, nodes = group.pid(), group.core.epoch.nodes
-    seen: list[list[float]] = []
-    found["holders"] = px.snapshot(group).holders
-    while len(seen) < STEPS:
-        if len(seen) == LOST_AT and "lost" not in found:
-            found["lost"] = faults.drop_node(cluster, group, 3)
-        try:
-            made = losses(group, len(seen))
-            px.snapshot(group)
-        except (px.CallError, px.GroupBroken) as error:
-            found["error"] = type(error).__name__
-            px.restore(group)
-            continue
-        seen.append(made)
-    after = group.core.epoch.nodes
-    found["losses"] = seen
-    found["stayed"] = [one == other for one, other in zip(before, group.pid(), strict=True)]
-    found["nodes"] = [len(set(nodes)), len(set(after)), found["lost"] in after, nodes[:2] == after[:2]]
-    found["epoch"] = group.epoch
-    print("FOUND " + json.dumps(found), flush=True)
-    pool.close()
-    ray.shutdown()
-    cluster.shutdown()
+        group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=px.Replace())
+        before, nodes = group.pid(), group.core.epoch.nodes
+        seen: list[list[float]] = []
+        found["holders"] = px.snapshot(group).holders
+        while len(seen) < STEPS:
+            if len(seen) == LOST_AT and "lost" not in found:
+                found["lost"] = faults.drop_node(cluster, group, 3)
+            try:
+                made = losses(group, len(seen))
+                px.snapshot(group)
+            except (px.CallError, px.GroupBroken) as error:
+                found["error"] = type(error).__name__
+                px.restore(group)
+                continue
+            seen.append(made)
+        after = group.core.epoch.nodes
+        found["losses"] = seen
+        found["stayed"] = [one == other for one, other in zip(before, group.pid(), strict=True)]
+        found["nodes"] = [len(set(nodes)), len(set(after)), found["lost"] in after, nodes[:2] == after[:2]]
+        found["epoch"] = group.epoch
+        tell(found)
+        pool.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from phalanx.testing.scripted import ScriptedTransport
 from phalanx.topology.placement import NodeCapacity
 from phalanx.topology.slots import Slot
 from phalanx.transport.values import Endpoint, GoingNode, Reservation, SpawnRequest
+from tests.runtime.members.ledger import Ledger
 
 
 class Nodes(ScriptedTransport):
@@ -63,22 +63,6 @@ def nodes() -> Iterator[Nodes]:
 def four(nodes: Nodes) -> Iterator[px.ResourcePool]:
     with px.ResourcePool([2, 2], use_gpu=False, backend="inline") as made:
         yield made
-
-
-class Ledger(px.Worker):
-    def __init__(self) -> None:
-        self.made: list[int] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"made": list(self.made)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.made = list(state["made"])
-
-    @px.register
-    def add(self, number: int) -> list[int]:
-        self.made.append(number)
-        return list(self.made)
 
 
 class Stateless(px.Worker):

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.runtime.scripts import told_by
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the script saw."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.members.moving_script"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    (found,) = told_by("tests.runtime.members.moving_script", timeout=280)
+    return found
 
 
 def test_ranks_move_off_a_node_that_is_drained_before_it_goes(found: dict[str, Any]) -> None:

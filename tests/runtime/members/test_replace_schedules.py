@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import pytest
 
@@ -14,26 +13,9 @@ from phalanx.runtime.groups.standbys import Standbys
 from phalanx.runtime.life.lifecycle import TRANSITIONS, Step
 from phalanx.testing import faults
 from phalanx.testing.scripted import random_script, scripted
+from tests.runtime.members.ledger import Ledger
 
 RANKS = 4
-
-
-class Ledger(px.Worker):
-    """Has a state that tells which calls it has made."""
-
-    def __init__(self) -> None:
-        self.made: list[int] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"made": list(self.made)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.made = list(state["made"])
-
-    @px.register
-    def add(self, number: int) -> list[int]:
-        self.made.append(number)
-        return list(self.made)
 
 
 def play(seed: int) -> Iterator[object]:

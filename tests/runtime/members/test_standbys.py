@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import phalanx as px
-from phalanx.runtime.groups.standbys import Berth, Standbys
+from phalanx.runtime.groups.standbys import Berth, Standbys, _Keeper
 from phalanx.testing import faults
 from phalanx.transport.values import Endpoint
+from tests.runtime.fault_workers import within
 
-SOAK_ON_RAY = True
+SLOW_ON_RAY = True
 
 
 class Counter(px.Worker):
@@ -57,15 +57,8 @@ def berths_of(group: px.WorkerGroup) -> list[Berth]:
     return standbys_of(group)._berths
 
 
-def until(true: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60.0
-    while not true():
-        assert time.monotonic() < limit, "it did not come about"
-        time.sleep(0.02)
-
-
 def all_ready(group: px.WorkerGroup) -> None:
-    until(lambda: all(berth.state == "ready" for berth in berths_of(group)))
+    assert within(60, lambda: all(berth.state == "ready" for berth in berths_of(group)))
 
 
 def made(pool: px.ResourcePool, standbys: int = 1, **policy: Any) -> px.WorkerGroup:
@@ -80,7 +73,6 @@ def lose(group: px.WorkerGroup, rank: int) -> None:
         group.add(1)
 
 
-@pytest.mark.slow_on_cluster
 def test_a_lost_rank_becomes_the_process_that_stood_by(two: px.ResourcePool) -> None:
     group = made(two)
     group.add(3)
@@ -110,6 +102,17 @@ def test_it_is_made_again_and_taken_again(two: px.ResourcePool) -> None:
         assert group.core.endpoints[turn % 2].handle is endpoint.handle
 
 
+def test_it_is_one_of_the_ranks_where_all_are_replaced(two: px.ResourcePool) -> None:
+    group = made(two)
+    endpoint = berths_of(group)[0].endpoint
+    assert endpoint is not None
+
+    px.replace(group, [0, 1], state="none")
+
+    assert [one.handle is endpoint.handle for one in group.core.endpoints].count(True) == 1
+    assert group.tell() == ["rejoining"] * 2
+
+
 def test_more_ranks_than_standbys_get_new_processes_beside_them(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Counter, on_failure=px.Replace(standbys=1))
     all_ready(group)
@@ -129,18 +132,17 @@ def kill_standby(group: px.WorkerGroup) -> Endpoint:
     assert before is not None
     alive = group.core.transport.alive
     group.core.transport.signal([before], 9)
-    until(lambda: not alive(before))
+    assert within(60, lambda: not alive(before))
     return before
 
 
-@pytest.mark.slow_on_cluster
 def test_one_that_dies_is_made_anew_and_then_no_more_are_and_that_is_said(two: px.ResourcePool) -> None:
     group = made(two)
     for lost in (1, 2, 3):
         all_ready(group)
         kill_standby(group)
         standbys_of(group).tend()
-        until(lambda lost=lost: len(standbys_of(group)._lost_at) == lost)  # type: ignore[misc]
+        assert within(60, lambda lost=lost: len(standbys_of(group)._lost_at) == lost)  # type: ignore[misc]
 
     assert "0 of 1 standbys ready, 1 missing (it died)" in str(group.explain())
     px.snapshot(group)
@@ -169,7 +171,30 @@ def test_explain_says_where_they_are_and_the_pool_has_their_shares(two: px.Resou
     assert group.core.life.standbys == "2 of 2 standbys ready"
 
 
-@pytest.mark.slow_on_cluster
+class Taken:
+    """A berth whose process becomes a rank between two looks at it."""
+
+    name, slot, state = "standby 0", "slot 0", "ready"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._there = [endpoint]
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self._there.pop() if self._there else None
+
+
+def test_one_that_is_taken_while_it_is_told_of_is_told_of() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = made(pool)
+        standbys, before = standbys_of(group), berths_of(group)
+        standbys._berths = [Taken(group.core.endpoints[0])]  # type: ignore[list-item]
+
+        assert "pid" in standbys.notes()[1]
+
+        standbys._berths = before
+
+
 def test_they_end_with_the_group_and_their_shares_are_free(two: px.ResourcePool) -> None:
     group = made(two, standbys=2)
     endpoints = [berth.endpoint for berth in berths_of(group)]
@@ -214,6 +239,51 @@ def test_slots_with_accelerators_pass_them_on(backend: str) -> None:
 
         assert [one.facts.slot.accelerator_ids for one in group.core.endpoints] == before
         assert group.run(lambda _: os.environ.get("CUDA_VISIBLE_DEVICES")) == masks
+
+
+def test_where_the_devices_of_a_slot_cannot_be_told_the_rank_gets_a_new_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no task runs there")
+
+    with px.ResourcePool([2], use_gpu=True, backend="inline") as pool:
+        group = made(pool)
+        standing = berths_of(group)[0].endpoint
+        for holding in pool.holdings.values():
+            holding.accelerators.clear()  # as after the slots have moved
+        monkeypatch.setattr(pool, "locate", fail)
+
+        px.replace(group, [1], state="none")
+
+        assert group.add(1) == [1, 1]
+        assert standing is not None
+        assert group.core.endpoints[1].handle is not standing.handle
+
+
+class Tended:
+    """Standbys that are looked after."""
+
+    closed = False
+
+    def __init__(self, looks: list[str], error: Exception | None = None) -> None:
+        self._looks, self._error = looks, error
+
+    def tend(self) -> None:
+        self._looks.append("look")
+        if self._error is not None:
+            raise self._error
+
+
+def test_those_that_cannot_be_looked_after_keep_no_others_from_it() -> None:
+    looks: list[str] = []
+    kept = [Tended(looks, OSError("gone")), Tended(looks, OSError("gone"))]
+    keeper = _Keeper()
+    for one in kept:
+        keeper._all.add(one)  # type: ignore[arg-type]
+
+    assert keeper._turn() is not None
+    assert len(looks) == 2
 
 
 class Late(px.Worker):

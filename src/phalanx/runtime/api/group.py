@@ -13,8 +13,9 @@ from phalanx.declare.bind import ClassWithInitArgs, Colocation, WorkerClass, as_
 from phalanx.errors import DeclarationError
 from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.groups.core import GroupCore, Owned
+from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.members import Members
+from phalanx.runtime.groups.owned import Owned
 from phalanx.runtime.groups.processes import GroupProcesses
 from phalanx.runtime.groups.reviving import Reviver
 from phalanx.runtime.groups.selection import Selection

@@ -11,7 +11,8 @@ from phalanx.errors import DeclarationError, DispatchError, InternalError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.life.roster import block_of, fitted, plan_change
+from phalanx.runtime.groups.owned import Owned
+from phalanx.runtime.life.roster import Change, block_of, fitted, plan_change
 from phalanx.runtime.saving.verbs import load, save
 from phalanx.topology.mesh import Mesh
 
@@ -54,21 +55,27 @@ def resize(
             "resized"
         )
     core = group.core
-    _check_free(core, n)
+    if core.card.detached:
+        raise DeclarationError(
+            f"px.resize({group.name}, {n!r}): a detached group has the size it was made with"
+        )
     block = engine_ranks(core) if core.card.independent else 1
     change = plan_change(group.name, core.world_size, n, group.pool.world_size, block)
-    owned = core.owned
-    if owned is None:
-        raise InternalError(f"group {group.name!r} cannot be resized")
     seconds = checked(timeout, "px.resize")
-    if core.card.independent:
-        if via is not None:
-            raise DeclarationError(
-                f"px.resize({group.name}, {n}, via={str(via)!r}): its ranks are independent and keep what they have; "
-                "leave via= out"
-            )
-        owned.resize(change, seconds)
-        return
+    if not core.card.independent:
+        _start_again(group, n, change, via)
+    elif via is None:
+        _owned(core).resize(change, seconds)
+    else:
+        raise DeclarationError(
+            f"px.resize({group.name}, {n}, via={str(via)!r}): its ranks are independent and keep what they have; "
+            "leave via= out"
+        )
+
+
+def _start_again(group: WorkerGroup, n: int, change: Change, via: str | Path | None) -> None:
+    """Have ranks that work together be of another number, by way of a folder."""
+    core = group.core
     if via is None:
         raise DeclarationError(
             f"px.resize({group.name}, {n}): its ranks work together, so that they cannot come and go one by one. Give "
@@ -82,8 +89,14 @@ def resize(
             f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # no step of the user's is replaced
         )
         save(group, folder)
-        owned.restart(n)
+        _owned(core).restart(n)
         load(group, folder)
+
+
+def _owned(core: GroupCore) -> Owned:
+    if core.owned is None:
+        raise InternalError(f"group {core.name!r} cannot be resized")
+    return core.owned
 
 
 def engine_ranks(core: GroupCore) -> int:
@@ -99,15 +112,3 @@ def engine_ranks(core: GroupCore) -> int:
         with contextlib.suppress(DispatchError):  # no rank has it: methods with it cannot be called
             meshes[name] = core.mesh(name)
     return block_of(core.name, meshes)
-
-
-def _check_free(core: GroupCore, n: object) -> None:
-    """See to it that the group may have another size.
-
-    Raises:
-        DeclarationError: it is detached.
-    """
-    if core.card.detached:
-        raise DeclarationError(
-            f"px.resize({core.name}, {n!r}): a detached group has the size it was made with"
-        )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from phalanx.config import settings
-from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import CallCancelled
@@ -31,11 +31,11 @@ from phalanx.runtime.calls.streams import Streaming
 from phalanx.runtime.calls.under_way import CallsUnderWay
 from phalanx.runtime.groups.following import Follower
 from phalanx.runtime.groups.look import look_after
-from phalanx.runtime.groups.meshes import told_mesh
+from phalanx.runtime.groups.meshes import mesh_of
 from phalanx.runtime.groups.open_groups import open_groups
+from phalanx.runtime.groups.owned import Joined, Owned
 from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
 from phalanx.runtime.life.lifecycle import Lifecycle, State
-from phalanx.runtime.life.roster import Change, fitted
 from phalanx.runtime.session.monitor import monitor
 from phalanx.show.meters import meters
 from phalanx.topology.mesh import Mesh
@@ -49,30 +49,6 @@ _BARE = Message(BARE)
 _FIRST_NUMBER = 1 << 16
 
 everywhere.add(CallMeter())
-
-
-class Joined(Protocol):
-    """Brings weights to ranks that have joined a group."""
-
-    def bring(self) -> None:
-        """Bring them to all ranks that the group's weights are to reach now."""
-        ...
-
-
-@dataclass(frozen=True)
-class Owned:
-    """What the process that made a group can do with its processes."""
-
-    #: What the workers are made of, by role.
-    made_of: Mapping[str, ClassWithInitArgs]
-    #: Replaces ranks, and brings states back between their constructors and the next call.
-    replace: Callable[[Collection[int], Callable[[], None]], None]
-    #: Gives the group more ranks or fewer while it works.
-    resize: Callable[[Change, float | None], None]
-    #: Starts it anew with so many ranks.
-    restart: Callable[[int], None]
-    #: Brings a broken group back, or ranks away from nodes that go, as its policy says; None where it has none.
-    revive: Callable[[], None] | None
 
 
 class GroupCore:
@@ -111,7 +87,10 @@ class GroupCore:
         self.order = threading.RLock()
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
+        #: Held while members of the group change.
         self.restarting = threading.RLock()
+        #: Whether whoever holds that calls the group as it is.
+        self.unmended = False
         #: None where another process owns the group.
         self.owned: Owned | None = None
         #: Called when ranks have joined that have no weights yet, before they get calls.
@@ -249,6 +228,16 @@ class GroupCore:
         else:
             self.life.notices.urgent = False
 
+    @contextlib.contextmanager
+    def as_it_is(self) -> Generator[None]:
+        """The time in which members change by this thread alone, whose calls do not have the group mended or moved."""
+        with self.restarting:
+            before, self.unmended = self.unmended, True
+            try:
+                yield
+            finally:
+                self.unmended = before
+
     def call(self, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
         """A call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
         card = self.life.card
@@ -374,16 +363,7 @@ class GroupCore:
         Raises:
             DispatchError: there is none of that name, or not every rank registered its place.
         """
-        epoch = self.life.epoch
-        given, told = self.card.meshes, epoch.meshes
-        if name in given and given[name].world_size == epoch.size:
-            return given[name]
-        if name in given and name not in told:
-            told[name] = fitted(given[name], epoch.size)
-        if name not in told:
-            places = [self._told_by_ranks(questions.meshes, role) for role in self.card.methods]
-            told[name] = told_mesh(self.name, name, places, given)
-        return told[name]
+        return mesh_of(self.life, name, lambda role: self._told_by_ranks(questions.meshes, role))
 
     def known_meshes(self) -> dict[str, Mesh]:
         """The meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.errors import PlacementError
@@ -46,6 +46,20 @@ class Processes:
     factory: HostFactory = make_host
 
 
+@dataclass(frozen=True)
+class Present:
+    """The processes that are there when some ranks of a group are launched, by rank.
+
+    Those that are ``kept`` are ranks already: only the others are told, and given. Those that are ``standing`` by
+    become ranks, and need only be told. With ``places``, the slot of each rank, the new ones come into a world with
+    those that are kept, and one of them serves its store; without, they come behind them.
+    """
+
+    kept: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
+    standing: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
+    places: Sequence[Slot] = ()
+
+
 @dataclass
 class Launched:
     """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned."""
@@ -67,59 +81,55 @@ def launch(
     processes: Processes | None = None,
     amend: Callable[[RankSetup], RankSetup] | None = None,
     trace: str = "",
-    kept: Mapping[int, Endpoint] | None = None,
-    places: Sequence[Slot] = (),
-    standing: Mapping[int, Endpoint] | None = None,
+    present: Present | None = None,
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
 
-    ``kept`` are the ranks that have their processes: only the others are started, told, and given. With ``places``, the
-    slot of each rank, they come into a world with those, and one of them serves its store; without, behind them.
-    ``standing`` are processes, by rank, that need only be told.
-
-    ``outlet`` stores what the constructors get, once for all ranks. ``amend`` has the last word on what each rank
-    is told; ``trace`` is the id of the trace for which it notes what it does.
+    ``present`` are processes that are there already. ``outlet`` stores what the constructors get, once for all ranks.
+    ``amend`` has the last word on what each rank is told; ``trace`` is the id of the trace for which it notes what it
+    does.
 
     Raises:
         PlacementError: the processes, or the extra resources of the group, cannot be had.
     """
     deadline = time.monotonic() + options.start_timeout
-    transport = pool.transport
+    present = present or Present()
+    transport, places = pool.transport, present.places
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
-    kept, standing = kept or {}, standing or {}
-    new = [rank for rank in range(pool.world_size) if rank not in kept]
-    cold = [rank for rank in new if rank not in standing]
+    new = [rank for rank in range(pool.world_size) if rank not in present.kept]
+    cold = [rank for rank in new if rank not in present.standing]
     slots = tuple((places or pool.slots)[rank] for rank in cold)
     extras = None if places else _reserve_extras(pool, slots, name, options)
+    endpoints = list(present.standing.values())
     try:
         request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
         names = request.names and tuple(request.names[rank] for rank in cold)
-        endpoints = list(standing.values())
-        try:
-            if cold:
-                endpoints += transport.spawn(replace(request, slots=slots, names=names) if kept else request)
-            ordered = _in_rank_order(pool, [*kept.values(), *endpoints], places)
-            label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
-            setups = setups_of(pool, ordered, name, label, epoch, options, new[0] if places else 0)
-            if places:
-                setups = [replace(setup, rejoining=True) for setup in setups]
-            setups = [replace(setup, trace=trace) for setup in setups] if trace else setups
-            setups = [amend(setup) for setup in setups] if amend else setups
-            ordered, setups = [ordered[rank] for rank in new], [setups[rank] for rank in new]
-            for endpoint, setup in zip(ordered, setups, strict=True):
-                endpoint.facts = endpoint.facts._replace(files=setup.files)
-            tickets = _send(outlet, ordered, roles, setups)
-            shown = options.show_ranks if options.show_ranks is not None else show_ranks()
-            display.begin(transport, ordered, label, shown)
-        except BaseException:
-            transport.kill(endpoints)
-            raise
+        if cold:
+            endpoints += transport.spawn(replace(request, slots=slots, names=names))
+        everyone = _in_rank_order(pool, [*present.kept.values(), *endpoints], places)
+        label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
+        setups = setups_of(pool, everyone, name, label, epoch, options, new[0] if places else 0)
+        told = [_amended(setups[rank], trace, bool(places), amend) for rank in new]
+        ordered = [everyone[rank] for rank in new]
+        for endpoint, setup in zip(ordered, told, strict=True):
+            endpoint.facts = endpoint.facts._replace(files=setup.files)
+        tickets = _send(outlet, ordered, roles, told)
+        shown = options.show_ranks if options.show_ranks is not None else show_ranks()
+        display.begin(transport, ordered, label, shown)
     except BaseException:
+        transport.kill(endpoints)
         if extras is not None:
             transport.release(extras)
         raise
-    return Launched(ordered, tickets, extras, setups)
+    return Launched(ordered, tickets, extras, told)
+
+
+def _amended(
+    setup: RankSetup, trace: str, rejoining: bool, amend: Callable[[RankSetup], RankSetup] | None
+) -> RankSetup:
+    setup = replace(setup, trace=trace, rejoining=rejoining) if trace or rejoining else setup
+    return setup if amend is None else amend(setup)
 
 
 def _reserve_extras(

@@ -14,7 +14,7 @@ from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.launch import Launched, launch, request_like
+from phalanx.runtime.groups.launch import Launched, Present, launch, request_like
 from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.groups.standbys import Standbys
@@ -28,7 +28,6 @@ from phalanx.runtime.life.watchman import watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
-from phalanx.topology.slots import Slot
 from phalanx.transport.values import Endpoint, NotReady, Reservation
 from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
@@ -91,7 +90,7 @@ class GroupProcesses:
 
     def _launch(self, call: Call, shown: Starting) -> None:
         core = self._core
-        launched = self._launched(call, self._pool.first(core.world_size))
+        launched = self._launched(call, self._pool.first(core.world_size), call.epoch.number)
         self._note_extras(launched.extras)
         epoch = core.life.enter(launched.endpoints)
         if not self._options.detached:  # those are to outlive this process
@@ -101,29 +100,20 @@ class GroupProcesses:
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
 
     def _launched(
-        self,
-        call: Call,
-        ground: ResourcePool,
-        epoch: int | None = None,
-        *,
-        kept: Mapping[int, Endpoint] | None = None,
-        places: Sequence[Slot] = (),
-        standing: Mapping[int, Endpoint] | None = None,
+        self, call: Call, ground: ResourcePool, epoch: int, present: Present | None = None
     ) -> Launched:
-        """Start the ranks of ``ground`` that have no processes, for the epoch of ``call`` or another one."""
+        """Start the ranks of ``ground`` that have no processes, for that epoch."""
         core = self._core
         return launch(
             ground,
             self._roles,
             core.name,
-            call.epoch.number if epoch is None else epoch,
+            epoch,
             self._options,
             core.outlet,
             trace=call.trace,
             amend=self._with_versions,
-            kept=kept,
-            places=places,
-            standing=standing,
+            present=present,
         )
 
     @contextlib.contextmanager
@@ -136,7 +126,8 @@ class GroupProcesses:
         call = constructors(core, options.start_timeout, ranks)
         launched: Launched | None = None
         try:
-            launched = self._launched(call, ground, old.number + 1, kept=dict(enumerate(old.endpoints)))
+            present = Present(dict(enumerate(old.endpoints)))
+            launched = self._launched(call, ground, old.number + 1, present)
             epoch = core.life.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             if not options.detached:
                 core.transport.attend(launched.endpoints)
@@ -275,7 +266,7 @@ class GroupProcesses:
             if self.standbys is not None:
                 standing = self.standbys.take({rank: slots[rank] for rank in gone})
             ground = self._pool.first(left.size)
-            launched = self._launched(call, ground, kept=staying, places=slots, standing=standing)
+            launched = self._launched(call, ground, call.epoch.number, Present(staying, standing, slots))
             new = dict(zip(sorted(gone), launched.endpoints, strict=True))
             epoch = core.life.enter([{**staying, **new}[rank] for rank in range(left.size)])
             if not options.detached:

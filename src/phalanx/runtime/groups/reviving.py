@@ -48,32 +48,34 @@ class Reviver:
         self._stay: Moved | None = None  # what was said last
         self._restarts: list[float] = []
         self._preemptions = 0
-        self._moving = False
 
     def __call__(self) -> None:
         core = self._core
         with core.restarting:
-            if core.life.notices.urgent and not self._moving:
-                self._moving = True  # it makes calls itself
-                try:
+            if core.unmended:
+                return
+            with core.as_it_is():  # what moves and mends it makes calls itself
+                if core.life.notices.urgent:
                     self._move_away()
-                finally:
-                    self._moving = False
-            if core.lifecycle.state is not State.BROKEN:
-                return  # another thread was here first
-            if self._was_preempted():
-                self._mend_preempted()
-                return
-            now = core.transport.now()
-            self._restarts = self._policy.recent(self._restarts, now)
-            if not self._policy.allows(self._restarts, now):
-                what = "restart" if isinstance(self._policy, Restart) else "replacement"
-                core.lifecycle.remark = (
-                    f"{self._policy} does not allow another {what} now: {len(self._restarts)} were made."
-                )
-                return
-            self._restarts.append(now)
-            self._mend(f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
+                while core.lifecycle.state is State.BROKEN and self._mended():
+                    pass  # it may have lost another rank by then
+
+    def _mended(self) -> bool:
+        """Mend it; False where the policy does not allow that once more."""
+        core = self._core
+        if self._was_preempted():
+            return self._mended_as_preempted()
+        now = core.transport.now()
+        self._restarts = self._policy.recent(self._restarts, now)
+        if not self._policy.allows(self._restarts, now):
+            what = "restart" if isinstance(self._policy, Restart) else "replacement"
+            core.lifecycle.remark = (
+                f"{self._policy} does not allow another {what} now: {len(self._restarts)} were made."
+            )
+            return False
+        self._restarts.append(now)
+        self._mend(f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
+        return True
 
     def _move_away(self) -> None:
         """Give ranks whose nodes go new processes elsewhere, if the policy wants that."""
@@ -105,15 +107,16 @@ class Reviver:
             self._move_after = core.transport.now() + _AGAIN_AFTER_S
             core.life.notices.urgent = True
 
-    def _mend_preempted(self) -> None:
+    def _mended_as_preempted(self) -> bool:
         policy = self._policy
         if isinstance(policy, Replace) and not policy.allows_preemption(self._preemptions):
             self._core.lifecycle.remark = (
                 f"{policy} does not allow another preemption: {self._preemptions} were mended."
             )
-            return
+            return False
         self._preemptions += 1
         self._mend("since its ranks lost their nodes as was announced")
+        return True
 
     def _mend(self, why: str) -> None:
         how = (

@@ -152,7 +152,10 @@ class Standbys:
         unknown = [slot for slot in slots if not holdings[slot.pool].knows(slot)]
         own = self._core.card.number
         if unknown and all(one.number == own for slot in unknown for one in holdings[slot.pool].groups[slot]):
-            self._pool.locate()
+            try:
+                self._pool.locate()
+            except Exception as error:  # whatever it is: ranks there get new processes
+                _log.warning("group %r: the devices of slots are not known: %s", self._core.name, error)
 
     def _as_rank(self, endpoint: Endpoint, slot: Slot) -> Endpoint:
         ids = self._pool.holdings[slot.pool].accelerators.get(slot, ())
@@ -264,9 +267,9 @@ class Standbys:
     def notes(self) -> tuple[str, ...]:
         """What there is to say of them, for people."""
         where = [
-            f"{berth.name}: pid {berth.endpoint.facts.pid} on {berth.endpoint.facts.slot.host}, a share of {berth.slot}"
+            f"{berth.name}: pid {there.facts.pid} on {there.facts.slot.host}, a share of {berth.slot}"
             for berth in list(self._berths)
-            if berth.endpoint is not None
+            if (there := berth.endpoint) is not None  # once: it may become a rank at any moment
         ]
         return (str(self), *where)
 
@@ -304,7 +307,12 @@ class _Keeper:
             there = [one for one in self._all if not one.closed]
             self._all = weakref.WeakSet(there)
         while there:
-            there.pop().tend()
+            one = there.pop()
+            try:
+                one.tend()
+            except Exception:  # of the backend, while it shuts down: the others have their turn
+                _log.debug("looking after standbys failed", exc_info=True)
+            del one  # and not held beyond its turn
         return _LOOK_EVERY_S if self._all else None
 
 

@@ -193,9 +193,7 @@ class GroupSave:
             return
         try:
             if isinstance(error, Exception) and self._call is not None:
-                with contextlib.suppress(
-                    Exception
-                ):  # what it raises was raised, or is another group's to raise
+                with contextlib.suppress(Exception):  # it was raised, or is another group's to raise
                     self._call.result(None)
                 if self._notes is not None:
                     self._notes.rest()

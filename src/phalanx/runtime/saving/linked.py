@@ -58,8 +58,8 @@ class SavedLinks:
             f"{group}.{name} {number}"
             for group, all_of in self.published.items()
             for role, name, number in all_of
-            if number
-            > self._had(group, role, name)  # else it is where the group would go on, which it never did
+            # Else it is where the group would go on, which it never did.
+            if number > self._had(group, role, name)
         ]
         if versions:
             parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(versions)}"}

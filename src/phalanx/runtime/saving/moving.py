@@ -41,10 +41,8 @@ def move(core: GroupCore, ranks: Sequence[int], room: Callable[[], bool]) -> Mov
         state = "none"
     try:
         replace_ranks(core, ranks, state)
-    except (
-        GroupBroken,
-        PlacementError,
-    ) as error:  # where it is broken by that, it is mended as any broken group
+    except (GroupBroken, PlacementError) as error:
+        # Where it is broken by that, it is mended as any broken group.
         return Moved(False, str(error).partition("\n")[0])
     return Moved(True)
 

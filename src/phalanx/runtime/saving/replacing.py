@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from phalanx.errors import CallError, DeclarationError, GroupBroken, PlacementError
+from phalanx.errors import CallError, DeclarationError, GroupBroken, PlacementError, WorkerDiedError
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
+from phalanx.saving.copies import Snapshot
 
 __all__ = ["heal", "replace_ranks"]
 
@@ -52,8 +54,16 @@ def replace_ranks(core: GroupCore, ranks: Sequence[int], state: str) -> tuple[in
         )
     core.owned.replace(gone, bring_back)
     if found is not None:
-        take(core)  # what the lost ranks kept for others is kept again
+        _hold_again(core, found.without(gone))
     return gone
+
+
+def _hold_again(core: GroupCore, found: Snapshot) -> None:
+    """Have what the lost ranks kept for others kept again. Until it is, ``found`` says which states have no copy."""
+    core.life.snapshot = found
+    # Another rank may be lost meanwhile, as it may be right after this.
+    with contextlib.suppress(GroupBroken, WorkerDiedError):
+        take(core)
 
 
 def lost_ranks(core: GroupCore) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,37 +33,28 @@ def take(core: GroupCore) -> Snapshot:
 def take_together(cores: Sequence[GroupCore]) -> list[Snapshot]:
     """Take snapshots of groups that this driver owns: of all of them, or none counts.
 
-    A group that is broken is not mended for it, since it would go back to the snapshot before this one.
+    A group that is broken, or breaks meanwhile, is not mended for it, since it would go back to the snapshot before
+    this one.
 
     Raises:
-        GroupBroken: it is, or it broke meanwhile.
+        GroupBroken: it is.
     """
-    with _held(cores):  # neither two at once, nor one beside a change of members
-        epochs: list[Epoch] = []
+    with contextlib.ExitStack() as held:  # neither two at once, nor one beside a change of members
+        for core in _in_one_order(cores):
+            held.enter_context(core.as_it_is())
         for core in cores:
             core.lifecycle.check_callable()
-            epochs.append(core.epoch)
+        epochs = [core.epoch for core in cores]
         taken = [_taken(core, epoch) for core, epoch in zip(cores, epochs, strict=True)]
-        for core, epoch in zip(cores, epochs, strict=True):
-            if core.epoch is not epoch:  # it broke, and its policy has mended it: it is at the one before
-                raise GroupBroken(
-                    f"px.snapshot: group {core.name!r} broke meanwhile and is at its last snapshot again; this one "
-                    "does not count, for any group. Call px.restore for all of them and make the step again",
-                    group=core.name,
-                )
         for core, epoch, found in zip(cores, epochs, taken, strict=True):
             core.life.snapshot, core.life.snapshot_epoch = found, epoch.number
             core.rules = replace(core.rules, spare=True)  # ranks that live are worth something now
         return taken
 
 
-@contextlib.contextmanager
-def _held(cores: Sequence[GroupCore]) -> Generator[None]:
-    """The time in which no members of these groups change but by this thread."""
-    with contextlib.ExitStack() as held:
-        for core in sorted(cores, key=lambda one: one.card.number):  # in one order, whoever asks
-            held.enter_context(core.restarting)
-        yield
+def _in_one_order(cores: Sequence[GroupCore]) -> list[GroupCore]:
+    """So that nobody who holds several groups waits for another crosswise."""
+    return sorted(cores, key=lambda one: one.card.number)
 
 
 def _taken(core: GroupCore, epoch: Epoch) -> Snapshot:
@@ -91,7 +82,9 @@ def _taken(core: GroupCore, epoch: Epoch) -> Snapshot:
 
 def go_back(cores: Sequence[GroupCore]) -> None:
     """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
-    with _held(cores):
+    with contextlib.ExitStack() as held:
+        for core in _in_one_order(cores):
+            held.enter_context(core.restarting)
         for core in cores:
             if core.card.asynchronous:  # others come to a restore once they have ended what is before it
                 for call in core.under_way.calls():
