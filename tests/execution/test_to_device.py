@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.execution import host
+from phalanx.execution.host import Host
 
 
 @dataclass
@@ -50,7 +50,7 @@ ROWS = torch.arange(6, dtype=torch.float32)
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[px.WorkerGroup]:
-    monkeypatch.setattr(host, "device_of", lambda context: torch.device("meta"))
+    monkeypatch.setattr(Host, "device", torch.device("meta"))
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Trainer) as made:
         yield made
 

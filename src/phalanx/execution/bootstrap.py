@@ -6,6 +6,8 @@ import contextlib
 import os
 import sys
 
+from phalanx.declare.context import WorkerContext
+from phalanx.declare.worker import REJOINING
 from phalanx.execution.output import to_own_file
 from phalanx.wire.messages import RankSetup
 
@@ -29,3 +31,24 @@ def apply(setup: RankSetup, in_driver: bool) -> str | None:
     if torch is not None and setup.threads:  # imported before us: its thread count is already fixed
         torch.set_num_threads(setup.threads)
     return log
+
+
+def context_of_rank(setup: RankSetup, in_driver: bool) -> WorkerContext:
+    """What the users' objects of a rank share, as it was told."""
+    context = WorkerContext(
+        rank=setup.rank,
+        world_size=setup.world_size,
+        local_rank=setup.local_rank,
+        local_world_size=setup.local_world_size,
+        group=setup.group,
+        epoch=setup.epoch,
+        host=setup.host,
+        node_id=setup.node_id,
+        accelerator_ids=setup.accelerator_ids,
+        device_type=setup.device_type,
+        local_device=setup.local_device,
+        meshes=setup.meshes,
+    )
+    context.in_driver = in_driver
+    context.shared[REJOINING] = setup.rejoining
+    return context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
@@ -14,10 +13,9 @@ from phalanx.declare.context import WorkerContext, context_of, set_context_of_pr
 from phalanx.declare.weights import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import FailureKind, StaleEpoch
-from phalanx.execution import rendezvous
 from phalanx.execution.admission import Admission
 from phalanx.execution.arguments import Arguments
-from phalanx.execution.bootstrap import apply
+from phalanx.execution.bootstrap import apply, context_of_rank
 from phalanx.execution.closers import Closers, report
 from phalanx.execution.control import Interrupted, control
 from phalanx.execution.failures import failed
@@ -28,6 +26,7 @@ from phalanx.execution.journals import Journals, size_of
 from phalanx.execution.loops import Loop, Way, at_once
 from phalanx.execution.plain_calls import PlainCalls
 from phalanx.execution.presence import NOWHERE, Presence
+from phalanx.execution.rendezvous import StorePort
 from phalanx.execution.results import PLAIN, described, encoded
 from phalanx.execution.services import Services
 from phalanx.execution.streams import GENERATORS, collected, one_by_one, streamed
@@ -50,7 +49,7 @@ class Host:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._socket: socket.socket | None = None
+        self._store_port = StorePort()
         self._setup: RankSetup | None = None
         self._instances: dict[str, Any] = {}
         self._loop = Loop()
@@ -102,8 +101,7 @@ class Host:
         if not self._services.in_driver:
             self._presence.control = channel = control()
             side = channel.describe() if channel else None
-            self._socket = rendezvous.listening_socket(slot.node_ip)
-            port = self._socket.getsockname()[1]
+            port = self._store_port.take(slot.node_ip)
         return Facts(slot, os.getpid(), time.time(), port, log_paths, side, folder)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> tuple[float, float]:
@@ -118,7 +116,7 @@ class Host:
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
         try:
             self._log = apply(setup, self._services.in_driver)
-            self._rendezvous(setup)
+            self._store_port.settle(serves=setup.serves)
             arguments = Arguments(refs, self._services.fetch)
             self.journals.files = setup.files
             with (
@@ -138,32 +136,8 @@ class Host:
         except BaseException as error:
             raise self.failure(error, "", "__init__") from None
 
-    def _rendezvous(self, setup: RankSetup) -> None:
-        rendezvous.install()
-        listening, self._socket = self._socket, None
-        if listening is not None:
-            if setup.serves:
-                rendezvous.serve(listening)
-            else:
-                listening.close()
-
     def _make(self, setup: RankSetup, roles: dict[str, tuple[type, tuple[Any, ...], dict[str, Any]]]) -> None:
-        shared = WorkerContext(
-            rank=setup.rank,
-            world_size=setup.world_size,
-            local_rank=setup.local_rank,
-            local_world_size=setup.local_world_size,
-            group=setup.group,
-            epoch=setup.epoch,
-            host=setup.host,
-            node_id=setup.node_id,
-            accelerator_ids=setup.accelerator_ids,
-            device_type=setup.device_type,
-            local_device=setup.local_device,
-            meshes=setup.meshes,
-        )
-        shared.in_driver = self._services.in_driver
-        shared.shared[REJOINING] = setup.rejoining
+        shared = context_of_rank(setup, self._services.in_driver)
         channel = self._presence.control
         shared.tell = None if channel is None else channel.page.tell
         shared.measure = getattr(self._services, "measure", None)
@@ -238,9 +212,8 @@ class Host:
             self.journals.off()
         try:
             if control is not None:
-                control.running = (
-                    number  # before the question: a cancellation meanwhile finds one or the other
-                )
+                # Before the question: a cancellation meanwhile finds one or the other.
+                control.running = number
                 if control.page.cancelled(number):
                     raise Interrupted("cancelled before it began")
             function = getattr(self._target(role), method)
@@ -316,9 +289,7 @@ class Host:
         """Call the method of a call with its arguments; what it returns."""
         if call.debug and not is_library_call(call.method):
             self.order.append((call.call, full_name(call.role, call.method)))
-        device = None
-        if call.to_device:
-            device = device_of(self.context)
+        device = self.device if call.to_device else None
         shared = guard.views if guard else None
         before = received.nbytes
         args, kwargs = Arguments(refs, self._services.fetch).of(call, device, shared)
@@ -369,6 +340,13 @@ class Host:
     def context(self) -> WorkerContext:
         """What the users' objects of this rank share."""
         return self._presence.context
+
+    @property
+    def device(self) -> Any:
+        """The device of this rank, as ``Worker.device`` gives it."""
+        worker = Worker()
+        worker.__dict__["_phalanx_context"] = self.context
+        return worker.device
 
     @property
     def instances(self) -> dict[str, Any]:
@@ -423,10 +401,3 @@ class Host:
     ) -> RankFailure:
         """What a call raises that failed here."""
         return failed(error, self._setup, self._log, role=role, method=method, kind=kind)
-
-
-def device_of(context: WorkerContext) -> Any:
-    """The device of the worker of this context, as ``Worker.device`` gives it."""
-    worker = Worker()
-    worker.__dict__["_phalanx_context"] = context
-    return worker.device

@@ -47,6 +47,28 @@ def listening_socket(address: str) -> socket.socket:
     return server
 
 
+class StorePort:
+    """The port of a process that may have to serve torch's store: taken before anybody knows which rank does."""
+
+    def __init__(self) -> None:
+        self._listening: socket.socket | None = None
+
+    def take(self, address: str) -> int:
+        """Take one; its number."""
+        self._listening = listening_socket(address)
+        return self._listening.getsockname()[1]
+
+    def settle(self, *, serves: bool) -> None:
+        """Serve the store there, or give the port back; have this process join that of its group."""
+        install()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            if serves:
+                serve(listening)
+            else:
+                listening.close()
+
+
 def serve(listening: socket.socket) -> None:
     """Serve the store on this socket (rank 0), now or as soon as torch is imported."""
 

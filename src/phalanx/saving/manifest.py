@@ -91,8 +91,6 @@ def _body(content: Mapping[str, Any]) -> str:
 
 def digest(data: bytes) -> str:
     """The digest of a file's content."""
-    from xxhash import (
-        xxh3_128_hexdigest,
-    )  # loaded where something is saved or loaded: nothing else here needs it
+    from xxhash import xxh3_128_hexdigest  # loaded where something is saved or loaded: nothing else needs it
 
     return xxh3_128_hexdigest(data)

@@ -67,13 +67,8 @@ def bar(console: Console, transient: bool) -> Any:
     """Bars of counted things; field ``now`` of a task stands behind its count."""
     if console.is_jupyter:
         return NotebookBar(transient)
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )  # only where something is shown
+    # Only where something is shown.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
         TextColumn("{task.description}"),

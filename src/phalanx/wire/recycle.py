@@ -72,9 +72,8 @@ class Pool:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: deque[_Region] = (
-            deque()
-        )  # its operations are atomic: blocks are freed on any thread, at any time
+        # Its operations are atomic: blocks are freed on any thread, at any time.
+        self._kept: deque[_Region] = deque()
 
     @property
     def kept_bytes(self) -> int:

@@ -115,9 +115,8 @@ class Frame:
         size = self._views[index].nbytes if isinstance(place, int) else nbytes
         if not self._private:
             return self._whole(index)[start : start + size]
-        if (
-            place in self._blocks or size >= HUGE_FROM
-        ):  # a tensor has these bytes already, or huge pages are to
+        # A tensor has these bytes already, or huge pages are to.
+        if place in self._blocks or size >= HUGE_FROM:
             return self._private_bytes(place, size).numpy()
         if place not in self._arrays:
             self._arrays[place] = bytearray(self._views[index][start : start + size])

@@ -61,9 +61,7 @@ class DiskFile:
                 self._put(left)
                 return
             if len(left) >= _LARGE and (_address(left) - at) % PAGE == 0:
-                head = (
-                    -at % PAGE
-                )  # up to where the page of both ends, which is never beyond what can be gathered
+                head = -at % PAGE  # to where the page of both ends, never beyond what can be gathered
                 whole = (len(left) - head) // PAGE * PAGE
                 self._gather(left[:head])
                 self._put(left[head : head + whole])
@@ -78,9 +76,8 @@ class DiskFile:
     def finish(self) -> None:
         """Return when all is on the disk."""
         if self._past_cache:
-            rest = (
-                self._filled % PAGE if self._written else self._filled
-            )  # a small file goes the system's own way
+            # A small file goes the system's own way.
+            rest = self._filled % PAGE if self._written else self._filled
             last = bytes(self._gathered[self._filled - rest : self._filled])
             self._filled -= rest
             self._put()

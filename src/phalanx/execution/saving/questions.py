@@ -28,12 +28,11 @@ FETCH_S = 300.0
 
 
 def _of(host: Host) -> RankSaving:
-    from phalanx.execution.host import device_of  # in the process of a rank it is there
     from phalanx.execution.saving.rank import RankSaving  # torch: where something is saved
 
     found = host.context.shared.get("saving")
     if not isinstance(found, RankSaving):
-        found = RankSaving(host.context, host.instances, device_of(host.context))
+        found = RankSaving(host.context, host.instances, host.device)
         host.context.shared["saving"] = found
         host.closers.add(found.end)
     return found

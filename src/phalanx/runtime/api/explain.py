@@ -25,7 +25,8 @@ from phalanx.errors import DeclarationError
 from phalanx.runtime.api.group import WorkerGroup
 from phalanx.runtime.api.methods import BoundMethod
 from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.pools.pool import ResourcePool, open_pools
+from phalanx.runtime.pools.open_pools import OpenPool, open_pools
+from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.sizes import size
 from phalanx.show.tables import Table
@@ -189,7 +190,7 @@ def status(backend: str | None = None) -> Table:
                 node.total, node.available, held_by_node.get(node.node_id, [])
             )
         ]
-    notes = [_pool_line(pool) for pool in open_pools()] or ["no pools in this process"]
+    notes = [_pool_line(pool) for pool in open_pools.now()] or ["no pools in this process"]
     if backend_transport.name == "ray":
         from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
 
@@ -218,6 +219,6 @@ def _amount(name: str, amount: float) -> str:
     return f"{amount:g}"
 
 
-def _pool_line(pool: ResourcePool) -> str:
+def _pool_line(pool: OpenPool) -> str:
     groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
     return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

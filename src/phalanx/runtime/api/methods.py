@@ -85,10 +85,7 @@ class BoundMethod(Generic[P, B, V]):
             epoch = chosen.core.epoch
             try:
                 return self._send_once(args, kwargs, waits, streaming)
-            except (
-                StaleEpoch,
-                DispatchError,
-            ):  # nothing was sent: perhaps the group got other ranks meanwhile
+            except (StaleEpoch, DispatchError):  # nothing was sent: perhaps the group got other ranks
                 if chosen.fixed is not None or not chosen.core.card.independent or chosen.core.epoch is epoch:
                     raise
 

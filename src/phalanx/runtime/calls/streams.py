@@ -254,9 +254,8 @@ class Reader:
         self._places = dict.fromkeys(sorted(arrivals.streaming.positions), 0)
         self._silent = [position for position in range(len(arrivals)) if position not in self._places]
         self._ready: deque[int] = deque()
-        self._is_behind = (
-            True  # several items may be there: all are asked for at once, as often as that is so
-        )
+        # Several items may be there: all are asked for at once, as often as that is so.
+        self._is_behind = True
         # A rank that nobody holds back is not let go on by having its items taken: small ones are fetched together.
         self._may_fetch_ahead = arrivals.streaming.buffer is None and not transport.immediate
         self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}

@@ -54,16 +54,43 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
         DeclarationError: an option of the wrong kind, or a mesh that does not fit the group's size.
     """
     values = {key: value for key, value in given.items() if value is not None}
-    start_timeout = values.pop("start_timeout", settings().start_timeout)
+    values.setdefault("start_timeout", settings().start_timeout)
     if settings().call_timeout is not None:
         values.setdefault("call_timeout", settings().call_timeout)
-    seconds = {"start_timeout": start_timeout}
-    seconds |= {option: values.get(option) for option in ("call_timeout", "stall_report_after")}
-    for option, value in seconds.items():
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
-        ):
+    _check_numbers(values)
+    _check_kinds(values)
+    if "show_ranks" in values:
+        values["show_ranks"] = shown_ranks(values["show_ranks"])
+    if values.get("detached"):
+        _check_detached(values)
+    # float("inf") too: for as long as one can wait
+    values["start_timeout"] = min(float(values["start_timeout"]), threading.TIMEOUT_MAX)
+    return GroupOptions(meshes=_meshes(mesh, world_size), **values)
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    for option in ("start_timeout", "call_timeout", "stall_report_after"):
+        value = values.get(option)
+        if value is not None and not (_is_number(value) and value > 0):  # nan
             raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
+    for option in ("num_cpus", "memory"):
+        value = values.get(option)
+        if value is not None and (not _is_number(value) or value < 0):
+            raise DeclarationError(
+                f"WorkerGroup({option}={value!r}): expected a number, 0 or more (memory in bytes)"
+            )
+    concurrency = values.get("max_concurrency", 1)
+    if not _is_number(concurrency) or not isinstance(concurrency, int) or concurrency < 1:
+        raise DeclarationError(
+            f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_kinds(values: Mapping[str, Any]) -> None:
     if not isinstance(values.get("on_failure"), Restart | Replace | None):
         raise DeclarationError(
             f"WorkerGroup(on_failure={values['on_failure']!r}): expected px.Restart(max_restarts=..., window_s=...), "
@@ -74,42 +101,27 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
             f"WorkerGroup(on_notice={values['on_notice']!r}): expected a function that takes a px.Notice"
         )
     for option in ("env", "resources", "runtime_env"):
-        if option in values and not isinstance(values[option], Mapping):
+        if not isinstance(values.get(option, {}), Mapping):
             raise DeclarationError(f"WorkerGroup({option}={values[option]!r}): expected a dict")
-    for option in ("num_cpus", "memory"):
-        value = values.get(option)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            raise DeclarationError(
-                f"WorkerGroup({option}={value!r}): expected a number, 0 or more (memory in bytes)"
-            )
-    concurrency = values.get("max_concurrency")
-    if concurrency is not None and (
-        isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
-    ):
-        raise DeclarationError(
-            f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
-        )
-    if "show_ranks" in values:
-        values["show_ranks"] = shown_ranks(values["show_ranks"])
     if values.get("visible_devices", "own") not in ("own", "node"):
         raise DeclarationError(
             f"WorkerGroup(visible_devices={values['visible_devices']!r}): expected 'own' (each rank sees its own "
             "devices) or 'node' (each sees all of the group's devices on its node)"
         )
-    if values.get("detached") and not values.get("name"):
+
+
+def _check_detached(values: Mapping[str, Any]) -> None:
+    """What a group needs, and cannot have, that outlives the driver."""
+    if not values.get("name"):
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
         )
     policy = values.get("on_failure")
-    if values.get("detached") and isinstance(policy, Replace) and policy.standbys:
+    if isinstance(policy, Replace) and policy.standbys:
         raise DeclarationError(
             f"WorkerGroup(detached=True, on_failure={policy}): standbys end with this driver, which a detached group "
             "outlives; leave standbys= out"
         )
-    start_timeout = min(
-        float(start_timeout), threading.TIMEOUT_MAX
-    )  # float("inf") too: for as long as one can wait
-    return GroupOptions(meshes=_meshes(mesh, world_size), start_timeout=start_timeout, **values)
 
 
 def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal
@@ -13,7 +11,8 @@ from phalanx.errors import DeclarationError, PlacementError
 from phalanx.runtime.pools.booking import Holding, Tenant, check_options, resource_of
 from phalanx.runtime.pools.dropped import dropped_slots
 from phalanx.runtime.pools.growing import check_free, reserve_more
-from phalanx.runtime.pools.slot_books import book, explain_slots
+from phalanx.runtime.pools.open_pools import open_pools
+from phalanx.runtime.pools.slot_books import book, books, explain_slots, unbook
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.topology.placement import bundle_resources
@@ -23,9 +22,6 @@ from phalanx.transport.values import ReserveRequest
 from phalanx.wire.value import Reduced
 
 _numbers = itertools.count(1)
-_booking = threading.Lock()  # groups may be started by several threads
-_kept: set[ResourcePool] = set()  # those of groups that other processes know
-_open: weakref.WeakSet[ResourcePool] = weakref.WeakSet()  # those that reserved slots and were not closed
 
 
 class ResourcePool:
@@ -96,7 +92,7 @@ class ResourcePool:
         self.number = number
         self._detached = detached
         self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
-        _open.add(self)
+        open_pools.add(self)
 
     def _become(
         self, name: str, view: SlotView, holdings: dict[str, Holding], *, owner: bool, whole: bool
@@ -258,8 +254,8 @@ class ResourcePool:
         """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
         for group in reversed(self.groups):
             group.close()
-        _kept.discard(self)
         if not self._owner:
+            open_pools.forget(self)
             return
         for holding in self._holdings.values():
             if holding.open:
@@ -275,13 +271,12 @@ class ResourcePool:
         finally:
             for holding in self._holdings.values():
                 holding.open = False
-            _kept.discard(self)
             self._forget()
 
     def _forget(self) -> None:
         for finalizer in self._finalizers.values():
             finalizer.detach()
-        _open.discard(self)
+        open_pools.forget(self)
 
     def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
         """Reserve more slots like those that there are, behind them: ``pool.grow([8, 8])`` two blocks of 8.
@@ -313,7 +308,7 @@ class ResourcePool:
             raise DeclarationError(
                 f"{self!r}.shrink(): it has the slots it was made with; close() gives them back"
             )
-        with _booking:
+        with books:
             holding = self._holdings[last]
             check_free(self.name, holding, self._view.slots)
             holding.open = False
@@ -333,7 +328,7 @@ class ResourcePool:
     def keep(self) -> None:
         """Hold the slots until they are given back, even if nobody in this process holds the pool any more."""
         if not self.closed:
-            _kept.add(self)
+            open_pools.keep(self)
 
     def __enter__(self) -> ResourcePool:
         return self
@@ -367,15 +362,11 @@ class ResourcePool:
             PlacementError: the pool is closed, or a slot has no share left.
         """
         self._check_open()
-        with _booking:
-            book(self._holdings, self._view.slots if slots is None else slots, group)
+        book(self._holdings, self._view.slots if slots is None else slots, group)
 
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
-        for slot in self._view.slots if slots is None else slots:
-            on_it = self._holdings[slot.pool].groups.get(slot, [])
-            if group in on_it:
-                on_it.remove(group)
+        unbook(self._holdings, self._view.slots if slots is None else slots, group)
 
 
 def merge_resource_pool(a: ResourcePool, b: ResourcePool) -> ResourcePool:
@@ -393,18 +384,3 @@ def merge_resource_pool(a: ResourcePool, b: ResourcePool) -> ResourcePool:
 def split_resource_pool(pool: ResourcePool, split_size: int | Sequence[int]) -> tuple[ResourcePool, ...]:
     """The same as ``pool.split(split_size)``."""
     return pool.split(split_size)
-
-
-def open_pools() -> list[ResourcePool]:
-    """The pools of this process that hold slots, in the order in which they were made."""
-    return sorted((pool for pool in _open if not pool.closed), key=lambda pool: pool.number)
-
-
-def _let_go(transport: Transport | None) -> None:
-    """Close the pools of a backend that is let go of."""
-    for pool in open_pools():
-        if transport is None or pool.transport is transport:
-            pool.let_go(everything=transport is None)
-
-
-cluster.at_letting_go(cluster.Step.CLOSE, _let_go)

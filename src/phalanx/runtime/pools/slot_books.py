@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from phalanx.runtime.pools.booking import Holding, Tenant, accelerator_text
 from phalanx.show.tables import Table
 from phalanx.topology.slots import Slot, SlotView
 
+books = threading.Lock()
+"""Held while somebody writes them: groups may be started by several threads."""
+
 
 def book(holdings: Mapping[str, Holding], slots: Sequence[Slot], group: Tenant) -> None:
     """Book one share of each of these slots for a group, unless it has one.
@@ -17,19 +21,29 @@ def book(holdings: Mapping[str, Holding], slots: Sequence[Slot], group: Tenant) 
     Raises:
         PlacementError: one of them has no share left; nothing was booked.
     """
-    slots = [slot for slot in slots if group not in holdings[slot.pool].groups.get(slot, ())]
-    for slot in slots:
-        holding = holdings[slot.pool]
-        on_it = holding.groups.get(slot, [])
-        if len(on_it) >= holding.max_colocate_count:
-            raise PlacementError(
-                f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
-                f"max_colocate_count={holding.max_colocate_count} groups already "
-                f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
-                "max_colocate_count"
-            )
-    for slot in slots:
-        holdings[slot.pool].groups.setdefault(slot, []).append(group)
+    with books:
+        slots = [slot for slot in slots if group not in holdings[slot.pool].groups.get(slot, ())]
+        for slot in slots:
+            holding = holdings[slot.pool]
+            on_it = holding.groups.get(slot, [])
+            if len(on_it) >= holding.max_colocate_count:
+                raise PlacementError(
+                    f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
+                    f"max_colocate_count={holding.max_colocate_count} groups already "
+                    f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
+                    "max_colocate_count"
+                )
+        for slot in slots:
+            holdings[slot.pool].groups.setdefault(slot, []).append(group)
+
+
+def unbook(holdings: Mapping[str, Holding], slots: Sequence[Slot], group: Tenant) -> None:
+    """Take a group off these slots, as far as it is on them."""
+    with books:
+        for slot in slots:
+            on_it = holdings[slot.pool].groups.get(slot, [])
+            if group in on_it:
+                on_it.remove(group)
 
 
 def explain_slots(pool: str, view: SlotView, holdings: Mapping[str, Holding], nodes: Sequence[str]) -> Table:

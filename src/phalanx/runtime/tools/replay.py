@@ -15,7 +15,7 @@ from types import CodeType, TracebackType
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.execution.host import Host, device_of
+from phalanx.execution.host import Host
 from phalanx.execution.recording import RecordedCall
 from phalanx.execution.rendezvous import REPLAYED_VARIABLE
 from phalanx.runtime.tools.recording import Recording, name_of, read_recording
@@ -138,7 +138,7 @@ class Replay:
             ) from error
 
     def _call(self, host: _Alone, call: RecordedCall, debugger: pdb.Pdb | None) -> Value:
-        device = host.device() if call.to_device else None
+        device = host.device if call.to_device else None
         with decoding(device=device, every_tensor=device is not None):
             args, kwargs = self._unpickled(call.body, f"an argument of {name_of(call)}")
         function = host.function(call.role, call.method, args)
@@ -161,10 +161,6 @@ class _Alone(Host):
         """Call it; an ``async`` one to its end."""
         result = function(*args, **kwargs)
         return self._loop.to_end(result) if inspect.isawaitable(result) else result
-
-    def device(self) -> Value:
-        """The device of the worker."""
-        return device_of(self.context)
 
 
 def _with_state(made: dict[str, Any], states: dict[str, tuple[str, Any]]) -> dict[str, Any]:

@@ -129,9 +129,8 @@ class Tracer:
         except Exception as failure:
             if error is None:
                 raise
-            _log.warning(
-                "the trace was not written: %s", failure
-            )  # what went wrong in the block matters more
+            # What went wrong in the block matters more.
+            _log.warning("the trace was not written: %s", failure)
 
 
 def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tracer:

@@ -78,9 +78,7 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome(failure=RankFailure(report))
         return Outcome(failure=capture(error))
     if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
-        return Outcome(
-            failure=undecodable(error.client_exc)
-        )  # Ray wraps what unpickling raises in this process
+        return Outcome(failure=undecodable(error.client_exc))  # so Ray wraps what unpickling raises here
     return Outcome(lost=lost_of(error))
 
 
@@ -89,9 +87,8 @@ def remote_traceback(text: str) -> str:
     lines: list[str] = []
     ours = False
     for line in text.strip().splitlines():
-        if (
-            "ray::" in line
-        ):  # process and method, which the report has; then what Ray leaves of its own frames
+        # Process and method, which the report has; then what Ray leaves of its own frames.
+        if "ray::" in line:
             lines.append("Traceback (most recent call last):")
             ours = True
             continue

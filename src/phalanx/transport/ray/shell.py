@@ -138,12 +138,10 @@ class Shell:
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.setup(data, refs)
 
-    # What a call comes after is among its arguments, for Ray to wait for it.
-
-    def _px_call(self, data: bytes, refs: Sequence[Any] = (), *after: None) -> Value:
+    def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.run(data, refs)
 
-    def _px_stream(self, data: bytes, refs: Sequence[Any] = (), *after: None) -> Generator[Value]:
+    def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Value]:
         yield from self._host.stream(data, refs)
 
 
@@ -181,9 +179,7 @@ async def _there(refs: list[Any]) -> None:
             done.set_result(None)
 
     def wait() -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # what is wrong with them, the call itself finds out when it fetches
+        with contextlib.suppress(Exception):  # what is wrong, the call finds out when it fetches
             ray.wait(refs, num_returns=len(refs), fetch_local=False)
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
             loop.call_soon_threadsafe(settle)
@@ -233,7 +229,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
     def forward(self: Shell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
-            return self._host.run(*args[:2])
+            return self._host.run(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
         return self._host.plain.run(role, method, args, kwargs, traced, portable)
 

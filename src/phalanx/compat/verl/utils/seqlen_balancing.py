@@ -27,9 +27,8 @@ __all__ = [
     "roundup_divisible",
 ]
 
-_LINEAR_COST = (
-    24576  # a transformer of hidden size 4096: cost per token, where attention costs 1 per pair of tokens
-)
+_LINEAR_COST = 24576
+"""Of a transformer of hidden size 4096: per token, where attention costs 1 per pair of tokens."""
 
 
 def ceildiv(a: int, b: int) -> int:

@@ -77,9 +77,7 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         }
         declared = getattr(remote, "_default_options", None) or {}
         if declared.get("num_cpus") is None:
-            options.setdefault(
-                "num_cpus", 0
-            )  # else Ray wants a whole CPU of the bundle while it starts the actor
+            options.setdefault("num_cpus", 0)  # else Ray wants a whole CPU while it starts the actor
         if use_gpu and device_name == "npu":
             options["resources"] = {"NPU": num_gpus}
         elif use_gpu:

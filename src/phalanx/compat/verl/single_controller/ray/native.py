@@ -220,9 +220,8 @@ def _watched(core: GroupCore) -> Calls:
     core.life.started()
     monitor.add(core)
     from_environment()
-    if (
-        ray.get_runtime_context().get_actor_id() is not None
-    ):  # a trainer, which is killed when its work is done
+    # A trainer is killed when its work is done.
+    if ray.get_runtime_context().get_actor_id() is not None:
         keep_saved()
     return Calls(core)
 

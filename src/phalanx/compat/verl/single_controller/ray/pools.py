@@ -109,9 +109,8 @@ class RayResourcePool(ResourcePool):
                 "a new pool"
             )
         if self.pgs is None:
-            from phalanx.compat.verl.single_controller.ray import (
-                native,
-            )  # the runtime: most processes make no pools
+            # The runtime: most processes make no pools.
+            from phalanx.compat.verl.single_controller.ray import native
 
             transport = native.transport()
             resource = _resource(device_name) if self.use_gpu else None

@@ -82,9 +82,8 @@ def start(order: Order) -> Started:
         PlacementError: no room for them.
         WorkerInitError: a constructor raised; also an instance of what it raised.
     """
-    from phalanx.compat.verl.single_controller.ray import (
-        native,
-    )  # the runtime, which only those load who start groups
+    # The runtime, which only those load who start groups.
+    from phalanx.compat.verl.single_controller.ray import native
 
     order.pool.get_placement_groups(strategy=order.strategy, device_name=order.device_name)
     pool = native_pool(order.pool, order.device_name, order.use_gpu)
