@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
 import phalanx as px
 from phalanx.testing import faults
+from tests.runtime.scripts import tell
 
 STORE = 200 << 20  # bytes
 FITS, TOO_LARGE = 40_000_000, 300_000_000  # bytes
@@ -40,7 +40,7 @@ def main() -> None:
         seen["afterwards"] = outcome(group, FITS)
         seen["state"] = group.state
     px.shutdown()
-    print("FOUND " + json.dumps(seen))
+    tell(seen)
 
 
 if __name__ == "__main__":

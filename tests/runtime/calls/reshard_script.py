@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import ray
 import torch
-from ray.cluster_utils import Cluster
 
 import phalanx as px
 from phalanx.wire.arrival import received
+from tests.runtime.own_cluster import several_nodes
+from tests.runtime.scripts import tell
 
-STORE = 80 * 2**20
 GPUS = 3  # of a node, logical: the two groups of each case do not fit onto one
 
 
@@ -54,16 +52,10 @@ def resharded(rows: int, sources: int, targets: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
-    for _ in range(2):
-        cluster.add_node(num_cpus=GPUS, num_gpus=GPUS, object_store_memory=STORE)
-    cluster.wait_for_nodes()
-    px.init(backend="ray", address=cluster.address, log_to_driver=False)
-    shapes = [(3, 2), (2, 3)]
-    found = [resharded(257, sources, targets) for sources, targets in shapes]
-    print("FOUND " + json.dumps(found), flush=True)
-    ray.shutdown()
-    cluster.shutdown()
+    with several_nodes(2, num_cpus=GPUS, num_gpus=GPUS):
+        shapes = [(3, 2), (2, 3)]
+        found = [resharded(257, sources, targets) for sources, targets in shapes]
+        tell(found)
 
 
 if __name__ == "__main__":

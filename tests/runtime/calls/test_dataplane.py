@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import phalanx as px
+from tests.runtime.scripts import told_by
 
 MB = 1 << 20
 ROW = 4096  # bytes of a row of 1024 float32
@@ -233,13 +231,8 @@ def test_resharding_on_one_node_fetches_no_more_than_the_share(
 @pytest.fixture(scope="module")
 def resharded() -> list[dict[str, Any]]:
     """What a script saw that reshards between two nodes of a cluster of its own."""
-    script = Path(__file__).with_name("reshard_script.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=170, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    (found,) = told_by("tests.runtime.calls.reshard_script", timeout=170)
+    return found
 
 
 @pytest.mark.slow

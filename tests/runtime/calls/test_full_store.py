@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runtime.calls.full_store_script import FITS, STORE
+from tests.runtime.scripts import told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -19,12 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the script saw."""
-    command = [sys.executable, str(Path(__file__).with_name("full_store_script.py"))]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=220, env=environment, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    (found,) = told_by("tests.runtime.calls.full_store_script", timeout=220)
+    return found
 
 
 def test_a_call_that_fits_beside_what_fills_the_store_is_made(found: dict[str, Any]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
-import ray
-from ray.cluster_utils import Cluster
-
 import phalanx as px
 from phalanx.testing import faults
-
-KIND = {"num_cpus": 2, "resources": {"seat": 2}, "object_store_memory": 80 * 2**20}
+from tests.runtime.own_cluster import several_nodes
+from tests.runtime.scripts import tell
 
 
 class Sleeper(px.Worker):
@@ -43,40 +39,34 @@ def failed(call: Any) -> tuple[px.PhalanxError, float]:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80 * 2**20})
-    for _ in range(3):
-        cluster.add_node(**KIND)
-    cluster.wait_for_nodes()
-    px.init(backend="ray", address=cluster.address, log_to_driver=False)
-    found: dict[str, Any] = {}
-    pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
-    group = px.WorkerGroup(pool, Sleeper, resources={"seat": 1}, start_timeout=60)
-    group.load(7)
-    before = group.node()
+    with several_nodes(3, resources={"seat": 2}) as cluster:
+        found: dict[str, Any] = {}
+        pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
+        group = px.WorkerGroup(pool, Sleeper, resources={"seat": 1}, start_timeout=60)
+        group.load(7)
+        before = group.node()
 
-    call = group.nap.submit(120.0)
-    lost = faults.drop_node(cluster, group, 3)
-    error, found["took"] = failed(call.result)
-    found["lost"] = lost
-    found["kind"] = type(error).__name__
-    found["text"] = str(error)
-    found["causes"] = list(error.cause_ranks) if isinstance(error, px.CallError) else []
-    found["hint"] = error.causes[0].hint if isinstance(error, px.CallError) else None
+        call = group.nap.submit(120.0)
+        lost = faults.drop_node(cluster, group, 3)
+        error, found["took"] = failed(call.result)
+        found["lost"] = lost
+        found["kind"] = type(error).__name__
+        found["text"] = str(error)
+        found["causes"] = list(error.cause_ranks) if isinstance(error, px.CallError) else []
+        found["hint"] = error.causes[0].hint if isinstance(error, px.CallError) else None
 
-    group.restart()
-    after = group.node()
-    found["stayed"] = before[:2] == after[:2]
-    found["moved"] = lost not in after and len(set(after)) == 2
-    found["loaded"] = group.loaded_step()
+        group.restart()
+        after = group.node()
+        found["stayed"] = before[:2] == after[:2]
+        found["moved"] = lost not in after and len(set(after)) == 2
+        found["loaded"] = group.loaded_step()
 
-    faults.drop_node(cluster, group, 2)
-    failed(lambda: group.nap(60.0))
-    error, _ = failed(group.restart)
-    found["no_room"] = [type(error).__name__, str(error), group.state]
-    print("FOUND " + json.dumps(found), flush=True)
-    pool.close()
-    ray.shutdown()
-    cluster.shutdown()
+        faults.drop_node(cluster, group, 2)
+        failed(lambda: group.nap(60.0))
+        error, _ = failed(group.restart)
+        found["no_room"] = [type(error).__name__, str(error), group.state]
+        tell(found)
+        pool.close()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.runtime.scripts import told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -17,17 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the script saw."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("drain_script.py"))],
-        capture_output=True,
-        text=True,
-        timeout=220,
-        env=dict(os.environ),
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    (found,) = told_by("tests.runtime.groups.drain_script", timeout=220)
+    return found
 
 
 def test_the_group_is_told_within_2_s_on_a_thread_of_the_librarys(found: dict[str, Any]) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.runtime.scripts import told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -17,18 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the script saw."""
-    script = Path(__file__).with_name("node_loss_script.py")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=220,
-        env=dict(os.environ),
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    (found,) = told_by("tests.runtime.groups.node_loss_script", timeout=220)
+    return found
 
 
 def test_the_loss_of_a_node_is_one_error_that_names_node_and_ranks_within_20_s(found: dict[str, Any]) -> None:

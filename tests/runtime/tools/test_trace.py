@@ -25,8 +25,6 @@ from phalanx.tracing.events import Call, Part, Trace
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
-BY_VALUE = True
-
 
 class Traced(px.Worker):
     def __init__(self) -> None:
@@ -266,7 +264,7 @@ class Broken(px.Worker):
         raise RuntimeError("never")
 
 
-@pytest.mark.soak_on_cluster
+@pytest.mark.slow_on_cluster
 def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
     with px.trace() as trace, contextlib.closing(px.WorkerGroup(pool[0:2], roles, name="both")) as group:
@@ -278,7 +276,7 @@ def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None
     assert len(events.tracks) == 2
 
 
-@pytest.mark.soak_on_cluster
+@pytest.mark.slow_on_cluster
 def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         for _ in range(2):

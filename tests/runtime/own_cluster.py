@@ -1,0 +1,51 @@
+"""A cluster of several nodes on this machine, for scripts that lose some of them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+import phalanx as px
+
+_STORE = 80 * 2**20
+
+
+@contextlib.contextmanager
+def several_nodes(count: int, *, store: int = _STORE, **each: Any) -> Generator[Cluster]:
+    """So many nodes of a kind beside a head on which nothing runs; ``px`` is connected to them."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": store})
+    for _ in range(count):
+        cluster.add_node(**{"num_cpus": 2, "object_store_memory": store, **each})
+    cluster.wait_for_nodes()
+    px.init(backend="ray", address=cluster.address, log_to_driver=False)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def node_of(cluster: Cluster, node_id: str) -> Any:
+    """The node of that id."""
+    return next(node for node in cluster.worker_nodes if node.node_id == node_id)
+
+
+def drain(cluster: Cluster, node_id: str, seconds: int) -> None:
+    """Have a node drained, as a cloud's agent does it before it takes the node back."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--address", cluster.address, "--node-id", node_id),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the cloud wants it back"),
+            *("--deadline-remaining-seconds", str(seconds)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )

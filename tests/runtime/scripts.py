@@ -1,0 +1,36 @@
+"""Scripts that tests run in a process of its own, with a cluster that nobody else has; and what they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+_BEGIN = "FOUND "
+
+
+def tell(found: object) -> None:
+    """Of the script: tell the test something."""
+    print(_BEGIN + json.dumps(found), flush=True)
+
+
+def told_by(module: str, *words: str, timeout: float, times: int = 1) -> list[Any]:
+    """Run a script, and give what it told so many times, in order."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=_ROOT,
+        env=environment,
+        check=False,
+    )
+    told = [line.removeprefix(_BEGIN) for line in done.stdout.splitlines() if line.startswith(_BEGIN)]
+    assert len(told) == times, done.stderr[-4000:]
+    return [json.loads(line) for line in told]
