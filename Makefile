@@ -41,7 +41,7 @@ test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" choose
 	$(BIN)/python -m pytest -m "not slow and $(ELSEWHERE)" $(ARGS)
 
 test-slow: $(STAMP) ## injected faults, many groups, whole examples
-	$(BIN)/python -m pytest -m "slow and $(ELSEWHERE)" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and $(ELSEWHERE)" --ignore tests/docs/test_site.py $(ARGS)
 
 test-verl: $(STAMP) ## verl's own trainers, on Phalanx and on verl's controller (makes an environment of verl, 2 GB)
 	$(BIN)/python -m bench.environment verl
@@ -51,7 +51,7 @@ test-vllm: $(STAMP) ## vLLM as a role, on CPUs (makes an environment of vLLM, 4 
 	$(BIN)/python -m bench.environment vllm
 	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and not soak" $(ARGS) tests/engines/vllm
 
-soak: $(STAMP) ## what takes long and is in no other rule: many restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
+soak: $(STAMP) ## what is in no other rule: many seeds and restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
 	$(BIN)/python -m bench.environment verl
 	$(BIN)/python -m bench.environment vllm
 	$(BIN)/python -m pytest -m "soak and not vllm" -rP $(ARGS)

@@ -8,13 +8,14 @@ are started.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,16 +37,23 @@ FITTED, PREDICTED = (8, 16), (32, 64)
 WARM = 3
 RESULTS = Path(__file__).resolve().parent / "results" / "calibration.json"
 MEGABYTES = (1, 16)
-RELAYED = "small call, relays"
+THROUGH = ", relays"
+RELAYED = f"small call{THROUGH}"
+RELAY_FROM = "PHALANX_RELAY_FROM"
 ALLOWED = {
     "start": 0.35,
     "empty call": 0.20,
     "small call": 0.20,
     "broadcast 1 MB": 0.20,
     "broadcast 16 MB": 0.20,
+    f"empty call{THROUGH}": 0.20,
     RELAYED: 0.20,
+    f"broadcast 1 MB{THROUGH}": 0.20,
 }
 SWEPT_BYTES = 128 << 20
+SHARE = "share of the process"
+COPYING = 6
+"""Threads with which Ray copies a large value into its store."""
 
 Figures = dict[str, float]
 
@@ -73,57 +81,64 @@ class Light(px.Worker):
 
 
 def program(ranks: int, calls: int, only: str = "") -> Figures:
-    """What is measured, in seconds: on Ray, or in a simulation. ``only`` one figure of calls, where it is named."""
+    """What is measured, in seconds: on Ray, or in a simulation. ``only`` one figure of calls, where it is named.
+
+    Groups of every size are started without relays and called directly, then through relays.
+    """
     found: Figures = {}
     with px.ResourcePool([ranks], use_gpu=False) as pool:
-        begun = time.perf_counter()
-        group = px.WorkerGroup(pool, Light)
-        found["start"] = time.perf_counter() - begun
-        values = {f"broadcast {n} MB": np.ones(n << 18, dtype=np.float32) for n in MEGABYTES}
+        with _relays_from(0):
+            begun = time.perf_counter()
+            group = px.WorkerGroup(pool, Light)
+            found["start"] = time.perf_counter() - begun
+        values: dict[str, Any] = {f"broadcast {n} MB": np.ones(n << 18, dtype=np.float32) for n in MEGABYTES}
         values["small call"] = {"step": 1}
-        todo = {"empty call": group.nothing, **{name: partial(group.take, values[name]) for name in values}}
-        for name, call in todo.items():
-            if only in ("", name):
-                found |= _of_call(name, group, call, calls)
-        if only in ("", RELAYED):
-            _use_relays(group)
-            found |= _of_call(RELAYED, group, todo["small call"], calls)
+        direct = {"empty call": group.nothing, **{name: partial(group.take, values[name]) for name in values}}
+        relayed = {f"{name}{THROUGH}": call for name, call in direct.items() if f"{name}{THROUGH}" in ALLOWED}
+        found |= _of_calls(group, direct, calls, only)
+        if only == "" or only in relayed:
+            with _relays_from(2):
+                use_relays(group.core, group.core.epoch)
+            found |= _of_calls(group, relayed, calls, only)
     return found
 
 
-def _use_relays(group: Any) -> None:
-    os.environ["PHALANX_RELAY_FROM"] = "2"
+@contextlib.contextmanager
+def _relays_from(ranks: int) -> Iterator[None]:
+    before = os.environ.get(RELAY_FROM)
+    os.environ[RELAY_FROM] = str(ranks)
     try:
-        use_relays(group.core, group.core.epoch)
+        yield
     finally:
-        del os.environ["PHALANX_RELAY_FROM"]
+        os.environ.pop(RELAY_FROM)
+        os.environ.update({} if before is None else {RELAY_FROM: before})
 
 
-def _of_call(name: str, group: Any, call: Callable[[], Any], times: int) -> Figures:
-    """The median of several calls, and of the driver's CPU for them.
+def _of_calls(group: Any, todo: Mapping[str, Callable[[], Any]], times: int, only: str) -> Figures:
+    """The median of several calls of each kind, and of the driver's CPU for them; the kinds take turns.
 
     Before each, as many ranks as there are cores sweep the caches, as the work between two calls does. Without that
     a few processes would be quicker than many, whose memory no cache holds.
     """
     sweeping = group[0 : os.cpu_count() or 1]
-    taken: list[float] = []
-    busy: list[float] = []
+    wanted = {name: call for name, call in todo.items() if only in ("", name)}
+    taken: dict[str, list[float]] = {name: [] for name in wanted}
+    busy: dict[str, list[float]] = {name: [] for name in wanted}
     for _ in range(times + WARM):
-        sweeping.sweep()
-        begun, cpu = time.perf_counter(), time.process_time()
-        call()
-        taken.append(time.perf_counter() - begun)
-        busy.append(time.process_time() - cpu)
-    return {
-        name: statistics.median(taken[WARM:]),
-        f"driver cpu of {name}": statistics.median(busy[WARM:]),
-    }
+        for name, call in wanted.items():
+            sweeping.sweep()
+            begun, cpu = time.perf_counter(), time.process_time()
+            call()
+            taken[name].append(time.perf_counter() - begun)
+            busy[name].append(time.process_time() - cpu)
+    found = {name: statistics.median(taken[name][WARM:]) for name in wanted}
+    return found | {f"driver cpu of {name}": statistics.median(busy[name][WARM:]) for name in wanted}
 
 
-def measured(ranks: int, starts: int) -> Figures:
-    """The program on Ray, in processes and clusters of its own; the least of so many starts."""
+def measured(ranks: int, times: int) -> Figures:
+    """The program on Ray, in processes and clusters of its own; the least of so many runs."""
     runs: list[Figures] = []
-    for _ in range(starts):
+    for _ in range(times):
         command = [sys.executable, __file__, "--real", str(ranks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         if done.returncode:
@@ -147,13 +162,22 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
     more = FITTED[1] - FITTED[0]
     cores = os.cpu_count() or 1
     each = max(1e-6, (many["start"] - few["start"]) / more)
-    cpu = max(1e-6, (many["driver cpu of small call"] - few["driver cpu of small call"]) / more)
+    driver = [
+        {name: truth[ranks][f"driver cpu of {name}"] for name in ALLOWED if name != "start"}
+        for ranks in FITTED
+    ]
+    cpu = max(1e-6, (driver[1]["small call"] - driver[0]["small call"]) / more)
+    stored = _mean([busy["broadcast 16 MB"] - busy["broadcast 1 MB"] for busy in driver]) / (15 << 20)
+    put = _mean([busy["broadcast 1 MB"] - busy["small call"] for busy in driver]) - stored * (1 << 20)
     made = replace(
         Constants(),
+        put_s=max(0.0, put),
+        store_bytes_per_s=min(cores, COPYING) / max(1e-12, stored),
         submit_s=0.55 * cpu,
         take_s=0.45 * cpu,
         process_s=0.7 * each * cores,
         setup_s=0.3 * each * cores,
+        start_s=0.0,
     )
     for name, figure, lowest, highest in (
         ("handle_s", "empty call", 1e-6, 0.02),
@@ -163,6 +187,7 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
         ("get_s", "broadcast 1 MB", 0.0, 0.02),
         ("copy_bytes_per_s", "broadcast 16 MB", 2e8, 1e11),
         ("get_s", "broadcast 1 MB", 0.0, 0.02),
+        (SHARE, "start", 0.3, 0.95),
         ("start_s", "start", 0.0, 10.0),
         ("relay_each_s", RELAYED, 1e-6, 0.02),
         ("relay_call_s", RELAYED, 0.0, 0.05),
@@ -172,9 +197,16 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
     return made
 
 
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _with(constants: Constants, name: str, value: float) -> Constants:
     if name == "relay_each_s":  # one measurement for two: they are alike
         return replace(constants, relay_send_s=0.55 * value, relay_take_s=0.45 * value)
+    if name == SHARE:  # of what each rank of a start costs: how much is saved where a process waits for it
+        whole = constants.process_s + constants.setup_s
+        return replace(constants, process_s=value * whole, setup_s=(1 - value) * whole)
     return replace(constants, **{name: value})
 
 
@@ -191,9 +223,17 @@ def _searched(
 
     golden = (5**0.5 - 1) / 2
     low, high = lowest, highest
+    one, two = high - golden * (high - low), low + golden * (high - low)
+    of_one, of_two = error(one), error(two)
     for _ in range(14):
-        one, two = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, two) if error(one) < error(two) else (one, high)
+        if of_one < of_two:
+            high, two, of_two = two, one, of_one
+            one = high - golden * (high - low)
+            of_one = error(one)
+        else:
+            low, one, of_one = one, two, of_two
+            two = low + golden * (high - low)
+            of_two = error(two)
     return _with(constants, name, (low + high) / 2)
 
 
@@ -225,8 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure() -> None:
-    """Groups of 8 and 16."""
-    _write({"measured": {ranks: measured(ranks, 1) for ranks in FITTED}})
+    """Groups of 8 and 16, twice."""
+    _write({"measured": {ranks: measured(ranks, 2) for ranks in FITTED}})
 
 
 def _predict() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -21,16 +22,41 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a module that says ``SLOW_ON_RAY = True``, or that say it, are slow where their backend is Ray."""
+    """On Ray, tests are slow or soak that say so; else as their module says (``SLOW_ON_RAY``, ``SOAK_ON_RAY``)."""
+    for module in {getattr(item, "module", None) for item in items}:
+        if getattr(
+            module, "BY_VALUE", False
+        ):  # its workers need nothing of what it imports: torch takes a second
+            cloudpickle.register_pickle_by_value(module)
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "relayed" in (parameters.get("backend"), parameters.get("way")):
             item.add_marker(pytest.mark.soak)
-        module_says_so = getattr(getattr(item, "module", None), "SLOW_ON_RAY", False)
-        if parameters.get("backend") == "ray" and (
-            module_says_so or item.get_closest_marker("slow_on_cluster") is not None
-        ):
-            item.add_marker(pytest.mark.slow)
+        if parameters.get("backend") == "ray":
+            for mark in _on_ray(item):
+                item.add_marker(mark)
+
+
+def _on_ray(item: pytest.Item) -> list[str]:
+    """The marks of a test whose backend is Ray."""
+    for mark in ("soak", "slow"):
+        if item.get_closest_marker(f"{mark}_on_cluster") is not None:
+            return [mark]
+    module = getattr(item, "module", None)
+    return [mark for mark in ("soak", "slow") if getattr(module, f"{mark.upper()}_ON_RAY", False)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Name what fails at once: a run that is cut has no summary."""
+    report = yield
+    reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed and reporter is not None:
+        reporter.write_line(f"FAILED in its {report.when}: {report.nodeid}")
+        reporter.flush()
+    return report
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

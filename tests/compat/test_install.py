@@ -161,7 +161,7 @@ print(type(output).__module__, output.batch["a"].tolist())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI on a cluster that was there before; drivers of clusters of their own are the tutorial's
 @pytest.mark.timeout(300)
 def test_a_trainer_that_is_a_ray_actor() -> None:
     with tempfile.TemporaryDirectory(prefix="px") as folder:

@@ -75,8 +75,9 @@ def test_chapters_2_and_3(short: Path) -> None:
 
 
 @pytest.mark.slow
-def test_chapter_4(short: Path) -> None:
-    output = run("chapter_4.py", short)
+@pytest.mark.parametrize("length", [64, pytest.param(2048, marks=pytest.mark.soak)])
+def test_chapter_4(short: Path, length: int) -> None:
+    output = run("chapter_4.py", short, TUTORIAL_LENGTH=str(length))
 
     lines = [line for line in output.splitlines() if not FROM_ELSEWHERE.match(line)]
-    assert lines[-3:] == ["4 4 1 1", "[None, None, None, None]", "torch.Size([2048, 16, 4096])"]
+    assert lines[-3:] == ["4 4 1 1", "[None, None, None, None]", f"torch.Size([{length}, 16, 4096])"]

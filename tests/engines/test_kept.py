@@ -9,33 +9,33 @@ import torch
 
 import phalanx as px
 from phalanx.engines.vllm.kept import KeptWeights, opened
+from phalanx.movers.placed import PlacedTensors
 from tests.engines.counting import CountingEngine
 
 LIKE = {"a": torch.empty(3, 5, device="meta"), "b": torch.empty(7, dtype=torch.bfloat16, device="meta")}
 
 
 def test_others_see_what_was_put_into_it() -> None:
-    kept = KeptWeights()
-    made = kept.make(LIKE)
-    values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16()}
-    made["a"].copy_(values["a"])
-    told = kept.take([("a", made["a"]), ("b", values["b"])])  # "a" lies there already
+    kept, values = KeptWeights(), {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16()}
+    told = kept.take(values)
 
     found = {name: tensor.clone() for name, tensor in opened(told)}
 
     assert {name: tensor.dtype for name, tensor in found.items()} == {"a": torch.float32, "b": torch.bfloat16}
     assert all(torch.equal(found[name], values[name]) for name in values)
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in made.values())
     kept.close()
 
 
-def test_weights_that_are_others_than_planned_are_refused() -> None:
-    kept = KeptWeights()
-    kept.make(LIKE)
+def test_what_lies_in_a_segment_already_is_not_copied() -> None:
+    placed = PlacedTensors(LIKE)
+    told = KeptWeights().take(placed.tensors)
+    placed.tensors["a"].fill_(3.0)
 
-    with pytest.raises(px.WeightsError, match="not those that were planned for: b"):
-        kept.take([("a", torch.zeros(3, 5))])
-    kept.close()
+    found = {name: tensor.clone() for name, tensor in opened(told)}
+
+    assert torch.equal(found["a"], torch.full((3, 5), 3.0))
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in placed.tensors.values())
+    placed.close()
 
 
 class Source(px.Worker):

@@ -8,7 +8,7 @@ from phalanx.engines.transformers import TransformersRollout
 from phalanx.testing.engines import Reference, Source
 from tests.engines.test_transformers import THREADS, small_llama
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 def test_engines_that_join_answer_with_the_weights_of_the_last_sync(backend: str) -> None:

@@ -16,7 +16,7 @@ from phalanx.engines import Sampling
 from phalanx.engines.transformers import TransformersRollout
 from phalanx.testing.engines import EngineConformance, Reference, Source
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
@@ -60,6 +60,7 @@ def tied_llama() -> LlamaForCausalLM:
     return small_llama(tied=True)
 
 
+@pytest.mark.slow_on_cluster
 def test_tied_weights_are_those_of_each_sync(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
         source = px.WorkerGroup(pool, Source.bind(tied_llama()))
@@ -154,6 +155,7 @@ def test_continuous_batching_refuses_rows_that_it_cannot_draw() -> None:
     engine.close()
 
 
+@pytest.mark.slow_on_cluster
 class TestContinuous(TestPadded):
     @pytest.fixture(scope="class")
     def rollout(self, backend: str) -> Iterator[Any]:

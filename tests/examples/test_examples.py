@@ -46,7 +46,7 @@ def test_the_first_chapter_runs_on_ray(tmp_path: Path) -> None:
     assert "value: 10000" in run(TUTORIAL[0], backend="ray", folder=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_notebook.py has them in CI
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("chapter", TUTORIAL[1:], ids=lambda path: path.stem)
 def test_a_chapter_of_the_tutorial_runs_on_ray(chapter: Path, tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ import pytest
 
 import phalanx as px
 
-GROUPS = 20
-
 
 class Member(px.Worker):
     """Forms torch's default process group as any training script does."""
@@ -81,13 +79,14 @@ def start_and_use(number: int) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_20_groups_come_up_at_once_while_the_ports_around_them_are_taken(
-    ray_cluster: None, port_eater: subprocess.Popen[str]
+@pytest.mark.parametrize("groups", [5, pytest.param(20, marks=pytest.mark.soak)])
+def test_groups_come_up_at_once_while_the_ports_around_them_are_taken(
+    ray_cluster: None, port_eater: subprocess.Popen[str], groups: int
 ) -> None:
-    with ThreadPoolExecutor(GROUPS) as threads:
-        totals = list(threads.map(start_and_use, range(GROUPS)))
+    with ThreadPoolExecutor(groups) as threads:
+        totals = list(threads.map(start_and_use, range(groups)))
     eaten, _ = port_eater.communicate("\n")
-    assert totals == [[20.0 * number + 1] * 2 for number in range(GROUPS)]
+    assert totals == [[20.0 * number + 1] * 2 for number in range(groups)]
     assert int(eaten) > 1000
 
 

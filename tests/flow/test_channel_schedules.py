@@ -108,7 +108,7 @@ def a_rare_step(actors: Actors, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100))]
+    "block", [*range(10), *(pytest.param(n, marks=pytest.mark.soak) for n in range(10, 100))]
 )
 def test_nothing_vanishes_or_counts_twice_in_seeded_schedules(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):

@@ -90,7 +90,7 @@ def a_step(loop: Loop, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100))]
+    "block", [*range(10), *(pytest.param(n, marks=pytest.mark.soak) for n in range(10, 100))]
 )
 def test_every_row_is_accounted_for_and_none_too_old_in_seeded_schedules(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):

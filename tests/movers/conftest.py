@@ -10,6 +10,11 @@ import pytest
 from tests.movers import peers
 from tests.movers.peers import SOURCE, TARGET, Peer
 
+_ENDS = {
+    "ring": (peers.ring_source, peers.ring_target),
+    "placed": (peers.placed_source, peers.placed_target),
+}
+
 
 class Sides:
     """Processes of both sides, with ends of one kind."""
@@ -31,9 +36,10 @@ class Sides:
     def connect(self) -> None:
         """New ends, as after a change of epoch."""
         if self._host is None:
-            addresses = [peer.do(peers.ring_source, rank) for rank, peer in enumerate(self.sources)]
+            source, target = _ENDS[self.kind]
+            addresses = [peer.do(source, rank) for rank, peer in enumerate(self.sources)]
             for rank, peer in enumerate(self.targets):
-                peer.do(peers.ring_target, rank, addresses)
+                peer.do(target, rank, addresses)
             return
         port, prefix = self._host.do(peers.serve_store), f"try {next(self._prefixes)}"
         for side, ranks in (("source", self.sources), ("target", self.targets)):
@@ -57,6 +63,16 @@ class Sides:
 @pytest.fixture(params=["ring", "process group"])
 def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     made = Sides(request.param)
+    try:
+        made.connect()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def placed_sides() -> Iterator[Sides]:
+    made = Sides("placed")
     try:
         made.connect()
         yield made

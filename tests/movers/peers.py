@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from phalanx.movers.placed import PlacedSource, PlacedTarget, PlacedTensors
 from phalanx.movers.process_group import GroupSource, GroupTarget, SpanningGroup
 from phalanx.movers.ring import RingSource, RingTarget
 from phalanx.transfer.buckets import Slot, buckets_from, buckets_to
@@ -104,6 +105,19 @@ def ring_target(state: dict[str, Any], rank: int, addresses: Sequence[str]) -> N
     state["end"] = RingTarget(rank, dict(enumerate(addresses)))
 
 
+def placed_source(state: dict[str, Any], rank: int) -> str:
+    close(state)
+    state["end"] = PlacedSource(rank)
+    return state["end"].address
+
+
+def placed_target(state: dict[str, Any], rank: int, addresses: Sequence[str]) -> None:
+    close(state)
+    state["placed"] = PlacedTensors(blank(locals_of(TARGET, weights(0)))[rank])
+    state["end"] = PlacedTarget(rank, dict(enumerate(addresses)), state["placed"])
+    state["end"].connect(range(len(addresses)), timeout=30.0)
+
+
 def group_end(state: dict[str, Any], port: int, prefix: str, side: str, rank: int) -> None:
     close(state)
     store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=30))
@@ -130,7 +144,7 @@ def receive(
     how: int = signal.SIGKILL,
 ) -> dict[str, torch.Tensor]:
     """Receive a version and give what arrived."""
-    tensors = blank(locals_of(TARGET, weights(0)))[rank]
+    tensors = state["placed"].tensors if "placed" in state else blank(locals_of(TARGET, weights(0)))[rank]
     buckets = buckets_to(plan, rank, BUCKET_BYTES, by_readers=state.get("by_readers", False))
     state["end"].receive(
         buckets, _dying(lambda slot: write_slot(tensors, slot), die_at, how), timeout=timeout
@@ -158,8 +172,13 @@ def set_by_readers(state: dict[str, Any]) -> None:
 
 
 def close(state: dict[str, Any]) -> None:
-    if (end := state.pop("end", None)) is not None:
-        end.close()
+    for kept in ("end", "placed"):
+        if (one := state.pop(kept, None)) is not None:
+            one.close()
+
+
+def placed_values(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: one.clone().numpy() for name, one in state["placed"].tensors.items()}
 
 
 def open_fds(state: dict[str, Any]) -> int:

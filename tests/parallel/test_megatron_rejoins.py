@@ -62,7 +62,7 @@ def two(ray_cluster: None) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_the_step_is_made_again_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
     with MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
         before = group.pid()

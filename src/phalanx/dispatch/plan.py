@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -108,6 +109,17 @@ class CallPlan:
         kwargs = {k: a.value if isinstance(a, Same) else a.values[position] for k, a in self.kwargs.items()}
         return args, kwargs
 
+    def arguments(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Those of each position, in order."""
+        count, names = len(self.ranks), tuple(self.kwargs)
+        args = _by_position(self.args, count)
+        if not names:
+            return ((values, {}) for values in args)
+        kwargs = _by_position(tuple(self.kwargs.values()), count)
+        return (
+            (values, dict(zip(names, named, strict=True))) for values, named in zip(args, kwargs, strict=True)
+        )
+
     def keeps(self, position: int) -> bool:
         """Whether the output of the rank at ``position`` is part of the result."""
         return len(self.gather.take) == len(self.ranks) or position in self._taken
@@ -121,6 +133,13 @@ class CallPlan:
     @cached_property
     def _taken(self) -> frozenset[int]:
         return frozenset(self.gather.take)
+
+
+def _by_position(arguments: Sequence[Same | Each], count: int) -> Iterator[tuple[Any, ...]]:
+    if not arguments:
+        return itertools.repeat((), count)
+    columns = (itertools.repeat(a.value, count) if isinstance(a, Same) else a.values for a in arguments)
+    return zip(*columns, strict=True)
 
 
 class Target(Protocol):

@@ -20,7 +20,7 @@ __all__ = ["Message", "Wire", "listen", "reach"]
 _FORMAT = struct.Struct("<4sqqq")
 _CREDENTIALS = struct.Struct("iII")
 
-HELLO, SEGMENT, READY, DONE = b"HELO", b"SEGM", b"REDY", b"DONE"
+HELLO, SEGMENT, READY, DONE, GO = b"HELO", b"SEGM", b"REDY", b"DONE", b"GOON"
 
 
 class Message(NamedTuple):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from phalanx.topology.relays import RelayTree
-from phalanx.transport.values import Endpoint, Ref, Ticket
+from phalanx.transport.values import Endpoint, RankStream, Ref, Ticket
+from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.relayed import Batch, Envelope, Gone
 
 
@@ -18,6 +19,24 @@ class Part:
     ticket: Ticket | None
     ended: bool = False
     gone: Gone | None = None
+
+
+class Sender(Protocol):
+    """Sends one call to one rank, as a transport does."""
+
+    def submit(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
+    ) -> Ticket: ...
+
+    def stream(
+        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], buffer: int | None
+    ) -> RankStream: ...
 
 
 class Relays(Protocol):
@@ -46,6 +65,11 @@ class Relays(Protocol):
 
     def parts(self, head: int, serial: int, count: int, timeout: float) -> list[Part]:
         """What is known of a call's part on each of the head's ``count`` ranks that it went to."""
+        ...
+
+    def after(self, calls: Sequence[tuple[int, int]]) -> Sender | None:
+        """What calls ranks directly so that each begins once these calls, by head and serial, have ended on all ranks
+        of its head, whatever came of them; does not wait. None where that cannot be had."""
         ...
 
     def gone(self, head: int | None = None) -> Gone | None:

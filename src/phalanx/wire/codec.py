@@ -33,6 +33,7 @@ __all__ = [
     "decode",
     "decoding",
     "encode",
+    "encode_plain",
     "large_leaves",
     "nbytes_of",
     "tokens_of",
@@ -63,7 +64,8 @@ class Encoded:
     @property
     def nbytes(self) -> int:
         """Bytes of the head and of all buffers."""
-        return memoryview(self.head).nbytes + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        head = len(self.head)  # bytes, or a view of bytes
+        return head + sum([memoryview(buffer).nbytes for buffer in self.buffers]) if self.buffers else head
 
     def to_bytes(self) -> bytes:
         """The whole value in one bytes object, which `decode` takes: for small values, one copy."""
@@ -97,8 +99,9 @@ def encode(
     Raises:
         DispatchError: something in the value cannot be pickled; the message names its type and place.
     """
-    if _is_plain(value, _PLAIN_DEPTH):
-        return Encoded(pickle.dumps(value, _PROTOCOL))
+    plain = encode_plain(value)
+    if plain is not None:
+        return plain
     if not shared and type(value) not in (hoist or ()):
         alone = _encode_alone(value, policy)
         if alone is not None:
@@ -115,6 +118,11 @@ def encode(
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers
     return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, policy)
+
+
+def encode_plain(value: Value) -> Encoded | None:
+    """What `encode` gives of atoms in lists, tuples and dicts that are not deep; None for anything else."""
+    return Encoded(pickle.dumps(value, _PROTOCOL)) if _is_plain(value, _PLAIN_DEPTH) else None
 
 
 def _encode_alone(value: Value, policy: Policy | None) -> Encoded | None:
@@ -159,14 +167,14 @@ def _head_of(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     return pickle.dumps(_Reduced(function, args), _PROTOCOL)
 
 
-_ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
+ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 _PLAIN_DEPTH = 4
 
 
 def _is_plain(value: Value, depth: int) -> bool:
     """Whether plain pickle does: atoms in lists, tuples and dicts that are not deep."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return True
     if kind is dict:
         return not value or (
@@ -179,7 +187,7 @@ def _is_plain(value: Value, depth: int) -> bool:
 
 
 def _all_plain(values: Value, kinds: set[type], depth: int) -> bool:
-    if kinds <= _ATOMS:
+    if kinds <= ATOMS:
         return True
     if depth == 0 or not kinds <= _PLAIN_KINDS:
         return False
@@ -189,7 +197,7 @@ def _all_plain(values: Value, kinds: set[type], depth: int) -> bool:
     return True
 
 
-_PLAIN_KINDS = _ATOMS | {list, tuple, dict}
+_PLAIN_KINDS = ATOMS | {list, tuple, dict}
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "bytes_of",
     "concat_arrays",
     "concat_rows",
+    "copy_all",
     "copy_into",
     "private_copies",
     "tensor_over",
@@ -173,6 +174,39 @@ def copy_into(dst: Value, src: Value) -> None:
         np.copyto(to, of)
     else:
         _run_all(_byte_jobs(to, of))
+
+
+def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second tensor of each pair to the first, of the same shape, casting it where types differ.
+
+    What is large is divided over threads.
+    """
+    jobs: list[Callable[[], None]] = []
+    small: list[tuple[torch.Tensor, torch.Tensor]] = []
+    held = 0
+    for dst, src in pairs:
+        if src.device.type != "cpu" or dst.device.type != "cpu":
+            dst.copy_(src.detach())  # in the order of this thread's stream
+        elif dst.nbytes >= _CHUNK and dst.dtype == src.dtype and dst.is_contiguous():
+            jobs += _row_jobs(dst, src.detach())
+        else:
+            small.append((dst, src.detach()))
+            held += dst.nbytes
+            if held >= _CHUNK:
+                jobs.append(_copies(small))
+                small, held = [], 0
+    if small:
+        jobs.append(_copies(small))
+    if jobs:
+        _run_all(jobs)
+
+
+def _copies(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+    def copy() -> None:
+        for dst, src in pairs:
+            dst.copy_(src)
+
+    return copy
 
 
 def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:

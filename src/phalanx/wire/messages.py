@@ -65,6 +65,13 @@ class RankCall(NamedTuple):
     def pack(self) -> bytes:
         return MAGIC + pickle.dumps(tuple(self), 5)
 
+    def packed_with(self, body: bytes | int | None, keep: bool) -> bytes:
+        """As :meth:`pack` does it, for one rank; quicker than with a changed copy."""
+        call, epoch, role, method, _, returns, readonly, to_device, _, debug, trace = self
+        return MAGIC + pickle.dumps(
+            (call, epoch, role, method, keep, returns, readonly, to_device, body, debug, trace), 5
+        )
+
     @staticmethod
     def unpack(data: bytes) -> RankCall:
         return RankCall(*pickle.loads(memoryview(data)[len(MAGIC) :]))

@@ -87,9 +87,9 @@ class Sink:
         return self._buffers
 
     def place_of(
-        self, owner: Value, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
+        self, owner: Value, device: torch.device | None, address: int, nbytes: int, read: Callable[[], Any]
     ) -> Place:
-        """The place of these bytes of ``device``; ``read()`` gives them as a uint8 array.
+        """The place of these bytes of ``device``, None for the host; ``read()`` gives them as a uint8 array.
 
         ``owner`` is kept alive: as long as it is, nothing else can lie at ``address``.
         """
@@ -104,14 +104,14 @@ class Sink:
         return place
 
     def _added_small(
-        self, device: torch.device, address: int, nbytes: int, read: Callable[[], Any]
+        self, device: torch.device | None, address: int, nbytes: int, read: Callable[[], Any]
     ) -> tuple[int, int]:
         if self._place_of_small < 0:
             self._place_of_small = len(self._buffers)
             self._buffers.append(memoryview(b""))
         self._small += bytes(-len(self._small) % unpack.ALIGNMENT)
         offset = len(self._small)
-        self._small += ctypes.string_at(address, nbytes) if device == _host() else memoryview(read())
+        self._small += ctypes.string_at(address, nbytes) if device is None else memoryview(read())
         return self._place_of_small, offset
 
 
@@ -200,7 +200,8 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
         return bytes_of(flat.to(_host()))
 
-    return sink.place_of(plain, device, address, nbytes, read), dtype, shape, strides, flags
+    where = None if device == _host() else device
+    return sink.place_of(plain, where, address, nbytes, read), dtype, shape, strides, flags
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:
@@ -233,7 +234,7 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
     def read() -> Value:
         return array.transpose(_slowest_first(array)).reshape(-1).view(np.uint8)
 
-    place = sink.place_of(array, _host(), array.__array_interface__["data"][0], array.nbytes, read)
+    place = sink.place_of(array, None, array.__array_interface__["data"][0], array.nbytes, read)
     return unpack.array, (place, name, array.shape, strides)
 
 

@@ -1,4 +1,7 @@
-"""A trainer on the stand-in for verl, as a Ray actor, whose ranks fail in every way; prints what it sees as JSON."""
+"""Trainers on the stand-in for verl, as Ray actors, whose ranks fail as they are told; prints what each sees as JSON.
+
+Each argument is a way to fail ("raise", "kill", "stop"), with "lazy " before it for a call that does not block.
+"""
 
 from __future__ import annotations
 
@@ -83,4 +86,8 @@ class Trainer:
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False)
-    print(json.dumps(ray.get(Trainer.remote().fit.remote(sys.argv[1], sys.argv[2] == "lazy"))))
+    for words in sys.argv[1:]:
+        trainer = Trainer.remote()
+        print(
+            json.dumps(ray.get(trainer.fit.remote(words.split()[-1], words.startswith("lazy")))), flush=True
+        )

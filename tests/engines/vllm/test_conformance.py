@@ -46,6 +46,7 @@ class TestVllm(EngineConformance):
             yield pool
 
 
+@pytest.mark.soak  # in CI as the one on two accelerators, and as that of test_async.py
 class TestAsyncVllm(TestVllm):
     """The suite, on an engine in processes of its own."""
 

@@ -26,7 +26,7 @@ class Roles(NamedTuple):
     sync: px.WeightSync
 
 
-@pytest.fixture(scope="module", params=["untied", "tied", "tied Llama"])
+@pytest.fixture(scope="module", params=[pytest.param("untied", marks=pytest.mark.soak), "tied", "tied Llama"])
 def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str]) -> Iterator[Roles]:
     folder = models[request.param]
     with px.ResourcePool([2], use_gpu=False) as pool:

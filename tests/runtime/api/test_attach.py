@@ -50,7 +50,7 @@ def drive(ray_cluster: None) -> Callable[[str], str]:
     return run
 
 
-@pytest.mark.parametrize("leave", ["", "import ray; ray.shutdown()"])
+@pytest.mark.parametrize("leave", [pytest.param("", marks=pytest.mark.soak), "import ray; ray.shutdown()"])
 def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], str], leave: str) -> None:
     drive(f"""
         pool = px.ResourcePool([2], use_gpu=False, detached=True)

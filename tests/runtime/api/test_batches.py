@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import pandas as pd
 import pytest
 import torch
 
@@ -32,6 +31,8 @@ class Role(px.Worker):
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def tables(self, batch: Any) -> Any:
+        import pandas as pd
+
         return batch | {"table": pd.DataFrame({"a": [1]})}
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
@@ -40,8 +41,8 @@ class Role(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def role(pool: px.ResourcePool) -> px.WorkerGroup:
-    return px.WorkerGroup(pool, Role)
+def role(source: px.WorkerGroup) -> px.WorkerGroup:
+    return source
 
 
 def batch_of(rows: int) -> dict[str, Any]:
@@ -94,8 +95,8 @@ def test_settings_alone_go_to_every_rank_by_value_and_by_future(role: px.WorkerG
         assert role.shown({"ids": ids, "settings": given}) == ["{'settings': {'temp': 0.7}}"] * 2
 
 
-class Source(px.Worker):
-    """Gives one row by rank, in every way that a call can return."""
+class Source(Role):
+    """Gives one row by rank, in every way that a call can return; one group for all that is tried here."""
 
     @px.register
     def listed(self) -> Any:
@@ -198,14 +199,13 @@ def test_a_future_that_ranks_write_to_stays_what_it_was(
     assert [sink.add_one(future), sink.add_one(future)] == [[1.0] * 3] * 2
 
 
-def test_rows_of_a_list_by_rank_are_asked_for_without_waiting(pool: px.ResourcePool, tmp_path: Path) -> None:
-    if pool.backend == "inline":
+def test_rows_of_a_list_by_rank_are_asked_for_without_waiting(
+    source: px.WorkerGroup, sink: px.WorkerGroup, backend: str, tmp_path: Path
+) -> None:
+    if backend == "inline":
         pytest.skip("calls of this backend have ended when they are submitted")
-    waiting, sink = px.WorkerGroup(pool, Source), px.WorkerGroup(pool, Sink)
     go = tmp_path / "go"
-    call = sink.rows.submit(waiting.wait_for.submit(str(go)))
+    call = sink.rows.submit(source.wait_for.submit(str(go)))
     assert not call.done()
     go.touch()
-    assert call.result() == [[str(go)]] * 4
-    waiting.close()
-    sink.close()
+    assert call.result() == [[str(go)] * 2, [str(go)], [str(go)]]

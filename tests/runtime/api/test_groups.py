@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import phalanx as px
 
+BY_VALUE = True
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 
 
@@ -104,6 +105,8 @@ class Plain(px.Worker):
 
     @px.register
     def join_collective(self) -> None:
+        import torch.distributed as dist
+
         dist.init_process_group("gloo")
 
     @px.register
@@ -226,7 +229,7 @@ with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Plain) as
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", ["11", None])
+@pytest.mark.parametrize("chosen", ["11", pytest.param(None, marks=pytest.mark.soak)])
 def test_ranks_on_ray_have_the_threads_with_which_ray_was_started(tmp_path: Path, chosen: str | None) -> None:
     (tmp_path / "driver.py").write_text(OF_A_CLUSTER)
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import phalanx as px
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 class Answerer(px.Worker):
@@ -57,6 +56,7 @@ def four(backend: str) -> Iterator[px.ResourcePool]:
         yield pool
 
 
+@pytest.mark.slow_on_cluster
 def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Answerer)
     before = [endpoint.facts.pid for endpoint in group.core.endpoints]
@@ -81,6 +81,7 @@ def test_calls_of_all_ranks_go_to_those_that_there_are(four: px.ResourcePool) ->
         assert len(group.who()) == size
 
 
+@pytest.mark.slow_on_cluster
 def test_results_of_ranks_that_left_stay(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Answerer)
     futures = [group[rank].answer.submit(rank) for rank in range(4)]
@@ -113,6 +114,7 @@ def test_a_rank_that_left_is_called_no_more(four: px.ResourcePool) -> None:
         last.answer(1)
 
 
+@pytest.mark.slow_on_cluster
 def test_no_request_is_lost_or_answered_twice_under_load(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Answerer)
     px.resize(group, 2)
@@ -152,6 +154,7 @@ def test_sticky_routing_follows(four: px.ResourcePool) -> None:
     assert all(after[key] == rank for key, rank in ranks.items() if rank < 2)
 
 
+@pytest.mark.slow_on_cluster
 def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=1) as pool:
         group = px.WorkerGroup(pool, Answerer)
@@ -178,6 +181,7 @@ def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) ->
     assert len(group) == 4
 
 
+@pytest.mark.slow_on_cluster
 def test_a_pool_grows_for_a_group_and_shrinks_once_its_slots_are_free(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Answerer)
@@ -222,6 +226,8 @@ class Model(px.Worker):
     independent = True
 
     def __init__(self, value: float) -> None:
+        import torch  # here alone: ranks of other groups of this module start sooner without it
+
         self.module = torch.nn.Linear(2, 2)
         torch.nn.init.constant_(self.module.weight, value)
         self.publish_weights("policy", self.module)
@@ -233,6 +239,8 @@ class Model(px.Worker):
 
     @px.register
     def train(self) -> None:
+        import torch
+
         with torch.no_grad():
             self.module.weight += 1.0
 
@@ -241,6 +249,7 @@ class Model(px.Worker):
         return px.weights_version("served")
 
 
+@pytest.mark.slow_on_cluster
 def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.ResourcePool) -> None:
     trainer = px.WorkerGroup(four[0:1], Model.bind(3.0))
     group = px.WorkerGroup(four, Model.bind(0.0))
@@ -269,6 +278,7 @@ class Picky(px.Worker):
         return self.rank, self.world_size
 
 
+@pytest.mark.slow_on_cluster
 def test_a_rank_that_cannot_join_leaves_the_group_as_it_was(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False) as full:
         group = px.WorkerGroup(full, Picky)
@@ -296,6 +306,7 @@ class Trained(px.Worker):
         self.steps = state["steps"]
 
 
+@pytest.mark.slow_on_cluster
 def test_ranks_that_work_together_are_resized_through_a_folder(four: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(four, Trained)
     group.train()

@@ -7,27 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 import phalanx as px
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 TP = 2
 
 
 class Engine(px.Worker):
-    """One rank of an engine: has its columns of the weights, and makes every call of its engine."""
+    """One rank of an engine, which makes every call of its engine."""
 
     independent = True
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.tp = self.mesh().size("tp")
-        width = 8 // self.tp
-        self.part = torch.zeros(4, width)
-        at = self.mesh().coordinate(self.rank, "tp") * width
-        boxes = {"w": px.Boxes((4, 8), (((0, at), (4, width)),))}
-        self.accept_weights("policy", {"w": self.part}, boxes=boxes)
 
     @px.register(px.Dispatch.mesh())
     def answers(self, prompts: list[int]) -> list[int]:
@@ -43,16 +36,31 @@ class Engine(px.Worker):
         return self.rank, self.world_size, dict(self.mesh().sizes)
 
     @px.register
-    def weights(self) -> torch.Tensor:
-        return self.part.clone()
-
-    @px.register
     def seen(self) -> list[int]:
         return self.asked
 
 
+class Weighted(Engine):
+    """Has its columns of the weights."""
+
+    def __init__(self) -> None:
+        import torch  # here alone: ranks of other groups of this module start sooner without it
+
+        width = 8 // self.mesh().size("tp")
+        self.part = torch.zeros(4, width)
+        at = self.mesh().coordinate(self.rank, "tp") * width
+        boxes = {"w": px.Boxes((4, 8), (((0, at), (4, width)),))}
+        self.accept_weights("policy", {"w": self.part}, boxes=boxes)
+
+    @px.register
+    def weights(self) -> Any:
+        return self.part.clone()
+
+
 class Source(px.Worker):
     def __init__(self) -> None:
+        import torch
+
         self.w = torch.arange(32.0).view(4, 8)
         self.publish_weights("policy", {"w": self.w})
 
@@ -63,11 +71,12 @@ def eight(backend: str) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-def engines(pool: px.ResourcePool) -> px.WorkerGroup:
+def engines(pool: px.ResourcePool, kind: type[Engine] = Engine) -> px.WorkerGroup:
     """As many as the pool has room for."""
-    return px.WorkerGroup(pool, Engine, mesh=px.Mesh(dp=-1, tp=TP))
+    return px.WorkerGroup(pool, kind, mesh=px.Mesh(dp=-1, tp=TP))
 
 
+@pytest.mark.slow_on_cluster
 def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
     eight: px.ResourcePool,
 ) -> None:
@@ -83,6 +92,7 @@ def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
         assert group.core.endpoints[:2] == before[:2]
 
 
+@pytest.mark.slow_on_cluster
 def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
     eight: px.ResourcePool,
 ) -> None:
@@ -114,9 +124,12 @@ def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
     assert mine == peers
 
 
+@pytest.mark.slow_on_cluster
 def test_engines_that_join_have_the_weights_before_they_are_called(eight: px.ResourcePool) -> None:
+    import torch
+
     source = px.WorkerGroup(eight[:1], Source)
-    group = engines(eight)
+    group = engines(eight, Weighted)
     px.resize(group, 1)
     with px.WeightSync(source, group, "policy") as sync:
         sync()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 import phalanx as px
 
@@ -22,6 +21,8 @@ class Teller(px.Worker):
 
     @px.register
     def produce(self, channel: px.Channel, count: int) -> None:
+        import torch  # here alone: ranks of other groups of this module start sooner without it
+
         for index in range(count):
             channel.put(torch.full((LARGE,), 10.0 * self.rank + index))
 
@@ -90,6 +91,8 @@ def test_what_a_rank_that_left_had_put_is_still_there(two: px.ResourcePool) -> N
 
 def test_a_rank_that_is_at_taking_items_takes_them_before_it_leaves(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Teller)
+    import torch
+
     with px.Channel() as channel:
         for number in range(4):
             channel.put(torch.full((LARGE,), float(number)))

@@ -62,9 +62,11 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(h, marks=pytest.mark.slow) if h != "SIGKILL" else h for h in CAUSES]
-)
+SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
+MARKS = {"segfault": SLOW, "exit": SLOW, "SIGTERM": SOAK, "abort": SOAK}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=MARKS.get(how, ())) for how in CAUSES])
 def test_the_death_of_a_busy_rank_is_found_in_2_s_with_cause_and_last_line(
     group: px.WorkerGroup, how: str
 ) -> None:
@@ -81,7 +83,7 @@ def test_the_death_of_a_busy_rank_is_found_in_2_s_with_cause_and_last_line(
     assert group.state == "broken"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_the_death_of_an_idle_rank_is_found_in_2_s_without_a_call(group: px.WorkerGroup, signum: int) -> None:
     faults.kill(group, 3, signum)
 

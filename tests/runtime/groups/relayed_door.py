@@ -98,6 +98,9 @@ class LocalRelays:
             return [Part(None, True, Gone(f"relay {head}", "it was ended"))] * count
         return [Part(ticket, ended=True) for ticket in self.kept[head, serial]]
 
+    def after(self, calls: Sequence[tuple[int, int]]) -> None:
+        """All calls have ended when they were sent."""
+
     def gone(self, head: int | None = None) -> Gone | None:
         lost = self.lost if head is None else self.lost & {head}
         return Gone(f"relay {min(lost)}", "it was ended") if lost else None

@@ -17,7 +17,6 @@ from phalanx.testing import faults
 from tests.runtime.fault_workers import Trouble, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
-CYCLES = 50
 WARM_UP = 3
 
 
@@ -64,12 +63,13 @@ def one_cycle(number: int) -> None:
                 group.ping()
 
 
-def test_50_groups_of_4_with_10_faults_leave_nothing_behind() -> None:
+@pytest.mark.parametrize("cycles", [8, pytest.param(50, marks=pytest.mark.soak)])
+def test_groups_of_4_of_which_each_fifth_has_faults_leave_nothing_behind(cycles: int) -> None:
     for number in range(WARM_UP):
         one_cycle(number)
     before = holdings()
 
-    for number in range(CYCLES):
+    for number in range(cycles):
         one_cycle(number)
 
     assert within(10.0, lambda: holdings().store_bytes <= before.store_bytes + 2**20)

@@ -94,7 +94,14 @@ def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
     driver.process.wait(10.0)
 
 
-@pytest.mark.parametrize(("ending", "code"), [("exception", 1), ("exit", 3), ("return", 0)])
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("exception", 1),
+        pytest.param("exit", 3, marks=pytest.mark.soak),
+        pytest.param("return", 0, marks=pytest.mark.soak),
+    ],
+)
 def test_nothing_is_left_after_the_driver_leaves_the_with_block(
     ending: str, code: int, start: Callable[[str], Driver]
 ) -> None:

@@ -1,7 +1,8 @@
-"""Syncs weights between two nodes of a cluster of its own, by one mover, and prints what it saw."""
+"""Syncs weights between two nodes of a cluster of its own, by one mover after the other, and prints what it saw."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,10 +15,9 @@ from typing import Any
 import ray
 import torch
 from ray._private.internal_api import node_stats
+from ray.cluster_utils import Cluster
 
 import phalanx as px
-from tests.runtime.own_cluster import several_nodes
-from tests.runtime.scripts import tell
 
 STORE = 160 * 2**20
 GPUS = 3  # of a node, logical: they say which groups fit onto one
@@ -123,30 +123,30 @@ def synced(sync: px.WeightSync, source: Any, target: Any, version: int) -> dict[
     }
 
 
-def far(mover: Any) -> dict[str, Any]:
-    with two_groups([3], [2]) as (source, target):
-        nodes = [len(set(source.node())), len(set(target.node())), len({*source.node(), *target.node()})]
-        sync = px.WeightSync(source, target, "policy", mover=mover, bucket_bytes=1 << 20)
+def nodes_of(source: Any, target: Any) -> list[int]:
+    """How many nodes the sources are on, the targets, and both."""
+    return [len(set(source.node())), len(set(target.node())), len({*source.node(), *target.node()})]
+
+
+def far(source: Any, target: Any, mover: Any) -> dict[str, Any]:
+    with px.WeightSync(source, target, "policy", mover=mover, bucket_bytes=1 << 20) as sync:
         first = [synced(sync, source, target, version) for version in (1, 2)]
         before = settled()
         rest = [synced(sync, source, target, version) for version in range(3, 21)]
         grown = settled() - before
-        sync.close()
-        return {
-            "nodes": nodes,
-            "syncs": [*first, *rest],
-            "held": before,
-            "grown": grown,
-            "shm": sum(source.shared_memory()),
-        }
+    return {
+        "nodes": nodes_of(source, target),
+        "syncs": [*first, *rest],
+        "held": before,
+        "grown": grown,
+        "shm": sum(source.shared_memory()),
+    }
 
 
-def mixed(mover: Any) -> dict[str, Any]:
-    with two_groups([2, 2], [1, 1]) as (source, target):
-        nodes = [len(set(source.node())), len(set(target.node())), len({*source.node(), *target.node()})]
-        sync = px.WeightSync(source, target, "policy", mover=mover, bucket_bytes=1 << 18)
+def mixed(source: Any, target: Any, mover: Any) -> dict[str, Any]:
+    with px.WeightSync(source, target, "policy", mover=mover, bucket_bytes=1 << 18) as sync:
         return {
-            "nodes": nodes,
+            "nodes": nodes_of(source, target),
             "syncs": [synced(sync, source, target, version) for version in (1, 2, 3)],
             "source killed": killed(sync, source, target, source, 4),
             "target killed": killed(sync, source, target, target, 7),
@@ -188,10 +188,18 @@ def killed(sync: px.WeightSync, source: Any, target: Any, group: Any, version: i
 
 
 def main() -> None:
-    mover = sys.argv[1]
-    with several_nodes(2, store=STORE, num_cpus=GPUS, num_gpus=GPUS):
-        for case in (far, mixed):
-            tell({case.__name__: case(mover)})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
+    for _ in range(2):
+        cluster.add_node(num_cpus=GPUS, num_gpus=GPUS, object_store_memory=STORE)
+    cluster.wait_for_nodes()
+    px.init(backend="ray", address=cluster.address, log_to_driver=False)
+    for case, sources, targets in ((far, [3], [2]), (mixed, [2, 2], [1, 1])):
+        with two_groups(sources, targets) as (source, target):
+            for mover in sys.argv[1:]:
+                found = {"mover": mover, case.__name__: case(source, target, mover)}
+                print("FOUND " + json.dumps(found), flush=True)
+    ray.shutdown()
+    cluster.shutdown()
 
 
 if __name__ == "__main__":

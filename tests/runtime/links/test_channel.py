@@ -136,7 +136,7 @@ def test_no_byte_of_a_large_batch_comes_through_the_driver(
     )
 
 
-@pytest.mark.slow_on_cluster
+@pytest.mark.soak_on_cluster
 def test_a_batch_goes_to_the_coordinates_of_a_mesh_method_in_pieces(
     producers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
 ) -> None:

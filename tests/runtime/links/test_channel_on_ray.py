@@ -112,7 +112,7 @@ def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.Resour
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leave", ["px.shutdown()", "ray.shutdown()"])
+@pytest.mark.parametrize("leave", [pytest.param("px.shutdown()", marks=pytest.mark.soak), "ray.shutdown()"])
 def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = tmp_path / "leaving.py"

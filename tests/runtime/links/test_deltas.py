@@ -9,7 +9,7 @@ import torch
 
 import phalanx as px
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 ROWS = 1 << 16
 
@@ -71,6 +71,7 @@ def same(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
     )
 
 
+@pytest.mark.slow_on_cluster
 def test_what_changed_arrives_bit_for_bit(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:
@@ -80,6 +81,7 @@ def test_what_changed_arrives_bit_for_bit(
         assert same(trainer, generator)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
     backend: str, trainer: px.WorkerGroup, sync: px.WeightSync
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_target_that_another_sync_brought_a_version_gets_everything(
     assert same(trainer, generator)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_restarted_target_gets_everything(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:

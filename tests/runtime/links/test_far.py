@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.runtime.scripts import told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -14,11 +16,29 @@ MB = 2**20
 BIAS = 7 * 4  # bytes
 
 
-@pytest.fixture(scope="module", params=["store", "process group"])
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+MOVERS = ["store", "process group"]
+
+
+@pytest.fixture(scope="module")
+def of_both() -> dict[str, dict[str, Any]]:
+    """What the script saw, by mover."""
+    script = Path(__file__).with_name("far_script.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *MOVERS], capture_output=True, text=True, timeout=280, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert len(lines) == 2 * len(MOVERS), done.stderr[-4000:]
+    seen: dict[str, dict[str, Any]] = {mover: {} for mover in MOVERS}
+    for line in lines:
+        told = json.loads(line.removeprefix("FOUND "))
+        seen[told["mover"]] |= told
+    return seen
+
+
+@pytest.fixture(params=MOVERS)
+def found(request: pytest.FixtureRequest, of_both: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What the script saw, by one of the movers."""
-    far, mixed = told_by("tests.runtime.links.far_script", request.param, timeout=280, times=2)
-    return {"mover": request.param, **far, **mixed}
+    return of_both[request.param]
 
 
 def test_all_that_goes_to_another_node_goes_by_the_mover_that_was_asked_for(found: dict[str, Any]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 import phalanx as px
-from phalanx.parallel.megatron import MegatronWorker, MegatronWorkerGroup
+from phalanx.parallel.megatron import MegatronWorker
 from phalanx.parallel.mlp import LlamaMLP
 from phalanx.parallel.torch_native import DeviceMeshWorker
 
@@ -293,26 +292,3 @@ def of_transformer_engine(key: str) -> str:
     """Checkpoints of Megatron name norms as Transformer Engine does, whatever the model has."""
     key = key.replace("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight")
     return key.replace("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight")
-
-
-@pytest.mark.skipif(find_spec("megatron") is None, reason="needs the extra phalanx[megatron] (Linux)")
-def test_stages_and_shards_of_megatron_arrive_in_fsdp2_where_megatron_itself_says(ray_cluster: None) -> None:
-    with (
-        px.ResourcePool([4], use_gpu=False) as ours,
-        px.ResourcePool([2], use_gpu=False) as theirs,
-        MegatronWorkerGroup(ours, Pretrainer) as trainer,
-        px.WorkerGroup(theirs, Learner) as learner,
-    ):
-        px.WeightSync(trainer, learner, "policy", verify="full")()
-        found, other = learner.full()
-        compared: set[str] = set()
-        for key, offsets, data in (shard for rank in trainer.as_megatron_cuts() for shard in rank):
-            name = of_transformer_engine(key)
-            part = found[name][
-                tuple(slice(at, at + size) for at, size in zip(offsets, data.shape, strict=True))
-            ]
-            assert torch.equal(part, data[: part.shape[0]]), name
-            compared.add(name)
-
-        assert compared == set(SHAPES)
-        assert all(torch.equal(found[name], other[name]) for name in found)

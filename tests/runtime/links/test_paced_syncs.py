@@ -10,7 +10,7 @@ import torch
 import phalanx as px
 from tests.runtime.links.weight_workers import NAME, Actor, Rollout
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 class Groups:
@@ -52,6 +52,7 @@ def test_each_sync_puts_its_version_into_training_and_service(groups: Groups) ->
     assert (staleness.paced.lags, staleness.paced.rows.dropped) == ({0: 12}, 0)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_staged_version_is_in_training_and_serves_once_it_is_committed(groups: Groups) -> None:
     staleness = px.Staleness(max_lag=0, rows_per_version=4)
     with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
@@ -88,6 +89,7 @@ def test_numbers_go_on_from_a_loaded_staleness(groups: Groups) -> None:
     assert staleness.serving == 8
 
 
+@pytest.mark.slow_on_cluster
 def test_a_sync_that_fails_leaves_the_staleness_alone(groups: Groups) -> None:
     staleness = px.Staleness(max_lag=0, rows_per_version=4)
     with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:

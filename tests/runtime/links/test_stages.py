@@ -11,7 +11,7 @@ import torch
 
 import phalanx as px
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 class Trainer(px.Worker):
@@ -109,6 +109,7 @@ def sync(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> Iterator[px.Weig
         yield made
 
 
+@pytest.mark.slow_on_cluster
 def test_what_is_staged_is_not_seen_before_the_commit(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:
@@ -122,6 +123,7 @@ def test_what_is_staged_is_not_seen_before_the_commit(
     assert (committed.number, committed.step, committed.changed) == (staged.number, 1, staged.changed)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_commit_gives_parameters_the_staged_memory_and_copies_nothing(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:
@@ -162,6 +164,7 @@ def test_memory_that_must_stay_is_copied_into(pool: px.ResourcePool, trainer: px
         assert "a commit copies 10 tensors" in str(sync.explain())
 
 
+@pytest.mark.slow_on_cluster
 def test_what_loads_gets_the_weights_with_the_commit(pool: px.ResourcePool, trainer: px.WorkerGroup) -> None:
     with (
         px.WorkerGroup(pool[2:4], Loader) as loader,
@@ -219,6 +222,7 @@ def test_a_sync_replaces_what_was_not_committed(
     assert generator.total() == trainer.total()
 
 
+@pytest.mark.slow_on_cluster
 def test_a_restart_of_the_target_drops_what_is_staged(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:

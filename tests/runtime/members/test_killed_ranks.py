@@ -13,7 +13,7 @@ from tests.runtime.members.killed_trainers import Fragile, Replicated, Sharded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 4
-CASES = [(Replicated, 2), (Replicated, 4), (Sharded, 2), (Sharded, 4)]
+CASES = [(Replicated, 2), (Sharded, 2), (Replicated, 4), (Sharded, 4)]
 _without: dict[tuple[type[Fragile], int], tuple[list[list[float]], list[int]]] = {}
 
 
@@ -59,16 +59,15 @@ def killed(pool: px.ResourcePool, kind: type[Fragile], seed: int) -> None:
     assert [other for other in range(pool.world_size) if after[other] != before[other]] == [rank]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("kind", "size"), CASES)
+@pytest.mark.parametrize(("kind", "size"), CASES[:2])
 def test_the_step_is_made_again_with_the_same_losses(
-    four: px.ResourcePool, kind: type[Fragile], size: int, seed: int
+    four: px.ResourcePool, kind: type[Fragile], size: int
 ) -> None:
-    killed(four[:size], kind, seed)
+    killed(four[:size], kind, 0)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 20))
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("kind", "size"), CASES)
 def test_the_same_for_more_seeds(four: px.ResourcePool, kind: type[Fragile], size: int, seed: int) -> None:
     killed(four[:size], kind, seed)

@@ -66,7 +66,8 @@ def test_the_others_are_let_go_and_can_be_rejoined_by_another_try(
     with px.WorkerGroup(three, Meeting.bind(str(told))) as group:
         before = group.pid()
         processes = group._processes
-        processes._options = replace(processes._options, start_timeout=25.0)
+        patience = processes._options.start_timeout
+        processes._options = replace(processes._options, start_timeout=12.0)
         faults.kill(group, 1)
         with pytest.raises(px.PhalanxError):
             group.total()
@@ -74,6 +75,7 @@ def test_the_others_are_let_go_and_can_be_rejoined_by_another_try(
         with pytest.raises(error, match=f"(?s){says}"):
             px.replace(group, state="none")
         state = group.state
+        processes._options = replace(processes._options, start_timeout=patience)
         told.write_text("all make the same")
         replaced = px.replace(group, state="none")
 

@@ -14,7 +14,7 @@ import phalanx as px
 from phalanx.testing import faults
 from tests.runtime.saving.save_workers import Bag, Nothing, Trainer
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 class Counter(px.Worker):
@@ -79,6 +79,7 @@ def lose(group: px.WorkerGroup, *ranks: int) -> None:
         group.add(1)
 
 
+@pytest.mark.slow_on_cluster
 def test_the_step_in_which_a_rank_was_lost_can_be_made_again(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     group.set_rate(5)
@@ -154,6 +155,7 @@ def test_one_rank_after_another_is_lost(three: px.ResourcePool) -> None:
     assert group.add(0) == [3.0, 6.0, 9.0]
 
 
+@pytest.mark.slow_on_cluster
 def test_lost_state_that_nobody_holds_is_named_and_nothing_is_done(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
@@ -189,6 +191,7 @@ def test_a_snapshot_ends_with_the_processes_that_hold_it(three: px.ResourcePool)
     assert px.replace(group, 1) == (1,)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
@@ -208,6 +211,7 @@ def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.Resour
     assert not any(core.transport.alive(endpoint) for endpoint in core.endpoints)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Trainer)
     group.step()
@@ -231,6 +235,7 @@ def test_ranks_without_a_state_are_replaced_without_one(three: px.ResourcePool) 
     assert group.run(lambda worker: worker.rank) == [0, 1, 2]
 
 
+@pytest.mark.slow_on_cluster
 def test_random_numbers_and_moments_go_on_from_the_snapshot(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Trainer)
     px.snapshot(group)
@@ -251,6 +256,7 @@ def test_explain_says_what_the_last_snapshot_has(three: px.ResourcePool) -> None
     assert str(px.snapshot(group)) in str(group.explain())
 
 
+@pytest.mark.slow_on_cluster
 def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Bag.bind(still=torch.ones(1 << 16), moving=torch.zeros(4)))
     first = px.snapshot(group)

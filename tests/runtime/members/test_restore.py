@@ -12,7 +12,7 @@ import phalanx as px
 from phalanx.testing import faults
 from tests.runtime.saving.save_workers import Nothing, Trainer
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def test_no_process_is_another_one(two: px.ResourcePool) -> None:
     assert group.core.epoch is before
 
 
+@pytest.mark.slow_on_cluster
 def test_a_step_of_two_groups_is_made_again_when_one_of_them_lost_a_rank(two: px.ResourcePool) -> None:
     def run(lost_in: int | None = None) -> list[list[float]]:
         policy = px.WorkerGroup(two, Trainer, on_failure=px.Replace())
@@ -66,6 +67,7 @@ def test_a_step_of_two_groups_is_made_again_when_one_of_them_lost_a_rank(two: px
     assert run(lost_in=2) == run()
 
 
+@pytest.mark.slow_on_cluster
 def test_a_snapshot_of_several_groups_counts_for_none_unless_all_have_theirs(two: px.ResourcePool) -> None:
     group, other = px.WorkerGroup(two, Trainer), px.WorkerGroup(two, Trainer.bind(seed=1))
     first, second = px.snapshot(group, other)
@@ -96,6 +98,7 @@ def test_a_snapshot_mends_no_group_since_that_would_be_at_an_earlier_point(two: 
     assert (group.state, group.epoch, group.step()) == ("ready", 1, loss)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_group_that_broke_and_lost_no_rank_keeps_its_state(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Trainer, on_failure=px.Replace())
     px.snapshot(group)

@@ -15,7 +15,7 @@ from phalanx.testing import faults
 from phalanx.transport.values import Endpoint
 from tests.runtime.fault_workers import within
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 class Counter(px.Worker):
@@ -73,6 +73,7 @@ def lose(group: px.WorkerGroup, rank: int) -> None:
         group.add(1)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_lost_rank_becomes_the_process_that_stood_by(two: px.ResourcePool) -> None:
     group = made(two)
     group.add(3)
@@ -136,6 +137,7 @@ def kill_standby(group: px.WorkerGroup) -> Endpoint:
     return before
 
 
+@pytest.mark.slow_on_cluster
 def test_one_that_dies_is_made_anew_and_then_no_more_are_and_that_is_said(two: px.ResourcePool) -> None:
     group = made(two)
     for lost in (1, 2, 3):
@@ -195,6 +197,7 @@ def test_one_that_is_taken_while_it_is_told_of_is_told_of() -> None:
         standbys._berths = before
 
 
+@pytest.mark.slow_on_cluster
 def test_they_end_with_the_group_and_their_shares_are_free(two: px.ResourcePool) -> None:
     group = made(two, standbys=2)
     endpoints = [berth.endpoint for berth in berths_of(group)]

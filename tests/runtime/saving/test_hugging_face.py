@@ -18,7 +18,7 @@ from phalanx.saving.hugging_face import INDEX, runs
 from phalanx.transfer.boxes import Box
 from tests.runtime.saving.save_workers import Bag, Rows, Trainer
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 @pytest.fixture
@@ -48,6 +48,7 @@ def test_others_read_what_the_ranks_have(two: px.ResourcePool, tmp_path: Path) -
     assert torch.equal(found["w"], torch.arange(24.0).view(8, 3))
 
 
+@pytest.mark.slow_on_cluster
 def test_files_are_cut_by_size_and_listed(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Trainer)
     px.save(group, tmp_path / "model", format="hugging face", shard_bytes=100)
@@ -61,6 +62,7 @@ def test_files_are_cut_by_size_and_listed(two: px.ResourcePool, tmp_path: Path) 
         assert torch.equal(load_file(tmp_path / "model" / file)[name], values[name])
 
 
+@pytest.mark.slow_on_cluster
 def test_ranks_load_what_others_wrote(two: px.ResourcePool, tmp_path: Path) -> None:
     save_file({"w": torch.arange(24.0).view(8, 3) + 1}, tmp_path / "model.safetensors")
     group = px.WorkerGroup(two, Rows)

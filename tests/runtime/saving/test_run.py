@@ -16,7 +16,7 @@ import torch
 
 import phalanx as px
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 WITHIN = 30.0
 
 
@@ -63,6 +63,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
+@pytest.mark.slow_on_cluster
 def test_groups_and_the_drivers_state_are_as_they_were(group: px.WorkerGroup, path: str) -> None:
     generator, state = torch.Generator().manual_seed(5), {"rewards": [0.5]}
     with px.Run(path, {"model": group}, state={"generator": generator, "progress": state}) as run:
@@ -129,6 +130,7 @@ def test_an_earlier_step_can_be_gone_on_with(group: px.WorkerGroup, path: str) -
         assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
 
 
+@pytest.mark.slow_on_cluster
 def test_a_submitted_save_has_what_was_there_when_it_was_submitted(group: px.WorkerGroup, path: str) -> None:
     with px.Run(path, {"model": group}) as run:
         group.add(1.0)
@@ -148,6 +150,7 @@ def test_closing_waits_for_the_save_under_way(group: px.WorkerGroup, path: str) 
     assert run.steps() == [1]
 
 
+@pytest.mark.slow_on_cluster
 def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, path: str) -> None:
     with px.Channel(name="rollouts") as channel:
         staleness = px.Staleness(max_lag=2, rows_per_version=4)
@@ -189,6 +192,7 @@ def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.Work
             assert staleness.paced.dropped == {"not saved": 6}
 
 
+@pytest.mark.slow_on_cluster
 def test_who_waits_at_a_channel_is_served_from_what_was_saved(path: str, backend: str) -> None:
     if backend == "inline":
         pytest.skip("nothing waits where nothing else runs")
@@ -276,6 +280,7 @@ def test_a_damaged_file_is_named(group: px.WorkerGroup, path: str) -> None:
             run.resume()
 
 
+@pytest.mark.slow_on_cluster
 def test_a_rank_that_dies_leaves_the_step_before_whole(
     group: px.WorkerGroup, path: str, backend: str
 ) -> None:

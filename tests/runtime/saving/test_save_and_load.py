@@ -17,7 +17,7 @@ import phalanx as px
 from phalanx.saving.steps import listed
 from tests.runtime.saving.save_workers import Bag, Drawer, Nothing, Rows, Trainer
 
-SLOW_ON_RAY = True
+SOAK_ON_RAY = True
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def same(one: Any, other: Any) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow_on_cluster
 def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Trainer)
     group.step()
@@ -88,6 +89,7 @@ def test_an_optimizer_that_was_saved_before_its_first_step_has_no_state_again(
     assert [group.step() for _ in range(3)] == went_on
 
 
+@pytest.mark.slow_on_cluster
 def test_what_differs_by_rank_comes_back_to_its_rank(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Bag)
     states = [{"own": torch.ones(3) * rank, "rank": rank, "same": [1, (2.5, "x")]} for rank in range(2)]
@@ -140,7 +142,7 @@ def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
     assert alone[0].get() == {"lr": 0.1}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow_on_cluster)])
 def test_stated_boxes_are_loaded_on_other_ranks(backend: str, tmp_path: Path, ranks: int) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool:
         px.save(px.WorkerGroup(pool, Rows), tmp_path)
@@ -162,6 +164,7 @@ def test_a_plain_model_is_loaded_into_a_sharded_one(two: px.ResourcePool, tmp_pa
     assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
 
 
+@pytest.mark.slow_on_cluster
 def test_submitted_it_has_the_state_of_its_moment(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Trainer)
     group.step()
@@ -185,6 +188,7 @@ def test_a_second_save_waits_for_the_first(two: px.ResourcePool, tmp_path: Path)
     assert [one.step for one in listed(str(tmp_path)) if one.whole] == [0, 1, 2]
 
 
+@pytest.mark.slow_on_cluster
 def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_path: Path) -> None:
     cls = px.colocate({"actor": Trainer.bind(rng=False), "notes": Bag, "reference": Nothing})
     group = px.WorkerGroup(two, cls)
@@ -248,6 +252,7 @@ def test_torch_reads_it_without_this_library(two: px.ResourcePool, tmp_path: Pat
     assert torch.equal(torch.load(tmp_path / "whole.pt")["model"]["w"], torch.arange(24.0).view(8, 3))
 
 
+@pytest.mark.slow_on_cluster
 def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Rows)
     px.save(group, tmp_path, step=1)
@@ -289,7 +294,7 @@ def full_disk(worker: Any) -> None:
     write.DiskFile.write = refuse  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("submitted", [False, True])
+@pytest.mark.parametrize("submitted", [False, pytest.param(True, marks=pytest.mark.slow_on_cluster)])
 def test_a_full_disk_leaves_the_step_before_whole(
     backend: str, tmp_path: Path, submitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +330,7 @@ def test_a_url_is_a_path_too(tmp_path: Path) -> None:
         assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
 
 
+@pytest.mark.slow_on_cluster
 def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path: Path) -> None:
     url = (
         f"local://{tmp_path}/run"  # a store like any other, to which every process of this machine has access
@@ -339,6 +345,7 @@ def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path:
     assert [one.step for one in listed(url)] == [2]
 
 
+@pytest.mark.slow_on_cluster
 def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Rows)
 

@@ -79,7 +79,7 @@ def play(how: str, start: str) -> object:
     assert made.add(1) == [1, 2]
     made.leave_waiting()
     (unseen_shutdown if how == "unseen" else ray.shutdown)()
-    time.sleep(5)  # what runs in the background has looked several times by then
+    time.sleep(3)  # what runs in the background has looked several times by then
     assert not ray.is_initialized()
     try:
         made.add(1)

@@ -31,7 +31,13 @@ def left_behind(mark: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "start"), [("native", "px"), ("native", "ray"), ("unseen", "ray"), ("drop-in", "ray")]
+    ("how", "start"),
+    [
+        ("native", "px"),
+        ("unseen", "ray"),
+        pytest.param("native", "ray", marks=pytest.mark.soak),
+        pytest.param("drop-in", "ray", marks=pytest.mark.soak),  # test_left.py has it in CI
+    ],
 )
 def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(how: str, start: str) -> None:
     mark = uuid.uuid4().hex

@@ -11,6 +11,8 @@ import torch
 import phalanx as px
 from phalanx.runtime.tools.explain_call import finished_result
 
+BY_VALUE = True
+
 
 class Explained(px.Worker):
     def __init__(self) -> None:

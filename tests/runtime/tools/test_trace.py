@@ -25,6 +25,8 @@ from phalanx.tracing.events import Call, Part, Trace
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
+BY_VALUE = True
+
 
 class Traced(px.Worker):
     def __init__(self) -> None:
@@ -264,7 +266,7 @@ class Broken(px.Worker):
         raise RuntimeError("never")
 
 
-@pytest.mark.slow_on_cluster
+@pytest.mark.soak_on_cluster
 def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
     with px.trace() as trace, contextlib.closing(px.WorkerGroup(pool[0:2], roles, name="both")) as group:
@@ -276,7 +278,7 @@ def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None
     assert len(events.tracks) == 2
 
 
-@pytest.mark.slow_on_cluster
+@pytest.mark.soak_on_cluster
 def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         for _ in range(2):

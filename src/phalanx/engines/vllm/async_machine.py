@@ -27,7 +27,7 @@ class AsyncVllmMachine(Machine):
         core: vLLM's.
         vocabulary, capabilities: of it.
         seeds: see :class:`Asking`.
-        kept: where weights come to.
+        kept: where weights lie.
         coming: gives the number of the version that is being loaded.
     """
 
@@ -151,7 +151,7 @@ class AsyncVllmMachine(Machine):
             WeightsError: vLLM failed at it, and cannot be used any more.
         """
         self._check()
-        told, number = self._kept.take(pairs), self._coming()
+        told, number = self._kept.take(dict(pairs)), self._coming()
         try:
             self._core.wait(self._load(told, number))
         except BaseException as error:

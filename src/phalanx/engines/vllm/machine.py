@@ -62,7 +62,7 @@ class VllmMachine(Machine):
         engine: vLLM's, or what leads those of several ranks.
         vocabulary, capabilities: of it.
         seeds: see :class:`Asking`.
-        kept: where weights come to, if other ranks of the engine load them too.
+        kept: where weights lie, if other ranks of the engine load them too.
     """
 
     def __init__(
@@ -139,7 +139,8 @@ class VllmMachine(Machine):
             if self._kept is None:
                 self._engine.collective_rpc(reload, args=(pairs,))
             else:
-                self._engine.load(self._kept.take(pairs), self._kept.pairs())
+                tensors = dict(pairs)
+                self._engine.load(self._kept.take(tensors), tensors.items())
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error

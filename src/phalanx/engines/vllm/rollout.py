@@ -196,7 +196,7 @@ def _accept(
 
     trusted = bool(options.get("trust_remote_code", False))
     wanted = expected_weights(str(model), started.dtype, trust_remote_code=trusted)
-    worker.accept_weights(weights, wanted, load=started.load, memory=started.memory)
+    worker.accept_weights(weights, wanted, load=started.load)
 
 
 def _nothing(pairs: Any) -> None:

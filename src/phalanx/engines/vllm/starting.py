@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.declare.weights import Load, Memory
+from phalanx.declare.weights import Load
 from phalanx.engines.machine import Machine
 from phalanx.engines.vllm.asking import capabilities_of, vocabulary_of
 from phalanx.engines.vllm.async_machine import AsyncVllmMachine
@@ -29,15 +29,11 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class Started(NamedTuple):
-    """The engine of a rank; ``load`` takes weights of type ``dtype``, out of what ``memory`` makes.
-
-    ``load`` is None where another rank takes them for this one.
-    """
+    """The engine of a rank; ``load`` takes weights of type ``dtype``. It is None where another rank takes them."""
 
     machine: Machine
     load: Load | None
     dtype: torch.dtype
-    memory: Memory | None = None
 
 
 class StartedBeside(NamedTuple):
@@ -46,7 +42,6 @@ class StartedBeside(NamedTuple):
     machine: Machine
     load: Load
     dtype: torch.dtype
-    memory: Memory
     core: AsyncCore
 
 
@@ -78,9 +73,9 @@ def start(
     dtype = engine.vllm_config.model_config.dtype
     vocabulary, capabilities = _facts(engine, text)
     if team.rank == 0:
-        kept = KeptWeights()
-        machine = VllmMachine(Leader(engine, team), vocabulary, capabilities, seeds=seeds, kept=kept)
-        return Started(machine, machine.load, dtype, kept.make)
+        leader = Leader(engine, team)
+        machine = VllmMachine(leader, vocabulary, capabilities, seeds=seeds, kept=KeptWeights())
+        return Started(machine, machine.load, dtype)
     return Started(Follower(engine, team, capabilities, vocabulary), None, dtype)
 
 
@@ -106,9 +101,9 @@ def start_beside(
         # Said, for inside of Ray vLLM would take actors of its own.
         arguments["distributed_executor_backend"] = EXECUTOR
     core = AsyncCore(arguments)
-    kept = KeptWeights()
-    machine = AsyncVllmMachine(core, *_facts(core.llm, text), seeds=seeds, kept=kept, coming=coming)
-    return StartedBeside(machine, machine.load, core.llm.vllm_config.model_config.dtype, kept.make, core)
+    facts = _facts(core.llm, text)
+    machine = AsyncVllmMachine(core, *facts, seeds=seeds, kept=KeptWeights(), coming=coming)
+    return StartedBeside(machine, machine.load, core.llm.vllm_config.model_config.dtype, core)
 
 
 def _share_threads(processes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -11,11 +12,12 @@ import torch
 from phalanx.declare.weights import Accepted, Published
 from phalanx.errors import InternalError, WeightsMismatch
 from phalanx.execution.weights.groups import LateGroupSource, LateGroupTarget
-from phalanx.execution.weights.orders import DELTA_MOVERS, JoinOrder
+from phalanx.execution.weights.orders import DELTA_MOVERS, IN_PLACE, JoinOrder
 from phalanx.execution.weights.shelf import RankShelf
 from phalanx.movers.contract import SourceEnd, TargetEnd
 from phalanx.movers.local import LocalSource, LocalTarget, Meeting
 from phalanx.movers.packing import PLAIN, DeltaPacking, Packing
+from phalanx.movers.placed import PlacedSource, PlacedTarget, PlacedTensors
 from phalanx.movers.ring import RingSource, RingTarget
 from phalanx.movers.store import StoreSource, StoreTarget
 from phalanx.transfer.buckets import Bucket, buckets_from, buckets_to
@@ -31,6 +33,7 @@ __all__ = [
     "TargetLeg",
     "check_watched",
     "closed_by_errors",
+    "is_placed",
     "part_meetings",
     "read",
     "readers_of",
@@ -87,6 +90,11 @@ def model_of(declared: Published | Accepted) -> Any:
     return model()
 
 
+def is_placed(accepted: Accepted) -> bool:
+    """Whether what is accepted is handed on out of a segment of this library's making."""
+    return accepted.load is not None and accepted.memory is None and hasattr(os, "memfd_create")
+
+
 def read(declared: Published | Accepted) -> Reading:
     """What this rank holds of what was declared.
 
@@ -134,10 +142,14 @@ def source_legs(order: JoinOrder, index: int, shelf: RankShelf) -> list[SourceLe
     ]
 
 
-def target_legs(order: JoinOrder, index: int, shelf: RankShelf) -> list[TargetLeg]:
-    """The ends over which target ``index`` receives, far ones first."""
+def target_legs(
+    order: JoinOrder, index: int, shelf: RankShelf, placed: PlacedTensors | None = None
+) -> list[TargetLeg]:
+    """The ends over which target ``index`` receives, far ones first; ``placed`` is what may be written by others."""
     return [
-        TargetLeg(hop, _target_end(mover, order, index, buckets, shelf, deltas or PLAIN), buckets, deltas)
+        TargetLeg(
+            hop, _target_end(mover, order, index, buckets, shelf, deltas or PLAIN, placed), buckets, deltas
+        )
         for hop, mover, buckets, deltas in _cut(order, index, buckets_to)
     ]
 
@@ -184,6 +196,8 @@ def _source_end(
         )
     if mover == "segments":
         return RingSource(index, max(map(packing.room, buckets)), packing=packing)
+    if mover == IN_PLACE:
+        return PlacedSource(index)
     if mover == "store":
         return StoreSource(shelf, packing)
     if mover == "process group":
@@ -198,6 +212,7 @@ def _target_end(
     buckets: Mapping[int, object],
     shelf: RankShelf,
     packing: Packing,
+    placed: PlacedTensors | None,
 ) -> TargetEnd:
     if mover == "copy":
         return LocalTarget(_met(order.key, ((source, index) for source in buckets), 0))
@@ -205,6 +220,10 @@ def _target_end(
         ring = RingTarget(index, order.addresses, packing=packing)
         ring.connect(buckets, timeout=order.timeout)
         return ring
+    if mover == IN_PLACE and placed is not None:
+        there = PlacedTarget(index, order.addresses, placed)
+        there.connect(buckets, timeout=order.timeout)
+        return there
     if mover == "store":
         return StoreTarget(shelf, index, packing)
     if mover == "process group":

@@ -16,6 +16,9 @@ Side = Literal["source", "target"]
 DELTA_MOVERS = ("segments", "store")
 """Those that bring only what changed, where that is asked for; the others bring everything."""
 
+IN_PLACE = "in place"
+"""In place of segments, where the targets load: their sources write straight into what they load from."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -34,7 +37,8 @@ class Description:
         manifest: of its tensors; None for a target that takes all that the source has, whole.
         place: where the rank is.
         number: the newest version that it knows of; 0 if there was none.
-        share: it wants the source's storage. load: it hands the tensors to a function.
+        share: it wants the source's storage. load: it hands the tensors to a function. placed: out of a
+            segment of its own.
         store: address of its group's rendezvous store, as "host:port/epoch".
         takeover: what a commit of a staged version would do there.
         prompts: of a target that generates: by which it is compared with its source. mute: why a source could not be
@@ -50,6 +54,7 @@ class Description:
     takeover: tuple[Takeover, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()
     mute: str = ""
+    placed: bool = False
 
 
 class Probed(NamedTuple):
@@ -130,7 +135,7 @@ class SyncOrder:
 
     ``step`` is the source's count of optimizer steps that the caller asks for; what changed is told ``since`` then.
     ``known`` is the version that all targets have got whole over these ends, and have still as far as the driver knows;
-    None: everything is to be sent.
+    None: everything is to be sent. With ``probe``, a target that generates tells log-probabilities of its prompts.
     """
 
     key: str
@@ -140,6 +145,7 @@ class SyncOrder:
     step: int | None = None
     since: Since = _NOTHING
     known: int | None = None
+    probe: bool = False
 
 
 class Sent(NamedTuple):
@@ -173,9 +179,12 @@ class Committed(NamedTuple):
 class TookPart(NamedTuple):
     """A rank's part in a sync, as source and as target; None where it is not that.
 
-    Of a stage a source tells what came to each target that it sent to, by the target's index.
+    Of a stage a source tells what came to each target that it sent to, by the target's index. ``probed`` is what a
+    target computes with what arrived, where that was asked for: told by the very call that received it, since calls of
+    asynchronous ranks have no order.
     """
 
     sent: Sent | None
     arrived: Arrived | None
     staged: Mapping[int, Arrived] = {}
+    probed: Probed | None = None

@@ -46,7 +46,7 @@ def state(host: Host, asked: Asked) -> Weights:
 
 def describe(host: Host, asked: Asked) -> Description:
     """What this rank has of the weights."""
-    from phalanx.execution.weights.ends import read  # torch: where there are weights
+    from phalanx.execution.weights.ends import is_placed, read  # torch: where there are weights
     from phalanx.execution.weights.probing import why_no_forward  # torch: where there are weights
     from phalanx.execution.weights.takeover import takeover  # torch: where there are weights
 
@@ -60,8 +60,10 @@ def describe(host: Host, asked: Asked) -> Description:
         )
     accepted = book.accepted(key)
     prompts = accepted.probing.prompts if accepted.probing is not None else ()
+    placed = is_placed(accepted)
     if accepted.model is None:
-        return Description(None, place, number, accepted.share, load=True, store=store, prompts=prompts)
+        share = accepted.share
+        return Description(None, place, number, share, load=True, store=store, prompts=prompts, placed=placed)
     reading = read(accepted)
     return Description(
         reading.manifest,
@@ -72,20 +74,15 @@ def describe(host: Host, asked: Asked) -> Description:
         store,
         takeover(accepted, reading),
         prompts,
+        placed=placed,
     )
 
 
 def probe(host: Host, asked: Asked, prompts: Sequence[Sequence[int]]) -> Probed:
-    """Log-probabilities of prompts, by the source's forward or by the engine that got its weights."""
-    from phalanx.execution.weights.probing import (  # torch: where there are weights
-        probe_source,
-        probe_target,
-    )
+    """Log-probabilities of prompts by the source's forward."""
+    from phalanx.execution.weights.probing import probe_source  # torch: where there are weights
 
-    key = (asked.role, asked.name)
-    if asked.side == "source":
-        return probe_source(host.weights, key, prompts)
-    return probe_target(host.weights, key)
+    return probe_source(host.weights, (asked.role, asked.name), prompts)
 
 
 def _place(host: Host) -> Place:
@@ -137,8 +134,8 @@ def leave(host: Host, *keys: str) -> None:
                 made.close()
 
 
-def store(host: Host, sync: SyncOrder) -> OnShelf:
-    """Put into the object store what this source sends through it."""
+def store(host: Host, sync: SyncOrder, *before: object) -> OnShelf:
+    """Put into the object store what this source sends through it; ``before`` as of :func:`take_part`."""
     source = host.weights.ends.get(("source", sync.key))
     if source is None:
         raise _no_ends(sync)
@@ -149,10 +146,17 @@ def store(host: Host, sync: SyncOrder) -> OnShelf:
         raise
 
 
-def take_part(host: Host, sync: SyncOrder, sides: Sequence[Side], stored: Sequence[OnShelf] = ()) -> TookPart:
+def take_part(
+    host: Host,
+    sync: SyncOrder,
+    sides: Sequence[Side],
+    stored: Sequence[OnShelf] = (),
+    *before: object,
+) -> TookPart:
     """Send and receive a version, as far as this rank is source and target of it, and is asked as such.
 
-    ``stored`` is what each source has put into the object store. After an error this rank's ends are gone.
+    ``stored`` is what each source has put into the object store, ``before`` what earlier calls gave that this one had
+    to wait for. After an error this rank's ends are gone.
     """
     ends = host.weights.ends
     source, target = (ends.get((side, sync.key)) if side in sides else None for side in ("source", "target"))
@@ -163,7 +167,7 @@ def take_part(host: Host, sync: SyncOrder, sides: Sequence[Side], stored: Sequen
         if source is not None:
             return TookPart(source.send(sync), None)
         if target is not None:
-            return TookPart(None, target.receive(sync, given))
+            return TookPart(None, target.receive(sync, given), probed=target.probed(sync))
         raise _no_ends(sync)
     except BaseException:
         leave(host, sync.key)
@@ -207,7 +211,7 @@ def _both(source: Any, target: Any, sync: SyncOrder, given: dict[int, OnShelf]) 
         if isinstance(error, WeightsLost) and sending.failed_first:
             sending.result()
         raise
-    return TookPart(sending.result(), arrived)
+    return TookPart(sending.result(), arrived, probed=target.probed(sync))
 
 
 class _Beside:

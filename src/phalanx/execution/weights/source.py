@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -27,6 +27,7 @@ from phalanx.execution.weights.orders import JoinOrder, Sent, SyncOrder, TookPar
 from phalanx.execution.weights.shelf import OnShelf, RankShelf
 from phalanx.movers.contract import StagingSource
 from phalanx.movers.deadline import lost
+from phalanx.movers.placed import PlacedSource
 from phalanx.movers.ring import RingSource
 from phalanx.transfer.digests import PieceDigest, digest_pieces
 from phalanx.transfer.places import Hop
@@ -61,8 +62,9 @@ class SourceRank:
 
     @property
     def address(self) -> str:
-        """Of its ring; empty where it has none."""
-        return next((leg.end.address for leg in self._legs if isinstance(leg.end, RingSource)), "")
+        """Where targets of its node reach it; empty where they do not."""
+        ends = (leg.end for leg in self._legs)
+        return next((end.address for end in ends if isinstance(end, RingSource | PlacedSource)), "")
 
     def store(self, sync: SyncOrder) -> OnShelf:
         """Begin a version: put into the object store what goes through that."""
@@ -111,7 +113,7 @@ class SourceRank:
         step = _step_of(published)
         tensors = refreshed(published, self.reading)
         self._book.publish(self._key, sync.key, sync.number, step, sync.step)
-        return _Sending(self._plan, tensors, sync, self._index, step, self._changes(tensors, sync))
+        return _Sending(self._plan, tensors, sync, self._index, step, lambda: self._changes(tensors, sync))
 
     def _changes(self, tensors: Tensors, sync: SyncOrder) -> bytes:
         """A bit for each name of the plan: whether this rank's values are others than in the version before.
@@ -143,14 +145,20 @@ class _Sending:
     """One version on its way."""
 
     def __init__(
-        self, plan: Plan, tensors: Tensors, sync: SyncOrder, rank: int, step: int | None, changed: bytes
+        self,
+        plan: Plan,
+        tensors: Tensors,
+        sync: SyncOrder,
+        rank: int,
+        step: int | None,
+        changes: Callable[[], bytes],
     ) -> None:
         self.sync = sync
         self._plan = plan
         self._tensors = tensors
         self._rank = rank
         self._step = step
-        self._changed = changed
+        self._changes = changes
         self._watch = Watch(tensors)
         self._digests: list[PieceDigest] | None = None
         self._nbytes = 0
@@ -194,13 +202,14 @@ class _Sending:
             )
 
     def ended(self) -> Sent:
-        """What was done.
+        """What was done. What has changed is looked for now, while the targets are at what they do with it.
 
         Raises:
             WeightsError: the source's tensors were written to in the meantime.
         """
+        changed = self._changes()
         self.check_unwritten()
-        return Sent(self._nbytes, self._seconds, self._changed, self._step)
+        return Sent(self._nbytes, self._seconds, changed, self._step)
 
 
 def _step_of(published: Published) -> int | None:

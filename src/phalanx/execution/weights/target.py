@@ -17,16 +17,19 @@ from phalanx.execution.weights.ends import (
     TargetLeg,
     check_watched,
     closed_by_errors,
+    is_placed,
     model_of,
     part_meetings,
     read,
     refreshed,
     target_legs,
 )
-from phalanx.execution.weights.orders import Arrived, JoinOrder, SyncOrder
+from phalanx.execution.weights.orders import Arrived, JoinOrder, Probed, SyncOrder
+from phalanx.execution.weights.probing import probe_target
 from phalanx.execution.weights.shelf import OnShelf, RankShelf
 from phalanx.movers.contract import Write
 from phalanx.movers.local import share
+from phalanx.movers.placed import PlacedTensors
 from phalanx.tracing.spans import span as px_span
 from phalanx.tracing.weights import span_attributes
 from phalanx.transfer.buckets import Slot
@@ -54,10 +57,10 @@ class TargetRank:
         self._shelf = shelf
         self._plan = order.plan.of(target=index)
         accepted = book.accepted(self._key)
-        self._reading = _reading(accepted, order.given)
+        self._reading, self._placed = _reading(accepted, order.given)
         self._source = source
         self._share(accepted)
-        self._legs = target_legs(order, index, shelf)
+        self._legs = target_legs(order, index, shelf, self._placed)
         self._sizes = {leg.hop: _bytes_by_source(leg) for leg in self._legs}
         self._deltas = [leg.deltas for leg in self._legs if leg.deltas is not None]
         self._torn_by: int | None = None
@@ -93,6 +96,10 @@ class TargetRank:
             for deltas in self._deltas:
                 deltas.end(sync.number)
         return Arrived(nbytes, time.perf_counter() - began, by_source)
+
+    def probed(self, sync: SyncOrder) -> Probed | None:
+        """What the role computes with the version that it has received, where that is asked for."""
+        return probe_target(self._book, self._key) if sync.probe else None
 
     def _begin(self, sync: SyncOrder) -> None:
         """From now on the role's weights may be of no one version."""
@@ -164,6 +171,8 @@ class TargetRank:
         self._shelf.given = {}
         for leg in self._legs:
             leg.end.close()
+        if self._placed is not None:
+            self._placed.close()
         part_meetings(self._order.key)
 
 
@@ -186,22 +195,32 @@ def _differs(source: int, what: str) -> WeightsDiffer:
     return error
 
 
-def _reading(accepted: Accepted, given: Manifest | None) -> Reading:
+def _reading(accepted: Accepted, given: Manifest | None) -> tuple[Reading, PlacedTensors | None]:
     """The tensors that are written: the role's own, or, for what is loaded, memory that is kept from sync to sync."""
     if accepted.load is None:
-        return read(accepted)
+        return read(accepted), None
     if accepted.model is not None:
         own = read(accepted)
-        return Reading(own.manifest, _kept(accepted, own.tensors))
-    if given is None:
+        manifest, names, like = own.manifest, list(own.tensors), own.tensors
+    elif given is not None:
+        manifest, names = given, [*(name for name, _ in given.items()), *(name for name, _ in given.ties)]
+        like = {
+            name: torch.empty(held.shape, dtype=dtype_named(held.dtype), device="meta")
+            for name, held in given.items()
+        }
+    else:
         raise InternalError("a rank that loads all that the source has was not told what that is")
-    tensors = {name: torch.empty(held.shape, dtype=dtype_named(held.dtype)) for name, held in given.items()}
-    return Reading(given, {**tensors, **{name: tensors[twin] for name, twin in given.ties}})
+    twins = dict(manifest.ties)
+    made, placed = _kept(accepted, {name: one for name, one in like.items() if name not in twins})
+    return Reading(manifest, {name: made[twins.get(name, name)] for name in names}), placed
 
 
-def _kept(accepted: Accepted, like: Tensors) -> dict[str, torch.Tensor]:
+def _kept(accepted: Accepted, like: Tensors) -> tuple[Tensors, PlacedTensors | None]:
+    if is_placed(accepted):
+        placed = PlacedTensors(like)
+        return placed.tensors, placed
     if accepted.memory is None:
-        return {name: torch.empty(one.shape, dtype=one.dtype) for name, one in like.items()}
+        return {name: torch.empty(one.shape, dtype=one.dtype) for name, one in like.items()}, None
     made = dict(accepted.memory(like))
     odd = [
         name
@@ -212,7 +231,7 @@ def _kept(accepted: Accepted, like: Tensors) -> dict[str, torch.Tensor]:
         raise DeclarationError(
             f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(sorted(odd)[:5])}"
         )
-    return {name: made[name] for name in like}
+    return made, None
 
 
 def hand_over(load: Load, tensors: Tensors) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,9 @@ from phalanx.runtime.calls.stored_rows import StoredPart, StoredParts, piece_bet
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.transport.base import Transport
 from phalanx.transport.values import Ref, Ticket
+from phalanx.wire.alike import Alike
 from phalanx.wire.bundle import Bundle
-from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
+from phalanx.wire.codec import Encoded, Policy, encode, encode_plain, large_leaves, nbytes_of
 from phalanx.wire.messages import (
     NO_ARGUMENTS,
     Assembled,
@@ -206,11 +208,14 @@ def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterato
     refs: tuple[Ref, ...] = ()
     if plan.ranks and (plan.args or plan.kwargs):
         body, refs = encode_body(outlet, plan.arguments_of(0), admit=outlet.room.admit)
+    if len(plan.gather.take) == len(plan.ranks):
+        yield from itertools.repeat(Message(header.packed_with(body, True), refs), len(plan.ranks))
+        return
     packed: dict[bool, Message] = {}  # by whether the rank's output is kept
     for position in range(len(plan.ranks)):
         keep = plan.keeps(position)
         if keep not in packed:
-            packed[keep] = Message(header._replace(body=body, keep=keep).pack(), refs)
+            packed[keep] = Message(header.packed_with(body, keep), refs)
         yield packed[keep]
 
 
@@ -219,33 +224,60 @@ def _messages_each(
 ) -> Iterator[Message]:
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
-    keys = [tuple(id(column.values[at]) for column in columns) for at in range(len(plan.ranks))]
+    keys: list[_Key] = list(zip(*(map(id, column.values) for column in columns), strict=True))
     leaves = _shared_leaves(plan, outlet.inline_bytes)
     _admit(outlet, columns, keys, leaves)
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
     begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
+    encode_each = _encoder(outlet, shared, begin)
     encoded: dict[_Key, _Body] = {}
-    places: dict[_Key, str] = {}
-    for position, key in enumerate(keys):
+    large: dict[_Key, str] = {}  # and the node that it goes to first
+    for position, (key, arguments) in enumerate(zip(keys, plan.arguments(), strict=True)):
         if key not in encoded:  # views of the caller's memory: copies are made below, one bundle at a time
-            encoded[key] = _encoded_body(outlet, plan.arguments_of(position), shared, begin)
-            places[key] = nodes[plan.ranks[position]]
-    large = [key for key, (body, _) in encoded.items() if body.nbytes > outlet.inline_bytes]
-    sizes = [encoded[key][0].nbytes for key in large]
-    together = {
-        large[index]: [large[i] for i in some]
-        for some in bundles(sizes, [places[key] for key in large])
-        for index in some
-    }
+            body, _ = encoded[key] = encode_each(arguments)
+            if body.nbytes > outlet.inline_bytes:
+                large[key] = nodes[plan.ranks[position]]
+    together = _together(large, encoded)
     bodies: dict[_Key, tuple[bytes | int | None, tuple[Ref, ...]]] = {}
     for position, key in enumerate(keys):
-        if key not in bodies:
-            some = together.get(key, [key])
+        if key in large and key not in bodies:
+            some = together[key]
             bodies.update(
                 zip(some, _placed_together(outlet, [encoded.pop(one) for one in some]), strict=True)
             )
+        elif key not in bodies:
+            small, own = encoded.pop(key)
+            bodies[key] = small.to_bytes(), own
         body, refs = bodies[key]
-        yield Message(header._replace(body=body, keep=plan.keeps(position)).pack(), refs)
+        yield Message(header.packed_with(body, plan.keeps(position)), refs)
+
+
+def _encoder(
+    outlet: Outlet, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
+) -> Callable[[Value], _Body]:
+    """Encodes the arguments of one rank after the other; of those that are alike in full only the first."""
+    alike = Alike()
+
+    def encode_each(value: Value) -> _Body:
+        known = alike.encoded(value) or encode_plain(value)
+        if known is not None:
+            return known, begin
+        encoded, refs = _encoded_body(outlet, value, shared, begin)
+        alike.learn(value, encoded)
+        return encoded, refs
+
+    return encode_each
+
+
+def _together(large: Mapping[_Key, str], encoded: Mapping[_Key, _Body]) -> dict[_Key, list[_Key]]:
+    """With which others each large body is stored."""
+    keys = list(large)
+    sizes = [encoded[key][0].nbytes for key in keys]
+    return {
+        keys[index]: [keys[i] for i in some]
+        for some in bundles(sizes, [large[key] for key in keys])
+        for index in some
+    }
 
 
 def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:

@@ -10,6 +10,7 @@ from phalanx.collect.join import whole
 from phalanx.runtime.calls.streams import StreamArrivals, Streaming
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Transport
+from phalanx.transport.relaying import Sender
 from phalanx.transport.values import Outcome, RankStream, Ref, Ticket
 from phalanx.wire.messages import Message
 from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
@@ -149,15 +150,16 @@ class DirectArrivals:
 
 
 class DirectDoor:
-    """Calls each rank by itself."""
+    """Calls each rank by itself; ``sender`` sends, where that is not the transport."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, sender: Sender | None = None) -> None:
         self._transport = transport
+        self._sender: Sender = sender or transport
 
     def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
         if call.streaming is not None:
             return self._streams(epoch, call, call.streaming)
-        submit, endpoints = self._transport.submit, epoch.endpoints
+        submit, endpoints = self._sender.submit, epoch.endpoints
         role, method, returns = call.role, call.method, call.returns
         tickets: list[Ticket] = []
         nbytes = 0
@@ -173,16 +175,16 @@ class DirectDoor:
         """Nothing is kept."""
 
     def _streams(self, epoch: Epoch, call: Outgoing, streaming: Streaming) -> Arrivals:
-        transport, role, method = self._transport, call.role, call.method
+        sender, role, method = self._sender, call.role, call.method
         parts: list[Ticket | RankStream] = []
         try:
             for position, (rank, (data, refs)) in enumerate(zip(call.ranks, call.messages, strict=True)):
                 endpoint = epoch.endpoints[rank]
                 if position in streaming.positions:
-                    parts.append(transport.stream(endpoint, role, method, data, refs, streaming.buffer))
+                    parts.append(sender.stream(endpoint, role, method, data, refs, streaming.buffer))
                 else:
-                    parts.append(transport.submit(endpoint, role, method, data, refs))
+                    parts.append(sender.submit(endpoint, role, method, data, refs))
                 call.nbytes += len(data)
         finally:
             call.reached = len(parts)
-        return StreamArrivals(transport, parts, streaming)
+        return StreamArrivals(self._transport, parts, streaming)

@@ -15,7 +15,8 @@ from phalanx.wire.outputs import with_rests
 from phalanx.wire.relayed import Batch, Gone
 from phalanx.wire.value import Value
 
-_PARTS_WITHIN_S = 5.0
+_PARTS_WITHIN_S = 60.0
+"""A relay that is gone is told at once; one that is busy, on a node that has too much to do, is not gone."""
 _OBJECT_LOST = "object lost"
 
 
@@ -60,6 +61,11 @@ class RelayedArrivals:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def sent_as(self) -> list[tuple[int, int]]:
+        """By which heads it went, and its serial there."""
+        return [(part.head, self._serial) for part in self._sent]
 
     def __del__(self) -> None:
         self._over(self._serial, [part.head for part in self._sent])

@@ -25,9 +25,10 @@ _MOST_BEHIND = 64
 class RelayedDoor:
     """Calls the ranks of an epoch through its relays, and directly what cannot go through them: streams.
 
-    Ranks run the calls of one sender in order, and relays are other senders than this process. So a call that goes
-    another way than those before it is sent once these have ended; what goes directly goes on doing so until then.
-    Nobody waits for that in groups of asynchronous ranks, which keep no order, nor in one that takes no calls any more.
+    Ranks run the calls of one sender in order, and relays are other senders than this process. So what goes directly
+    begins on a rank once the calls before it that went through relays have ended there, and what follows goes directly
+    too until it has ended; nobody waits for that here, where the backend can have it so. Nor is anything held back in
+    groups of asynchronous ranks, which keep no order, and in one that takes no calls any more.
 
     One thread at a time has its ``turn`` to choose a way and to send: what the library asks of ranks is sent by any
     thread, beside the calls of users.
@@ -64,6 +65,9 @@ class RelayedDoor:
         self._order: tuple[int, ...] = ()
         self._behind: list[Arrivals] = []  # calls that may be under way, by the way that was taken last
         self._way: Relays | None = None
+        #: While calls go directly: those through relays that these wait for, and what sends them so.
+        self._before: list[Arrivals] = []
+        self._later: DirectDoor | None = None
         self._over: deque[tuple[Relays, int, Sequence[int]]] = deque()
 
     def prepare(self, epoch: Epoch) -> None:
@@ -83,13 +87,16 @@ class RelayedDoor:
             return self._direct.submit(epoch, call)  # to ranks that leave, after all their calls
         if not self._takes_calls():  # the library's own: nobody waits for what may never end
             way = self._way if epoch is self._epoch else None
-            return self._sent(way if way is not None and way.gone() is None else None, epoch, call)
+            return self._sent(
+                way if way is not None and way.gone() is None else None, epoch, call, self._direct
+            )
         with self._turn:
-            return self._sent(self._way_of(epoch, call), epoch, call)
+            relays = self._way_of(epoch, call)
+            return self._sent(relays, epoch, call, self._later or self._direct)
 
-    def _sent(self, relays: Relays | None, epoch: Epoch, call: Outgoing) -> Arrivals:
+    def _sent(self, relays: Relays | None, epoch: Epoch, call: Outgoing, direct: DirectDoor) -> Arrivals:
         if relays is None:
-            arrivals = self._direct.submit(epoch, call)
+            arrivals = direct.submit(epoch, call)
         else:
             arrivals = self._through(relays, epoch, call)
         if len(call.ranks) == len(epoch.endpoints):
@@ -100,35 +107,57 @@ class RelayedDoor:
         return arrivals
 
     def _way_of(self, epoch: Epoch, call: Outgoing) -> Relays | None:
-        """The relays to take; None: none. Waits where it is another way than that of calls under way."""
+        """The relays to take; None: none."""
         if self._way is None and self._behind and self._ordered:
             self._forget_ended()
             if self._behind:
                 return None
+        self._replace_lost()
         way = None
         if call.streaming is None:
-            self._replace_lost()
             self.prepare(epoch)
             way = self._relays
-        if way is not self._way:
-            self._let_end()
-            self._way = way
+        if way is None:
+            self._go_directly()
+        elif way is not self._way:
+            self._behind, self._before, self._later = self._before, [], None
+        self._way = way
         return way
+
+    def _go_directly(self) -> None:
+        """See to it that what is sent now begins after what went through relays, and is still under way."""
+        relays = self._way
+        self._forget_ended()
+        if relays is None or not self._behind or not self._ordered:
+            return
+        sent = [part for one in self._behind if isinstance(one, RelayedArrivals) for part in one.sent_as]
+        later = relays.after(sent)
+        if later is None:
+            self._let_end()
+            return
+        self._before, self._behind = self._behind, []
+        self._later = DirectDoor(self._transport, later)
 
     def _let_end(self) -> None:
         if self._ordered:
-            for arrivals in self._behind:
+            for arrivals in (*self._before, *self._behind):
                 arrivals.wait(range(len(arrivals)), len(arrivals), None)
-        self._behind.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._behind, self._before, self._later = [], [], None
 
     def _forget_ended(self) -> None:
         self._behind = [arrivals for arrivals in self._behind if not arrivals.all_ended()]
+        self._before = [arrivals for arrivals in self._before if not arrivals.all_ended()]
+        if not self._before:
+            self._later = None
 
     def _replace_lost(self) -> None:
         """See to it that the relays are started anew where one has ended, unless something was lost with it."""
         if self._relays is not None and self._relays.gone() is not None:
             self._on_lost()
-            self._behind.clear()
+            self._let_go()
             self._epoch = None
 
     def _through(self, relays: Relays, epoch: Epoch, call: Outgoing) -> RelayedArrivals:
@@ -196,13 +225,16 @@ class RelayedDoor:
     def end(self) -> None:
         """End the relays, whatever is under way through them. Idempotent."""
         relays, self._relays, self._epoch, self._way = self._relays, None, None, None
-        self._behind.clear()
+        self._let_go()
         if relays is not None:
             relays.end()
 
 
 def _distinct(messages: Iterable[Message]) -> tuple[list[Message], list[int] | None]:
     """The distinct messages, by identity, and which is whose; None: there is one."""
+    messages = list(messages)
+    if messages and messages.count(messages[0]) == len(messages):  # no loop of Python's own
+        return messages[:1], None
     found: list[Message] = []
     index: dict[int, int] = {}
     which: list[int] = []

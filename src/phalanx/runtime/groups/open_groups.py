@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
+from phalanx.runtime.calls.door import Door
 from phalanx.runtime.calls.under_way import CallsUnderWay
-from phalanx.runtime.life.epoch import GroupLife
+from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
 from phalanx.runtime.session import connection as cluster
 from phalanx.transport.base import Transport
 from phalanx.transport.values import CLUSTER_LEFT
+from phalanx.wire.messages import Facts
 
 
 class OpenGroup(Protocol):
@@ -18,6 +21,8 @@ class OpenGroup(Protocol):
 
     life: GroupLife
     under_way: CallsUnderWay
+    door: Door
+    order: threading.RLock
 
 
 class OpenGroups:
@@ -35,6 +40,14 @@ class OpenGroups:
     def _now(self) -> list[OpenGroup]:
         with self._lock:
             return list(self._groups)
+
+    def owner_of(self, card: GroupCard, processes: Sequence[Facts]) -> OpenGroup | None:
+        """The group of this process itself, of which a view came back to it; None where another one owns it."""
+        for group in self._now():
+            life = group.life
+            if life.owner and life.card.number == card.number and same_processes(life.epoch, processes):
+                return group
+        return None
 
     def on_several_nodes(self, transport: Transport) -> bool:
         """Whether not all ranks that this process calls can read each other's outputs where they lie."""
@@ -72,6 +85,13 @@ class OpenGroups:
             life.on_change = None  # whoever they belong to publishes what becomes of them
             life.begin_close()
             life.finish_close()
+
+
+def same_processes(epoch: Epoch, processes: Sequence[Facts]) -> bool:
+    """Whether these are the ranks of an epoch, by what they reported: process ids, and when."""
+    return [(e.facts.pid, e.facts.started) for e in epoch.endpoints] == [
+        (f.pid, f.started) for f in processes
+    ]
 
 
 open_groups = OpenGroups()

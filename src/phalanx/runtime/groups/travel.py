@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import DeclarationError
+from phalanx.runtime.calls.door import Arrivals, DirectDoor, Outgoing
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.following import Follower, FollowingDoor
-from phalanx.runtime.life.epoch import GroupCard
+from phalanx.runtime.groups.open_groups import OpenGroup, open_groups, same_processes
+from phalanx.runtime.life.epoch import Epoch, GroupCard
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.session.connection import RUN_ID
 from phalanx.topology.slots import Slot
+from phalanx.transport.base import Transport
 from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import Facts
 
@@ -75,4 +79,29 @@ def unpack(portable: PortableGroup) -> GroupCore:
         core.roster_key = portable.roster
         core.follower = Follower(core.life, portable.roster, portable.number)
         core.door = FollowingDoor(core.transport, core.follower, core.life)
+        return core
+    owner = open_groups.owner_of(portable.card, portable.facts)
+    if owner is not None:
+        core.door = DoorOfOwner(core.transport, owner)
     return core
+
+
+class DoorOfOwner(DirectDoor):
+    """The way of a view in the very process that owns the group: the owner's, so that ranks see calls in one order.
+
+    Once the owner has other processes, or is gone, it is the direct one.
+    """
+
+    def __init__(self, transport: Transport, owner: OpenGroup) -> None:
+        super().__init__(transport)
+        self._owner = weakref.ref(owner)
+
+    def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
+        owner = self._owner()
+        if owner is None:
+            return super().submit(epoch, call)
+        with owner.order:
+            theirs = owner.life.epoch
+            if not same_processes(theirs, [endpoint.facts for endpoint in epoch.endpoints]):
+                return super().submit(epoch, call)
+            return owner.door.submit(theirs, call)

@@ -11,7 +11,15 @@ from typing import Any
 
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, RemoteCallError
 from phalanx.execution.weights import questions
-from phalanx.execution.weights.orders import DELTA_MOVERS, Description, Joined, JoinOrder, Staging, Takeover
+from phalanx.execution.weights.orders import (
+    DELTA_MOVERS,
+    IN_PLACE,
+    Description,
+    Joined,
+    JoinOrder,
+    Staging,
+    Takeover,
+)
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.life.epoch import Epoch
@@ -122,6 +130,8 @@ def make_pair(source: WeightsSide, target: WeightsSide, plans: Plans, options: P
     )
     if options.staged is not None:
         _check_stageable(plan, movers)
+    elif not options.delta and _in_place(targets, plan):
+        movers = {**movers, Hop.NODE: IN_PLACE}
     key = f"{_OURS}-{next(_keys)}"
     order = JoinOrder(
         key,
@@ -151,6 +161,15 @@ def make_pair(source: WeightsSide, target: WeightsSide, plans: Plans, options: P
         tuple(one for target in targets for one in target.takeover),
         plan_probe(sources, targets),
     )
+
+
+def _in_place(targets: Sequence[Description], plan: Plan) -> bool:
+    """Whether sources write into what targets of their node load from: each byte for one target only.
+
+    For several a ring is better, into which a byte is written once, and which they read at the same time.
+    """
+    pieces = (piece for lane in plan.lanes for piece in lane.pieces if piece.hop is Hop.NODE)
+    return all(len(piece.targets) == 1 and targets[piece.targets[0]].placed for piece in pieces)
 
 
 def _check_stageable(plan: Plan, movers: Mapping[Hop, str]) -> None:

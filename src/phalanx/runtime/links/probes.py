@@ -33,16 +33,18 @@ class Probing:
         self._done: set[str] = set()
         self._said = False
 
-    def behind(self, calls: PairCalls, verify: Verify) -> PairCalls:
-        """With the comparison behind the calls of a sync, where there is to be one: nothing trains in between."""
-        pair = calls.pair
+    def due(self, pair: Pair, verify: Verify) -> bool:
+        """Whether this sync of a pair compares."""
         due = verify == "full" or (verify == "sampled" and pair.key not in self._done)
-        if self._wanted is False or not due or not pair.probe.prompts or pair.probe.mute:
-            return calls
+        return self._wanted is not False and due and bool(pair.probe.prompts) and not pair.probe.mute
+
+    def behind(self, calls: PairCalls) -> PairCalls:
+        """With what the source is asked behind the calls of a sync that compares: nothing trains in between."""
+        pair = calls.pair
         within = pair.probe.within if self._wanted is True else float(self._wanted)
         if pair.target.core.transport.immediate and any(call.has_failed() for call in calls.parts):
             return calls  # its ranks have run, and failed: there is nothing to compare
-        return replace(calls, probe=send_probe(pair.source, pair.target, pair.probe, within))
+        return replace(calls, probe=send_probe(pair.source, pair.probe, within))
 
     def ended(self, version: Version, pairs: Sequence[Pair], name: str, level: int) -> None:
         """A version arrived: say once if it was to be compared and could not be."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from phalanx.errors import WeightsDiffer
@@ -12,7 +12,7 @@ from phalanx.execution.weights.orders import Description, Probed
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.links.sides import WeightsSide, send_to
 
-__all__ = ["NO_PROBE", "Probe", "ProbeCalls", "ProbePlan", "plan_probe", "send_probe"]
+__all__ = ["NO_PROBE", "Probe", "ProbeCall", "ProbePlan", "plan_probe", "send_probe"]
 
 _EXACT = 0.02
 _ROUNDED = 0.5
@@ -42,15 +42,21 @@ class Probe(NamedTuple):
     tokens: int
 
 
-class ProbeCalls(NamedTuple):
-    """The calls of one comparison, sent right behind those of the sync."""
+class ProbeCall(NamedTuple):
+    """The source's part of a comparison, a call of its own right behind those of the sync.
+
+    A target tells its part with what it received: its ranks are asynchronous, so that a second call of theirs might
+    begin before the one that receives.
+    """
 
     source: Call
-    target: Call
     within: float
 
-    def result(self, title: str) -> Probe | str:
-        """What came of it, once both are over; or why there is nothing to compare, empty where there will be.
+    def result(self, title: str, told_by: Mapping[int, Probed]) -> Probe | str:
+        """What came of it, once the sync is over; or why there is nothing to compare, empty where there will be.
+
+        Args:
+            title: of the targets. told_by: what each target rank told.
 
         Raises:
             WeightsDiffer: the engine computes something else.
@@ -59,10 +65,9 @@ class ProbeCalls(NamedTuple):
         expected = next((one.log_probs for one in told if one.log_probs is not None), None)
         if expected is None:
             return next((one.why for one in told if one.why), "no source rank told any log-probabilities")
-        found: list[Probed] = self.target.result(None)
         probes = [
             (rank, _compared(expected, one.log_probs))
-            for rank, one in zip(self.target.plan.ranks, found, strict=True)
+            for rank, one in told_by.items()
             if one.log_probs is not None
         ]
         if not probes:
@@ -94,14 +99,11 @@ def plan_probe(sources: Sequence[Description], targets: Sequence[Description]) -
     return ProbePlan(prompts, mute, _EXACT if exact else _ROUNDED)
 
 
-def send_probe(source: WeightsSide, target: WeightsSide, plan: ProbePlan, within: float) -> ProbeCalls:
-    """Ask both sides."""
-    title = f"weights {target.asked.name!r}: probed"
-    asked = [
-        send_to(side.core, side.ranks, title, questions.probe, side.asked, plan.prompts)
-        for side in (source, target)
-    ]
-    return ProbeCalls(asked[0], asked[1], within)
+def send_probe(source: WeightsSide, plan: ProbePlan, within: float) -> ProbeCall:
+    """Ask the source."""
+    title = f"weights {source.asked.name!r}: probed"
+    asked = send_to(source.core, source.ranks, title, questions.probe, source.asked, plan.prompts)
+    return ProbeCall(asked, within)
 
 
 def _compared(expected: Sequence[Sequence[float]], found: Sequence[Sequence[float]]) -> Probe:

@@ -19,12 +19,12 @@ from phalanx.errors import (
     WeightsLost,
     WorkerDiedError,
 )
-from phalanx.execution.weights.orders import Arrived, Sent, TookPart
+from phalanx.execution.weights.orders import Arrived, Probed, Sent, TookPart
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.links.pairing import Pair
-from phalanx.runtime.links.probing import Probe, ProbeCalls
+from phalanx.runtime.links.probing import Probe, ProbeCall
 from phalanx.runtime.links.versions import Moved, Version
 from phalanx.runtime.session.waiters import Pending
 from phalanx.transport.base import Transport
@@ -44,19 +44,19 @@ class PairCalls:
     """What was sent for one pair: ``stored`` first, where something goes through the object store.
 
     ``parts`` are the calls in which ranks take part, of the source's group first, or one of all where source and
-    target are roles of one group. ``probe`` comes behind them, where the two are compared.
+    target are roles of one group. ``probe`` asks the source behind them, where the two are compared.
     """
 
     pair: Pair
     stored: Call | None
     parts: tuple[Call, ...]
-    probe: ProbeCalls | None = None
+    probe: ProbeCall | None = None
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """All of them."""
         stored = () if self.stored is None else (self.stored,)
-        probes = () if self.probe is None else (self.probe.source, self.probe.target)
+        probes = () if self.probe is None else (self.probe.source,)
         return (*stored, *self.parts, *probes)
 
 
@@ -110,6 +110,11 @@ class SyncFuture(CallFuture[Version]):
             raise raisable(outcome)
         return outcome
 
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Its calls, on the ranks of all its groups."""
+        return self._all
+
     def _forget_stored(self) -> None:
         """Let go of the references to what lies in the object store for this sync, however long it is kept itself."""
         self._all = [call for pair in self._pairs for call in pair.parts]
@@ -134,7 +139,11 @@ class SyncFuture(CallFuture[Version]):
             wire += sum(part.nbytes for part in sent)
             steps += [part.step for part in sent if part.step is not None]
             moved += arrived
-        probes = [one.probe.result(one.pair.target.title) for one in self._pairs if one.probe is not None]
+        probes = [
+            one.probe.result(one.pair.target.title, _probed(one))
+            for one in self._pairs
+            if one.probe is not None
+        ]
         nbytes = sum(one.nbytes for one in moved)
         seconds = time.monotonic() - self._began
         return Version(
@@ -250,6 +259,16 @@ def _parts_of(one: PairCalls) -> tuple[list[Sent], list[Moved]]:
     for index, arrived in sorted(staged.items()):
         moved += _moved(one.pair, target.ranks[index], arrived)
     return sent, moved
+
+
+def _probed(one: PairCalls) -> dict[int, Probed]:
+    """What the target ranks computed with what came to them."""
+    return {
+        rank: took.probed
+        for call in one.parts
+        for rank, took in zip(call.plan.ranks, call.result(None), strict=True)
+        if took.probed is not None
+    }
 
 
 def _moved(pair: Pair, rank: int, arrived: Arrived) -> list[Moved]:

@@ -17,16 +17,16 @@ from typing import Literal
 from phalanx.errors import DeclarationError
 from phalanx.execution.weights import questions
 from phalanx.execution.weights.orders import Since, Staging, SyncOrder
-from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
 from phalanx.runtime.links.pairs import Pairs
 from phalanx.runtime.links.probes import Probing
-from phalanx.runtime.links.sides import Ranks, all_in_order, ask_each, send_to, side_of
+from phalanx.runtime.links.sides import Ranks, all_in_order, ask_each, side_of
 from phalanx.runtime.links.stages import Stages
 from phalanx.runtime.links.staleness import Staleness
+from phalanx.runtime.links.sync_calls import send_pair
 from phalanx.runtime.links.sync_future import PairCalls, SyncFuture
 from phalanx.runtime.links.versions import Version
 from phalanx.show.tables import Table
@@ -244,8 +244,10 @@ class WeightSync:
         try:
             for pair in pairs:
                 known = self._known_of(pair)
-                order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known)
-                sent.append(self._probing.behind(_send_pair(pair, order), verify))
+                probe = self._probing.due(pair, verify)
+                order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known, probe)
+                calls = send_pair(pair, order, self._last)
+                sent.append(self._probing.behind(calls) if probe else calls)
         except BaseException:
             for calls in sent:
                 for call in calls.calls:
@@ -367,30 +369,3 @@ def _check_verify(verify: Verify) -> Verify:
     if verify not in ("sampled", "full", "off"):
         raise DeclarationError(f'px.WeightSync(verify={verify!r}): give "sampled", "full" or "off"')
     return verify
-
-
-def _send_pair(pair: Pair, order: SyncOrder) -> PairCalls:
-    """Send a pair's calls, the source's before the target's."""
-    source, target = pair.source, pair.target
-    title = f"weights {target.asked.name!r}"
-    stored: Call | None = None
-    given: tuple[CallFuture[object], ...] = ()
-    if pair.stores:
-        stored = send_to(source.core, source.ranks, f"{title}: stored", questions.store, order)
-        given = (CallFuture(stored),)
-    if source.core is target.core and not source.core.transport.immediate:
-        ranks = sorted({*source.ranks, *target.ranks})
-        sides = ("source", "target")
-        both = send_to(source.core, ranks, title, questions.take_part, order, sides, *given)
-        return PairCalls(pair, stored, (both,))
-    sent = send_to(source.core, source.ranks, f"{title}: sent", questions.take_part, order, ("source",))
-    if source.core.transport.immediate and sent.has_failed():
-        return PairCalls(pair, stored, (sent,))  # its ranks have run: the targets would wait for nothing
-    try:
-        received = send_to(
-            target.core, target.ranks, f"{title}: received", questions.take_part, order, ("target",), *given
-        )
-    except BaseException:
-        CallFuture(sent).cancel()
-        raise
-    return PairCalls(pair, stored, (sent, received))

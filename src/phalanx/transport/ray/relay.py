@@ -70,12 +70,16 @@ class _ToRanks:
 
 @dataclass
 class _ToRelays:
-    """A call on its way at relays: each one's name, handle, positions of its ranks, and reference to its batch."""
+    """A call on its way at relays: each one's name, handle, positions of its ranks, and reference to its batch.
+
+    ``through`` are their places and handles.
+    """
 
     serial: int
     count: int
     halved: bool
     sent: list[tuple[str, Any, Sequence[int], Any]]
+    through: list[tuple[int, Any]]
 
     def collect(self) -> Batch:
         try:
@@ -148,6 +152,27 @@ class Relay:
         finally:
             self._begin_next()
 
+    async def ended(self, sequence: int, serial: int) -> None:
+        """Return once a call that was forwarded before has ended on all ranks, whatever came of it."""
+        await self._turn(sequence)
+        try:
+            call = self._calls.get(serial)
+            if isinstance(call, _ToRanks):
+                refs = [ticket.value for ticket in call.tickets]
+            else:
+                refs = [] if call is None else self._end_below(call)
+        finally:
+            self._begin_next()
+        if refs:
+            await asyncio.get_running_loop().run_in_executor(self._threads, _wait_for, refs)
+
+    def _end_below(self, call: _ToRelays) -> list[Any]:
+        asked: list[Any] = []
+        for index, handle in call.through:
+            asked.append(handle.ended.remote(self._sequences[index], call.serial))
+            self._sequences[index] += 1
+        return asked
+
     async def parts(self, serial: int) -> list[Part]:
         """What is known of a call's part on each of its ranks. It has been sent before, by whoever asks."""
         until = time.monotonic() + _COMES_WITHIN_S
@@ -171,13 +196,15 @@ class Relay:
             return self._to_ranks(envelope, refs)
         count = self._shares.count if envelope.ranks is None else len(envelope.ranks)
         sent: list[tuple[str, Any, Sequence[int], Any]] = []
+        through: list[tuple[int, Any]] = []
         for index, positions, ranks in self._shares.of(envelope.ranks):
             part, used = part_of(envelope, positions if count > len(positions) else None, ranks)
             name, handle, _ = self._below.relays[index]
             args = (part.pack(), [refs[place] for place in used]) if used else (part.pack(),)
             sent.append((name, handle, positions, handle.forward.remote(self._sequences[index], *args)))
+            through.append((index, handle))
             self._sequences[index] += 1
-        return _ToRelays(envelope.serial, count, envelope.returns == HALVED, sent)
+        return _ToRelays(envelope.serial, count, envelope.returns == HALVED, sent, through)
 
     def _to_ranks(self, envelope: Envelope, refs: Sequence[Any]) -> _ToRanks:
         endpoints = self._below.endpoints
@@ -218,6 +245,10 @@ def _be_as_nice_as(niceness: int) -> None:
         with contextlib.suppress(OSError):  # it has ended, or this user may not
             if os.getpriority(os.PRIO_PROCESS, int(thread)) > niceness:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+
+
+def _wait_for(refs: list[Any]) -> None:
+    ray.wait(refs, num_returns=len(refs), fetch_local=False)
 
 
 def _ended(refs: list[Any]) -> set[Any]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.topology.relays import RelayTree
 from phalanx.transport.ray.relay import Below, Relay, first_line
+from phalanx.transport.ray.sending import submit
+from phalanx.transport.ray.streams import RayStream, stream
 from phalanx.transport.relaying import Part
-from phalanx.transport.values import Endpoint, FetchFailed, NotReady, Ref
+from phalanx.transport.values import Endpoint, FetchFailed, NotReady, Ref, Ticket
+from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.relayed import Batch, Envelope, Gone, unpacked_outputs
 
 _AT_ONCE = 10_000
@@ -41,6 +44,7 @@ class RayRelays:
         self._handles: list[Any] = []
         self._under = {head: self._subtree(head) for head in tree.head_indices}
         self._sequences = [0] * tree.heads
+        self._endpoints = endpoints
         # A head waits for each number: one that two threads took at once would be waited for without end.
         self._numbering = threading.Lock()
         made = ray.remote(actor)
@@ -108,6 +112,22 @@ class RayRelays:
             why = first_line(error)
         return [Part(None, True, Gone(name, why))] * count
 
+    def after(self, calls: Sequence[tuple[int, int]]) -> Later:
+        ended: dict[int, list[Any]] = {}
+        with self._numbering:
+            for head, serial in calls:
+                ended.setdefault(head, []).append(
+                    self._heads[head].ended.remote(self._sequences[head], serial)
+                )
+                self._sequences[head] += 1
+        return Later(
+            {
+                self._endpoints[rank].handle: ended[head]
+                for head in ended
+                for rank in self.tree.relays[self.tree.head_indices[head]].ranks
+            }
+        )
+
     def gone(self, head: int | None = None) -> Gone | None:
         if not self._connected():
             return None
@@ -132,6 +152,32 @@ class RayRelays:
         deadline = time.monotonic() + _ENDED_WITHIN_S
         while any(h._get_local_state() != _DEAD for h in handles) and time.monotonic() < deadline:
             time.sleep(0.002)
+
+
+class Later:
+    """Calls ranks directly; each call begins once what is given for its actor is there: Ray waits as for an argument.
+
+    The calls of this process that follow on the same rank wait behind that.
+    """
+
+    def __init__(self, after: Mapping[Any, Sequence[Any]]) -> None:
+        self._after = after
+
+    def submit(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
+    ) -> Ticket:
+        return submit(endpoint, role, method, data, refs, returns, after=self._after.get(endpoint.handle, ()))
+
+    def stream(
+        self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], buffer: int | None
+    ) -> RayStream:
+        return stream(endpoint, role, method, data, refs, buffer, self._after.get(endpoint.handle, ()))
 
 
 def _got(refs: Sequence[Ref], timeout: float | None) -> list[Any]:

@@ -23,8 +23,9 @@ def submit(
     returns: int = OUTPUT,
     *,
     listed: bool = True,
+    after: Sequence[Ref] = (),
 ) -> Ticket:
-    """Send one call to a rank; see ``Calling.submit``.
+    """Send one call to a rank; see ``Calling.submit``. It begins once all of ``after`` are there.
 
     Ray lists its calls, as its dashboard and ``ray list tasks`` show them, unless they are not to be ``listed``.
     """
@@ -35,7 +36,7 @@ def submit(
             endpoint.methods[key] if key in endpoint.methods else _bare_method(endpoint, role, method, listed)
         )
         try:
-            if bare is not None:
+            if bare is not None and not after:
                 ticket = Ticket(bare.remote())
                 endpoint.bare_calls = number
                 return ticket
@@ -48,7 +49,7 @@ def submit(
     remote = endpoint.methods.get(key)
     if remote is None:
         remote = endpoint.methods[key] = _message_method(endpoint, role, method, returns, listed)
-    args = (data, list(refs)) if refs else (data,)
+    args = (data, list(refs), *after) if refs or after else (data,)
     if returns == OUTPUT:
         return Ticket(remote.remote(*args))
     info, *outputs = remote.remote(*args)

@@ -138,10 +138,12 @@ class Shell:
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.setup(data, refs)
 
-    def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
+    # What a call comes after is among its arguments, for Ray to wait for it.
+
+    def _px_call(self, data: bytes, refs: Sequence[Any] = (), *after: None) -> Value:
         return self._host.run(data, refs)
 
-    def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Value]:
+    def _px_stream(self, data: bytes, refs: Sequence[Any] = (), *after: None) -> Generator[Value]:
         yield from self._host.stream(data, refs)
 
 
@@ -229,7 +231,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
     def forward(self: Shell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
-            return self._host.run(*args)
+            return self._host.run(*args[:2])
         traced = kwargs.pop(TRACED, NOT_TRACED)
         return self._host.plain.run(role, method, args, kwargs, traced, portable)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ray import ObjectRef
 from ray._private.object_ref_generator import ObjectRefGenerator  # ray.ObjectRefGenerator, which has no type
 
+from phalanx.transport.facade import facade_name
+from phalanx.transport.ray.sending import class_name
 from phalanx.transport.values import Endpoint, Ref
 
 
@@ -28,10 +31,19 @@ class RayStream:
         """Nothing to do: whoever left it takes what is there, and thereby lets the rank go on to its end."""
 
 
-def stream(endpoint: Endpoint, name: str, data: bytes, refs: list[Any], buffer: int | None) -> RayStream:
-    """Send a call of a method that yields, under the name that users know."""
+def stream(
+    endpoint: Endpoint,
+    role: str,
+    method: str,
+    data: bytes,
+    refs: Sequence[Ref],
+    buffer: int | None,
+    after: Sequence[Ref] = (),
+) -> RayStream:
+    """Send a call of a method that yields, under the name that users know, to begin once all of ``after`` are there."""
+    name = f"{class_name(endpoint)}.{facade_name(role, method)}"
     options: dict[str, Any] = {"num_returns": "streaming", "name": name}
     if buffer is not None:
         options["_generator_backpressure_num_objects"] = buffer
-    args = (data, refs) if refs else (data,)
+    args = (data, list(refs), *after) if refs or after else (data,)
     return RayStream(endpoint.handle._px_stream.options(**options).remote(*args))

@@ -15,7 +15,6 @@ from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.relays import RelayTree
 from phalanx.topology.slots import Slot
-from phalanx.transport.facade import facade_name
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
 from phalanx.transport.ray.cluster import Connection, job_id
@@ -32,7 +31,7 @@ from phalanx.transport.ray.errors import (
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.ray_values import address_of, reference_to
 from phalanx.transport.ray.relays import RayRelays
-from phalanx.transport.ray.sending import class_name, submit
+from phalanx.transport.ray.sending import submit
 from phalanx.transport.ray.start import NAMESPACE, started
 from phalanx.transport.ray.streams import stream
 from phalanx.transport.relaying import Relays
@@ -43,7 +42,6 @@ from phalanx.transport.values import (
     Lost,
     NotReady,
     Outcome,
-    RankStream,
     Ref,
     Reservation,
     ReserveRequest,
@@ -130,17 +128,7 @@ class RayTransport:
 
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
 
-    def stream(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        buffer: int | None,
-    ) -> RankStream:
-        name = f"{class_name(endpoint)}.{facade_name(role, method)}"
-        return stream(endpoint, name, data, list(refs), buffer)
+    stream = staticmethod(stream)
 
     def relays(self, tree: RelayTree, endpoints: Sequence[Endpoint]) -> Relays:
         return RayRelays(tree, endpoints, self.connected)

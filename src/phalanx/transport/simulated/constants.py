@@ -30,7 +30,7 @@ class Constants:
     handle_s: float = 0.9e-3
     """For one call of one rank, beside the method itself: wake, encode, answer."""
     process_s: float = 0.7
-    """To start one process, as far as it reports where it is."""
+    """To start one process, as far as it reports where it is. As many as a node has cores are there before."""
     setup_s: float = 0.3
     """To make a process a rank, beside the constructor itself: imports, the environment."""
     start_s: float = 0.5

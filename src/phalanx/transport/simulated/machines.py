@@ -11,7 +11,10 @@ from phalanx.transport.simulated.constants import Constants
 
 @dataclass(eq=False)
 class Node:
-    """One machine. ``cores`` are when each of them is free; ``sends`` and ``takes`` when its link is, either way."""
+    """One machine. ``cores`` are when each of them is free; ``sends`` and ``takes`` when its link is, either way.
+
+    ``waiting`` are processes that nobody has taken: Ray starts as many as a node has cores.
+    """
 
     name: str
     cores: list[float]
@@ -21,6 +24,11 @@ class Node:
     slots: int = 0
     held: int = 0
     accelerators: list[int] = field(default_factory=list[int])
+    waiting: int = -1
+
+    def __post_init__(self) -> None:
+        if self.waiting < 0:
+            self.waiting = len(self.cores)
 
     def compute(self, time: float, seconds: float) -> float:
         """When work that is ready at ``time`` is done, on the core that is free first."""
@@ -29,6 +37,13 @@ class Node:
         done = max(time, self.cores[0]) + seconds
         heapq.heapreplace(self.cores, done)
         return done
+
+    def process(self, time: float, seconds: float) -> float:
+        """When a process that is asked for at ``time`` is there: one that waits, or a new one."""
+        if self.waiting:
+            self.waiting -= 1
+            return time
+        return self.compute(time, seconds)
 
 
 def make_nodes(

@@ -122,7 +122,7 @@ class SimulatedRelays:
 
     def _started(self, node: Node) -> RelayProcess:
         asked = self._driver.spend(self._constants.create_s)
-        there = node.compute(asked + self._constants.latency_s, self._constants.process_s)
+        there = node.process(asked + self._constants.latency_s, self._constants.process_s)
         return RelayProcess(self._driver.world, node, there)
 
     def _subtree(self, index: int) -> list[int]:
@@ -281,6 +281,9 @@ class SimulatedRelays:
         if gone is not None:
             return [Part(None, True, gone)] * count
         return [Part(ticket, ticket.value.at <= now) for ticket in self._kept[head, serial]]
+
+    def after(self, calls: Sequence[tuple[int, int]]) -> None:
+        """Whoever calls directly waits: time passes by that."""
 
     def gone(self, head: int | None = None) -> Gone | None:
         indices = range(len(self._processes)) if head is None else self._under[self.tree.head_indices[head]]

@@ -104,7 +104,7 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
             for index, slot in enumerate(request.slots):
                 node, facts = self.slots.facts(slot, request.reservations[slot.pool])
                 asked = self.spend(constants.create_s)
-                there = node.compute(asked + constants.latency_s, constants.process_s)
+                there = node.process(asked + constants.latency_s, constants.process_s)
                 last = max(last, there)
                 self._pids += 1
                 started = (self._began_ns + int(there * 1e9)) / 1e9
