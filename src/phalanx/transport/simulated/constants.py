@@ -9,37 +9,35 @@ from dataclasses import dataclass, fields
 class Constants:
     """What the model of a cluster multiplies by: seconds, and bytes a second.
 
-    The defaults are for one machine of 2 cores under Ray 2.60. The driver's CPU was measured: 9 ms for a call of 16
-    ranks, 41 ms for one of 64. ``handle_s`` and the copies are such that calls and broadcasts of 8 ranks take what the
-    page Performance has for them; ``process_s`` and ``setup_s`` such that 16 light actors start in 7 s. What is between
-    nodes is assumed, since there was no network. ``bench/calibrate.py`` fits them to a machine, and tries how well
-    they predict.
+    The defaults are for one machine of 2 cores under Ray 2.60: what ``bench/calibrate.py`` fitted to groups of 8 and 16
+    ranks there, with swept caches. With more ranks on the same cores each of them costs more: at 64 by a fifth to a third.
+    What is between nodes is assumed, since there was no network.
     """
 
     # The driver's CPU for each rank of a call. It is one thread: ranks wait their turn.
-    submit_s: float = 0.33e-3
+    submit_s: float = 0.17e-3
     """To make and to send the message of one rank."""
-    take_s: float = 0.27e-3
+    take_s: float = 0.14e-3
     """To take the output of one rank."""
-    put_s: float = 0.5e-3
+    put_s: float = 2.2e-3
     """To store one object."""
     call_s: float = 0.2e-3
     """For a call, however many ranks it has."""
 
     # CPU of a rank's node, whose cores its ranks share.
-    handle_s: float = 0.9e-3
+    handle_s: float = 0.62e-3
     """For one call of one rank, beside the method itself: wake, encode, answer."""
-    process_s: float = 0.7
+    process_s: float = 0.55
     """To start one process, as far as it reports where it is. As many as a node has cores are there before."""
-    setup_s: float = 0.3
+    setup_s: float = 0.25
     """To make a process a rank, beside the constructor itself: imports, the environment."""
-    start_s: float = 0.5
+    start_s: float = 0.0
     """For a start, however many processes it has; nothing is busy meanwhile."""
     create_s: float = 2.0e-3
     """Of the driver and the cluster's controller, one after another, to ask for one process."""
-    store_bytes_per_s: float = 2.5e9
+    store_bytes_per_s: float = 3.5e9
     """Copying a value into the object store of a node."""
-    copy_bytes_per_s: float = 3.0e9
+    copy_bytes_per_s: float = 5.3e9
     """Copying a value out of it into a rank's own memory, per core."""
     message_bytes_per_s: float = 0.5e9
     """What travels inside a message or a small output."""
@@ -50,18 +48,18 @@ class Constants:
     network_bytes_per_s: float = 10e9
     """One node's link, in each direction."""
 
-    argument_s: float = 0.1e-3
+    argument_s: float = 0.38e-3
     """More CPU of a rank's node for a call that has arguments."""
-    get_s: float = 1.5e-3
+    get_s: float = 0.66e-3
     """CPU of a rank's node to get one stored value for it, beside copying it."""
 
     # Relays of large groups: a process each, on a node of their ranks, whose cores it shares with them. Measured on the
     # same machine with 8 and 16 ranks below one relay, whose caches were swept before each call.
-    relay_call_s: float = 2.0e-3
+    relay_call_s: float = 1.9e-3
     """CPU of a relay for a call, however many are below it: wake, decode, wait, answer."""
-    relay_send_s: float = 0.25e-3
+    relay_send_s: float = 0.17e-3
     """CPU of a relay for each rank or relay below it that it sends a message."""
-    relay_take_s: float = 0.2e-3
+    relay_take_s: float = 0.14e-3
     """CPU of a relay to take each one's output."""
     relayed_rank_s: float = 5.0e-6
     """The driver's CPU for each rank of a call that goes through relays."""
