@@ -10,8 +10,8 @@ class Constants:
     """What the model of a cluster multiplies by: seconds, and bytes a second.
 
     The defaults are for one machine of 2 cores under Ray 2.60: what ``bench/calibrate.py`` fitted to groups of 8 and 16
-    ranks there, with swept caches. With more ranks on the same cores each of them costs more: at 64 by a fifth to a third.
-    What is between nodes is assumed, since there was no network.
+    ranks there, with swept caches. With more ranks on the same cores each of them costs more: at 64 by a fifth to a
+    third. What is between nodes is assumed, since there was no network.
     """
 
     # The driver's CPU for each rank of a call. It is one thread: ranks wait their turn.
