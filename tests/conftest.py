@@ -54,7 +54,8 @@ def pytest_runtest_makereport(
     report = yield
     reporter = item.config.pluginmanager.get_plugin("terminalreporter")
     if report.failed and reporter is not None:
-        reporter.write_line(f"FAILED in its {report.when}: {report.nodeid}")
+        why = str(getattr(report.longrepr, "reprcrash", "") or report.longrepr).strip().splitlines()
+        reporter.write_line(f"FAILED in its {report.when}: {report.nodeid}: {why[0] if why else ''}"[:500])
         reporter.flush()
     return report
 
