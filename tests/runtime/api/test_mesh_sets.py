@@ -10,6 +10,8 @@ import pytest
 
 import phalanx as px
 
+SOAK_ON_RAY = True
+
 
 class Model(px.Worker):
     def __init__(self) -> None:
@@ -107,7 +109,6 @@ def test_other_modes_reach_one_process(group: Any) -> None:
     assert group.rank(-1).run(lambda worker: worker.rank) == 7
 
 
-@pytest.mark.slow_on_cluster
 def test_a_mesh_without_peers_is_reached_by_process(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=2))

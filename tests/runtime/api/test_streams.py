@@ -153,6 +153,7 @@ def test_one_rank_gives_items_without_its_number(group: Any) -> None:
     assert (group.alone(2), group[1].count(2)) == ([0, 1], [0, 1])
 
 
+@pytest.mark.soak_on_cluster
 def test_in_a_mesh_mode_the_items_of_the_collectors_come(squares: Any) -> None:
     assert sorted(squares.by_mesh.stream([5, 6])) == [(0, (0, 5)), (2, (2, 6))]
     assert list(squares[3].by_mesh.stream([7])) == [(2, 7)]
@@ -290,7 +291,7 @@ def test_a_stream_that_was_read_to_its_end_gives_nothing_more(group: Any) -> Non
     assert list(items) == []
 
 
-@pytest.mark.parametrize("concurrency", [None, 2])
+@pytest.mark.parametrize("concurrency", [pytest.param(None, marks=pytest.mark.soak_on_cluster), 2])
 def test_a_trace_tells_how_many_items_each_rank_yielded(
     pool: px.ResourcePool, concurrency: int | None
 ) -> None:

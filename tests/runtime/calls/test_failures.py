@@ -91,15 +91,18 @@ def restarted(pool: px.ResourcePool) -> Iterator[Restarted]:
     group.close()
 
 
+@pytest.mark.soak_on_cluster
 def test_a_restart_replays_the_last_call_of_each_method_as_it_was_sent(restarted: Restarted) -> None:
     assert restarted.group.what_is_loaded() == [[9], [2], [2]]
 
 
+@pytest.mark.soak_on_cluster
 def test_views_and_methods_follow_a_restart(restarted: Restarted) -> None:
     assert restarted.view.ping() == [1, 2]
     assert restarted.method() == [0, 1, 2]
 
 
+@pytest.mark.soak_on_cluster
 def test_a_future_of_the_epoch_before_is_stale(restarted: Restarted) -> None:
     with pytest.raises(px.StaleEpoch) as raised:
         restarted.old.result()
@@ -149,6 +152,7 @@ def policed(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     group.close()
 
 
+@pytest.mark.soak_on_cluster
 def test_a_policy_restarts_at_the_next_call_as_often_as_it_allows(policed: px.WorkerGroup) -> None:
     policed.load(3)
     with pytest.raises(px.WorkerDiedError):

@@ -28,6 +28,7 @@ def test_a_label_is_never_given_twice() -> None:
     assert given == ["a-0", "a-1", "a-0.2", "a-0.3", "a_-0"]
 
 
+@pytest.mark.soak_on_cluster
 def test_two_groups_of_one_name_share_no_files(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool:
         groups = [px.WorkerGroup(pool, px.Worker, name="twin") for _ in range(2)]

@@ -83,6 +83,7 @@ def test_the_rows_of_a_killed_rank_give_their_credit_back(
     assert any("rank 1 of group 'generators'" in reason for reason in staleness.paced.dropped)
 
 
+@pytest.mark.soak_on_cluster
 def test_rows_that_a_channel_loses_give_their_credit_back(
     group: px.WorkerGroup, staleness: px.Staleness
 ) -> None:
