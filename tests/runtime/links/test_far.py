@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 MB = 2**20
 BIAS = 7 * 4  # bytes
@@ -24,7 +24,7 @@ def of_both() -> dict[str, dict[str, Any]]:
     """What the script saw, by mover."""
     script = Path(__file__).with_name("far_script.py")
     done = subprocess.run(
-        [sys.executable, str(script), *MOVERS], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, str(script), *MOVERS], capture_output=True, text=True, timeout=480, check=False
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert len(lines) == 2 * len(MOVERS), done.stderr[-4000:]
