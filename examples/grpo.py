@@ -39,9 +39,6 @@ import phalanx as px
 from phalanx.engines import Completion, Sampling
 from phalanx.engines.transformers import TransformersRollout
 
-#: What a step may end with in which a rank was lost: whoever waited for it names it in its own way.
-LOST = (px.CallError, px.GroupBroken, px.WeightsError)
-
 VOCABULARY = 16  # ten digits, a mark before and after the question, and four tokens that are always wrong
 BEGIN, END = 10, 11
 
@@ -103,7 +100,9 @@ def grpo_with_losses(
                 made = train_on(questions, groups, sync, settings)
                 px.snapshot(groups.policy, groups.rollout)
                 reward = made
-            except LOST as error:
+            except px.PhalanxError as error:
+                if not error.lost:
+                    raise  # a bug would come back each time
                 print(f"the step is made again, since {str(error).partition(chr(10))[0]}", file=sys.stderr)
                 px.restore(groups.policy, groups.rollout)  # which gives lost ranks new processes first
         yield reward

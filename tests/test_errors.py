@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -154,3 +155,35 @@ def test_reports_are_equal_whatever_exception_object_they_hold() -> None:
 )
 def test_a_report_says_where_in_words(report: RankReport, words: str) -> None:
     assert report.where() == words
+
+
+DIED = RankReport(rank=1, kind="died", exit="signal SIGKILL")
+
+
+def of(*reports: RankReport) -> CallError:
+    return CallError("text", group="actor", method="update", failures=reports)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (of(DIED, VICTIM), True),
+        (of(CAUSE, VICTIM), False),
+        (of(CAUSE, replace(DIED, victim=True)), False),
+        (of(RankReport(0, "raised", type_name="phalanx.errors.WeightsLost")), True),
+        (of(RankReport(0, "raised", type_name="phalanx.errors.WeightsDiffer")), False),
+        (of(RankReport(0, "raised", type_name="phalanx.errors.ArgumentLost")), True),
+        (of(RankReport(0, "raised", type_name="RuntimeError", cut_off=True)), True),
+        (CallTimeout("text", failures=(RankReport(0, "timeout", state="running"),)), False),
+        (GroupBroken("text", cause=of(DIED)), True),
+        (GroupBroken("text", cause=of(CAUSE)), False),
+        (GroupBroken("text"), False),
+        (StaleEpoch("text"), True),
+        (DispatchError("text"), False),
+        (PhalanxError("text"), False),
+    ],
+)
+def test_an_error_says_whether_a_process_was_lost_on_both_sides_of_a_pickle(
+    error: PhalanxError, lost: bool
+) -> None:
+    assert (error.lost, pickle.loads(pickle.dumps(error)).lost) == (lost, lost)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from phalanx.dispatch.split import count_rows as count_rows
     from phalanx.dispatch.split import split_rows as split_rows
     from phalanx.engines.endpoints import endpoints as endpoints
+    from phalanx.errors import ArgumentLost as ArgumentLost
     from phalanx.errors import CallCancelled as CallCancelled
     from phalanx.errors import CallError as CallError
     from phalanx.errors import CallTimeout as CallTimeout
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from phalanx.transfer.readers.plain import Boxes as Boxes
 
 _HOME = {
+    "ArgumentLost": "phalanx.errors",
     "Boxes": "phalanx.transfer.readers.plain",
     "ByPiece": "phalanx.dispatch.settings",
     "CallCancelled": "phalanx.errors",

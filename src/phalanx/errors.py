@@ -3,6 +3,7 @@
     PhalanxError
      |- DeclarationError         yours: a class, a `@register` or a mesh is declared wrongly
      |- DispatchError            yours: the arguments of a call do not fit; nothing was sent
+     |   '- ArgumentLost         what a call was to get is gone with the process that held it
      |- PlacementError           the cluster cannot hold what was asked for
      |- GroupError               one group of workers; has `.group`
      |   |- CallError            one call on it failed; has `.method` and a report per rank
@@ -32,7 +33,8 @@
      |   '- SaveMismatch         what was saved does not fit what is to load it
      '- InternalError            ours: a bug in phalanx, please report it
 
-All of them pickle with their fields. A rank's part in a failed call is a `RankReport`.
+All of them pickle with their fields. A rank's part in a failed call is a `RankReport`. `.lost` says whether a process
+was lost, so that the same may be tried again.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = [
+    "ArgumentLost",
     "CallCancelled",
     "CallError",
     "CallTimeout",
@@ -101,6 +104,8 @@ class RankReport:
     node_id: str | None = None
     victim: bool = False
     """It failed because a peer did: its own code is not to blame."""
+    cut_off: bool = False
+    """What it raised says that a connection to a peer was lost."""
     type_name: str | None = None
     """Name of the exception's type, with its module unless that is builtins."""
     message: str = ""
@@ -134,6 +139,11 @@ class RankReport:
         """False for a rank that had finished when another one missed the deadline."""
         return self.state != "finished"
 
+    @property
+    def lost(self) -> bool:
+        """It tells of a process that is gone: its own, or one that held or sent what it needed."""
+        return self.kind in ("died", "stale") or self.cut_off or self.type_name in _LOSSES
+
     def where(self) -> str:
         """The rank in words: `rank 2 (host h, pid 123, GPU 5)`."""
         facts = [
@@ -163,6 +173,14 @@ class PhalanxError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
+    @property
+    def lost(self) -> bool:
+        """Whether it came of a process that was lost, so that what failed may be tried again once ranks are replaced.
+
+        False of what code raised, of wrong arguments and of deadlines: those would come back each time.
+        """
+        return False
+
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         cause = self.__cause__ if isinstance(self.__cause__, PhalanxError) else None
         return _restore, (type(self), self.args, dict(self.__dict__), cause)
@@ -186,6 +204,15 @@ class DeclarationError(PhalanxError):
 
 class DispatchError(PhalanxError):
     """The arguments of a call do not fit its dispatch mode or its signature. Nothing was sent."""
+
+
+class ArgumentLost(DispatchError):
+    """What a call was to get, such as another call's result, is gone with the process that held it."""
+
+    @property
+    def lost(self) -> bool:
+        """True."""
+        return True
 
 
 class PlacementError(PhalanxError):
@@ -233,6 +260,11 @@ class GroupBroken(GroupError):
         given: Any = self.__dict__.get("_phalanx_cause", self.__cause__)
         return given if isinstance(given, PhalanxError) else None
 
+    @property
+    def lost(self) -> bool:
+        """That of its cause."""
+        return self.cause is not None and self.cause.lost
+
     @cause.setter
     def cause(self, value: PhalanxError | None) -> None:
         # Raised in a Ray task, it comes as an error of this class and of Ray's, whose ``cause`` Ray sets.
@@ -246,6 +278,11 @@ class StaleEpoch(GroupError):
         GroupError.__init__(self, message, group=group)
         self.epoch = epoch
         self.current = current
+
+    @property
+    def lost(self) -> bool:
+        """True: its processes are gone."""
+        return True
 
 
 class CallError(GroupError):
@@ -283,6 +320,11 @@ class CallError(GroupError):
     def cause_ranks(self) -> tuple[int, ...]:
         """The ranks that failed by themselves, ascending."""
         return tuple(sorted({report.rank for report in self.causes}))
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank failed by itself because a process was lost, its own or one that it needed."""
+        return any(report.lost for report in self.causes)
 
     @property
     def victims(self) -> tuple[int, ...]:
@@ -359,9 +401,19 @@ class WeightsLost(WeightsError):
 
     peer: str | None = None
 
+    @property
+    def lost(self) -> bool:
+        """True: a peer is gone, or stands."""
+        return True
+
 
 class WeightsDiffer(WeightsLost):
     """What arrived is not what was sent; the message names the tensors and their parts."""
+
+    @property
+    def lost(self) -> bool:
+        """False: nobody is gone."""
+        return False
 
 
 class ChannelError(PhalanxError):
@@ -392,6 +444,11 @@ class ItemsLost(ChannelError):
 
     losses: tuple[Any, ...] = ()
 
+    @property
+    def lost(self) -> bool:
+        """True."""
+        return True
+
 
 class StalenessTimeout(PhalanxError, TimeoutError):
     """Rows were not let begin within the time given: training is too far behind for them."""
@@ -419,3 +476,9 @@ class SaveDamaged(SaveError):
 
 class SaveMismatch(SaveError):
     """What was saved does not fit what is to load it: other groups, names, shapes, or another number of ranks."""
+
+
+# What a rank raises of these tells of another process, by the name that its report has.
+_LOSSES = frozenset(
+    f"{one.__module__}.{one.__qualname__}" for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsLost)
+)

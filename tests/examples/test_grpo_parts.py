@@ -6,11 +6,13 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import phalanx as px
 from phalanx.engines import Completion
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "grpo.py"
@@ -69,3 +71,38 @@ def test_log_probabilities_of_an_answer_belong_to_its_own_tokens(grpo: ModuleTyp
 
 def test_the_model_is_as_small_as_it_says(grpo: ModuleType) -> None:
     assert sum(parameter.numel() for parameter in grpo.small_llama().parameters()) == 113_984
+
+
+def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exception) -> Iterator[float]:
+    """The loop that mends, on steps which end as ``outcomes`` say, in turn."""
+    left = iter(outcomes)
+
+    def train_on(*_: Any) -> float:
+        outcome = next(left)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    patch.setattr(grpo, "train_on", train_on)
+    for verb in ("snapshot", "restore"):
+        patch.setattr(grpo.px, verb, lambda *_: None)
+    groups = SimpleNamespace(policy=None, rollout=None)
+    return grpo.grpo_with_losses(groups, None, grpo.Settings(steps=2), torch.Generator())
+
+
+def test_a_step_in_which_a_rank_was_lost_is_made_again(
+    grpo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    died = px.WorkerDiedError("rank 1 died", failures=(px.RankReport(1, "died"),))
+
+    rewards = list(steps_of(grpo, monkeypatch, 0.5, died, px.GroupBroken("broken", cause=died), 0.75))
+
+    assert rewards == [0.5, 0.75]
+    assert "since rank 1 died" in capsys.readouterr().err
+
+
+def test_a_bug_ends_the_run(grpo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = px.RemoteCallError("rank 1 raised", failures=(px.RankReport(1, "raised", type_name="ValueError"),))
+
+    with pytest.raises(px.RemoteCallError):
+        list(steps_of(grpo, monkeypatch, 0.5, bug))

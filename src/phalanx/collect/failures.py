@@ -26,17 +26,21 @@ from phalanx.errors import (
 )
 from phalanx.wire.failure import RankFailure, rebuild
 
-__all__ = ["combine", "looks_like_victim", "with_victims"]
+__all__ = ["combine", "is_cut_off", "looks_like_victim", "tells_of_a_peer", "with_victims"]
 
 # What gloo, NCCL, HCCL and the c10d store say on the ranks that were left waiting. Sources: gloo
 # transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
 # ProcessGroupNCCL.cpp, TCPStore.cpp.
-_PEER_IS_GONE = re.compile(
+_CONNECTION_IS_GONE = re.compile(
     r"connection closed by peer|connection reset by peer|connection refused|broken pipe|socket closed"
     r"|remote process exit|remote process has terminated|ncclRemoteError|ncclSystemError"
-    r"|communicator was aborted|timed out waiting|timeout waiting for|socket timeout"
-    r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)"
     r"|failed to recv, got 0 bytes|no route to host",
+    re.IGNORECASE,
+)
+_PEER_IS_GONE = re.compile(
+    _CONNECTION_IS_GONE.pattern
+    + r"|communicator was aborted|timed out waiting|timeout waiting for|socket timeout"
+    r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)",
     re.IGNORECASE,
 )
 # Types in which torch.distributed raises them; nobody else puts such words into a bare RuntimeError.
@@ -106,7 +110,8 @@ def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
     ids = {id(report) for report in causes}
     victims = [dataclasses.replace(report, victim=True) for report in failed if id(report) not in ids]
     finished = sorted((report for report in reports if not report.failed), key=_order)
-    return (*(dataclasses.replace(report, victim=False) for report in causes), *victims, *finished)
+    own = (dataclasses.replace(report, victim=False, cut_off=is_cut_off(report)) for report in causes)
+    return (*own, *victims, *finished)
 
 
 def looks_like_victim(report: RankReport) -> bool:
@@ -117,6 +122,17 @@ def looks_like_victim(report: RankReport) -> bool:
         return _chained_from_collective(report)
     name = (report.type_name or "").rpartition(".")[2]
     return name in _OF_A_COLLECTIVE or _COLLECTIVE_FRAME.search(report.traceback) is not None
+
+
+def tells_of_a_peer(report: RankReport) -> bool:
+    """Whether a rank failed because another one was gone, as far as that can be told from what it says."""
+    return report.type_name == _SYNC_PEER_IS_GONE or looks_like_victim(report)
+
+
+def is_cut_off(report: RankReport) -> bool:
+    """Whether what the rank raised, in a collective, says that a connection to a peer was lost."""
+    said = f"{report.message}\n{report.traceback}"
+    return looks_like_victim(report) and _CONNECTION_IS_GONE.search(said) is not None
 
 
 def _chained_from_collective(report: RankReport) -> bool:

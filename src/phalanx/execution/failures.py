@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from phalanx.errors import DispatchError, FailureKind
+from phalanx.errors import ArgumentLost, DispatchError, FailureKind
 from phalanx.execution.control import Interrupted
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import RankSetup
@@ -22,7 +22,10 @@ def failed(
 ) -> RankFailure:
     """``error`` as what a method raised in this process, which ``setup`` made a rank that logs to ``log_path``."""
     if isinstance(error, RankFailure):  # an upstream future failed: its own report names the source
-        error = DispatchError(f"an argument of this call is the result of a call that failed: {error}")
+        from phalanx.collect.failures import is_cut_off  # where a call failed
+
+        cls = ArgumentLost if error.report.lost or is_cut_off(error.report) else DispatchError
+        error = cls(f"an argument of this call is the result of a call that failed: {error}")
     return capture(
         error,
         kind="cancelled" if isinstance(error, Interrupted) else kind,

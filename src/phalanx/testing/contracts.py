@@ -331,14 +331,15 @@ class WatchingContract(_Ranks):
     def test_a_rank_is_alive_and_reachable(self, transport: Transport, endpoints: list[Endpoint]) -> None:
         transport.attend(endpoints)
         assert all(map(transport.alive, endpoints))
-        assert all(sight.reachable for sight in transport.sights(endpoints, stacks=True))
+        sights = transport.sights(endpoints, stacks=True)
+        assert all(sight.reachable and not sight.gone for sight in sights)
 
     def test_a_rank_that_was_ended_is_neither_and_there_is_a_reason(
         self, transport: Transport, reservation: Reservation
     ) -> None:
         made = self.spawned(transport, reservation)
         transport.kill(made)
-        assert not any(sight.reachable for sight in transport.sights(made, stacks=False))
+        assert all(sight.gone and not sight.reachable for sight in transport.sights(made, stacks=False))
         assert transport.post_mortem(made[0], None).reason
 
     def test_files_of_its_node_can_be_read(

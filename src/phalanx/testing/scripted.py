@@ -122,7 +122,7 @@ class ScriptedTransport(TimedCalls, InlineTransport):
         return super().kill([endpoint for endpoint in endpoints if endpoint.handle.lost is None])
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
-        return [Sight(reachable=endpoint.handle.alive) for endpoint in endpoints]
+        return [Sight(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
 
 @contextlib.contextmanager

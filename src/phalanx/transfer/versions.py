@@ -65,7 +65,7 @@ class Weights:
             had = "no version before" if self.had is None else f"version {self.had} before"
             return f"a sync to version {self.number} did not end: its parameters may be mixed ({had})"
         if self.status == "none" and self.had is not None:
-            return f"the group was restarted since it had version {self.had}: its weights are the constructor's again"
+            return f"its process was restarted since it had version {self.had}: its weights are the constructor's again"
         return None
 
     def __str__(self) -> str:

@@ -308,7 +308,7 @@ class InlineTransport:
         """Nothing to do: the ranks are this process."""
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
-        return [Sight(reachable=endpoint.handle.alive) for endpoint in endpoints]
+        return [Sight(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
     def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
         return [False] * len(endpoints)  # a call has ended when its submission returns

@@ -131,7 +131,8 @@ class Sight:
 
     ``told`` is how the rank said itself that it stands.
 
-    ``reachable`` is False for a process that is gone, or stopped by a signal: ``note`` says so.
+    ``reachable`` is False for a process that is gone, or stopped by a signal: ``note`` says so. ``gone``: it is not
+    there any more, or its node is lost, whether or not the backend has noticed that yet.
     """
 
     reachable: bool
@@ -140,10 +141,15 @@ class Sight:
     note: str = ""
     methods: Mapping[int, str] = field(default_factory=dict[int, str])
     told: str = ""
+    gone: bool = False
 
     def with_stack(self, stack: str, note: str) -> Sight:
         """The same with its stacks, or with why there are none."""
         return replace(self, stack=stack, note=self.note or note)
+
+    def with_loss(self, gone: bool) -> Sight:
+        """The same where that is known of its node."""
+        return replace(self, gone=gone)
 
 
 @dataclass(frozen=True)

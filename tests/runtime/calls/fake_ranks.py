@@ -28,6 +28,7 @@ class FakeTransport:
     name: str = "fake"
     time: float = 0.0
     dead: set[int] = field(default_factory=set[int])
+    gone: set[int] = field(default_factory=set[int])
     killed: list[int] = field(default_factory=list[int])
     severed: list[int] = field(default_factory=list[int])
     drops: set[int] = field(default_factory=set[int])
@@ -49,10 +50,13 @@ class FakeTransport:
         return [endpoint.handle in self.drops for endpoint in endpoints]
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
-        return [Sight(reachable=True, running={7: 1.0}, stack=f"stack of {e.handle}") for e in endpoints]
+        return [
+            Sight(True, running={7: 1.0}, stack=f"stack of {e.handle}", gone=e.handle in self.gone)
+            for e in endpoints
+        ]
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
-        return lost or Lost("it is gone", "signal SIGKILL")
+        return lost or Lost("it is gone", "node lost" if endpoint.handle in self.gone else "signal SIGKILL")
 
 
 @dataclass

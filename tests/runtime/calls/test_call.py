@@ -39,6 +39,27 @@ def test_a_failed_rank_makes_one_error_and_leaves_the_group_ready() -> None:
     assert life.lifecycle.state is State.READY
 
 
+def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
+    transport = FakeTransport(gone={2, 3})
+    life = life_of(4, transport)
+    reset = RuntimeError("[gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer")
+
+    with pytest.raises(px.WorkerDiedError, match="node lost") as caught:
+        call_on(life, reset, LATE, LATE, LATE).result(None)
+
+    assert (caught.value.cause_ranks, caught.value.victims) == ((2, 3), (0, 1))
+    assert "ranks 2-3" in str(caught.value).partition("\n")[0]
+    assert caught.value.lost
+    assert transport.killed == [1]
+
+
+def test_whoever_raised_something_of_its_own_is_the_cause_though_others_are_gone_unnoticed() -> None:
+    with pytest.raises(px.RemoteCallError, match="odd") as caught:
+        call_on(life_of(2, FakeTransport(gone={1})), ValueError("odd"), LATE).result(None)
+
+    assert (caught.value.cause_ranks, caught.value.lost) == ((0,), False)
+
+
 def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group_is_broken() -> None:
     transport = FakeTransport()
     life = life_of(3, transport)

@@ -34,8 +34,8 @@ def main() -> None:
             try:
                 made = losses(group, len(seen))
                 px.snapshot(group)
-            except (px.CallError, px.GroupBroken) as error:
-                found["error"] = type(error).__name__
+            except px.PhalanxError as error:
+                found["error"], found["told"] = error.lost, str(error).partition("\n")[0]
                 px.restore(group)
                 continue
             seen.append(made)

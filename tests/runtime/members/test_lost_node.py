@@ -17,3 +17,5 @@ def test_its_ranks_are_replaced_elsewhere_and_the_losses_are_those_of_a_run_with
     assert found["stayed"] == [True, True, False, False]
     assert found["nodes"][2:] == [False, True]  # none on the lost one; the others are where they were
     assert found["epoch"] == 1
+    assert found["error"]
+    assert "node lost" in found["told"]  # whatever its peers said first

@@ -120,6 +120,28 @@ def test_a_sick_rank_that_lives_is_replaced_when_it_is_named(three: px.ResourceP
     assert group.add(1) == [3.0, 6.0, 9.0]
 
 
+def test_a_rank_whose_death_nobody_has_told_of_is_found(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    group.add(1)
+    px.snapshot(group)
+    faults.kill(group, 2)
+
+    assert px.replace(group) == (2,)
+
+    assert group.add(10) == [11.0, 22.0, 33.0]
+
+
+def test_a_rank_that_is_gone_is_replaced_before_the_backend_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Counter)
+        px.snapshot(group)
+        transport = group.core.transport
+        faults.kill(group, 1)
+        monkeypatch.setattr(transport, "alive", lambda endpoint: True)
+
+        assert px.replace(group) == (1,)
+
+
 def test_where_nobody_is_lost_nothing_is_done(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
 

@@ -63,7 +63,9 @@ def restore(group: WorkerGroup, /, *groups: WorkerGroup) -> None:
         try:
             reward = step(policy, rollout)
             px.snapshot(policy, rollout)
-        except (px.CallError, px.GroupBroken, px.WeightsError):
+        except px.PhalanxError as error:
+            if not error.lost:
+                raise  # a bug would come back each time
             px.restore(policy, rollout)
 
     Args:
@@ -92,11 +94,14 @@ def replace(
     by its constructor, with ``self.rejoining`` true, on its slot, or on another node if that one is gone, while the
     others run ``rejoin()``: together they form their process groups anew. Then the calls of methods registered with
     ``replay=True`` are made again, and the states are brought back, so that the step which failed can be made again.
-    The group is in its next epoch then: futures of calls on ranks that were replaced fail with ``StaleEpoch``.
+    Where a ``px.WeightSync`` had brought weights, all ranks get the source's present ones, as a new version, before
+    they are called; where the source is lost or was restarted a warning says so, and new ranks refuse methods that need
+    weights until the next sync. The group is in its next epoch then: futures of calls on ranks that were replaced fail
+    with ``StaleEpoch``.
 
     Args:
         group: a whole group that this process owns; ready, or broken.
-        ranks: which to replace; none given: those that are gone.
+        ranks: which to replace; none given: those that are gone, each of which is looked at.
         state: where states come from: the last ``px.snapshot``, for all ranks; a ``"peer"``, for the new ones alone, of
             a group whose ranks all have the same state; or nowhere, ``"none"``, where ranks need none.
 

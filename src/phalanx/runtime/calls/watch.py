@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from phalanx.collect.failures import tells_of_a_peer
 from phalanx.errors import FailureKind, RankReport
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Seen
@@ -44,6 +45,9 @@ class Watch:
     def failed(self) -> Seen:
         """What is to be seen once one rank has failed: all that fail within the grace, and who is still at it."""
         reports, pending = self._failures()
+        if self.owner and pending and all(map(tells_of_a_peer, reports)):
+            gone, pending = self._gone(pending)
+            reports += gone
         if self.spare and pending:
             freed, pending = self._freed(pending)
             reports += freed
@@ -140,6 +144,15 @@ class Watch:
             pending = self._still_at_it(pending, self.grace_s)
         ended = [self.report(position) for position in busy if position not in pending]
         return [replace(report, victim=True) for report in ended if report is not None], pending
+
+    def _gone(self, positions: Sequence[int]) -> tuple[list[RankReport], list[int]]:
+        """Of ranks that have not ended, the reports of those whose processes are gone, or their node; and the others.
+
+        Peers may tell of a loss before the backend does, which may take it seconds to call a node lost.
+        """
+        sights = self.transport.sights([self.endpoints[position] for position in positions], False)
+        gone = [position for position, sight in zip(positions, sights, strict=True) if sight.gone]
+        return [self.dead(position) for position in gone], [one for one in positions if one not in gone]
 
     def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
         """Of some positions those that have not ended after a while."""

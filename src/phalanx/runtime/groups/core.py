@@ -33,7 +33,7 @@ from phalanx.runtime.groups.following import Follower
 from phalanx.runtime.groups.look import look_after
 from phalanx.runtime.groups.meshes import mesh_of
 from phalanx.runtime.groups.open_groups import open_groups
-from phalanx.runtime.groups.owned import Joined, Owned
+from phalanx.runtime.groups.owned import Brings, Owned
 from phalanx.runtime.life.epoch import Epoch, GroupCard, GroupLife
 from phalanx.runtime.life.lifecycle import Lifecycle, State
 from phalanx.runtime.session.monitor import monitor
@@ -93,8 +93,9 @@ class GroupCore:
         self.unmended = False
         #: None where another process owns the group.
         self.owned: Owned | None = None
-        #: Called when ranks have joined that have no weights yet, before they get calls.
-        self.on_joining: weakref.WeakSet[Joined] = weakref.WeakSet()
+        #: What brings weights to ranks that are new, before they get calls.
+        self.weights_by: weakref.WeakSet[Brings] = weakref.WeakSet()
+        self._preparing: int | None = None
         if not transport.immediate:
             meters.watch(card.name, self.book.counts)
         open_groups.add(self)
@@ -146,7 +147,7 @@ class GroupCore:
             StaleEpoch: it was restarted while the call was being made; nothing was sent.
             DispatchError: an argument cannot be pickled.
         """
-        epoch = self.check()
+        epoch = self.check(mend=request.mends)
         plan, spec, streaming = request.plan, request.spec, request.streaming
         if self.card.independent:
             self._check_there(epoch, request)
@@ -206,8 +207,8 @@ class GroupCore:
         """
         return self.life.owner and not self.debug and not self.listeners.heard.planned
 
-    def check(self) -> Epoch:
-        """See to it that a call can be sent now; the epoch that it is of.
+    def check(self, *, mend: bool = True) -> Epoch:
+        """See to it that a call can be sent now, by mending a broken group if its policy says so; the epoch it is of.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
@@ -215,12 +216,24 @@ class GroupCore:
         if len(self._recent) >= self._most_under_way:
             self.under_way.make_room(self._most_under_way)  # which may take long: first
         lifecycle = self.life.lifecycle
-        if lifecycle.state is State.BROKEN or self.life.notices.urgent:
+        if (lifecycle.state is State.BROKEN or self.life.notices.urgent) and mend:
             self._mend()
         epoch = self.life.epoch  # before the state: one that has no processes yet is then not taken
-        if lifecycle.state is not State.READY:
+        if lifecycle.state is not State.READY and not self._prepared_here():
             lifecycle.check_callable()
         return epoch
+
+    @contextlib.contextmanager
+    def preparing(self) -> Generator[None]:
+        """The time in which this thread calls ranks that are there, before the group takes the calls of others."""
+        self._preparing = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._preparing = None
+
+    def _prepared_here(self) -> bool:
+        return self._preparing == threading.get_ident() and self.lifecycle.state is State.RESTARTING
 
     def _mend(self) -> None:
         if self.owned is not None and self.owned.revive is not None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from phalanx.errors import CallTimeout, GroupClosed
 from phalanx.execution import questions
 from phalanx.runtime.groups.ask import Asked, ask
+from phalanx.runtime.groups.bringing import bring_to_joined
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.following import Member, Roster, key_of
 from phalanx.runtime.groups.processes import GroupProcesses
@@ -63,8 +64,7 @@ class Members:
         ground.claim(self._tenant, slots)
         try:
             with self._processes.joining(ground, range(old.size, size)):
-                for one in list(core.on_joining):
-                    one.bring()
+                bring_to_joined(core)
         except BaseException:
             ground.unclaim(self._tenant, slots)
             raise

@@ -1,4 +1,4 @@
-"""What whoever made a group can have done to its members; nobody else can."""
+"""What the owner of a group can do with its ranks, and what brings weights to those that are new."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from typing import Protocol
 from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.runtime.life.roster import Change
 
+__all__ = ["Brings", "Owned"]
 
-class Joined(Protocol):
-    """Brings weights to ranks that have joined a group."""
 
-    def bring(self) -> None:
-        """Bring them to all ranks that the group's weights are to reach now."""
+class Brings(Protocol):
+    """Brings weights to a group, and so to ranks of it that are new: a sync of which it is a target."""
+
+    def newest(self, key: tuple[str, str]) -> int | None:
+        """The newest version that it sent to weights of that role and name; 0: none yet; None: it does not go there."""
+        ...
+
+    def doubt(self) -> str:
+        """Why the source may not have the weights any more that it had, in words; "" where it has."""
+        ...
+
+    def bring(self, *, mend: bool) -> None:
+        """Bring the source's present weights to all ranks that they are to reach now; ``mend`` broken groups first.
+
+        Raises:
+            PhalanxError: they did not get there.
+        """
         ...
 
 

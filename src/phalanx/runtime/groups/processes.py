@@ -13,6 +13,7 @@ from phalanx.execution import questions
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
+from phalanx.runtime.groups.bringing import bring_to_replaced
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.launch import Launched, Present, launch, request_like
 from phalanx.runtime.groups.relays import end_relays, use_relays
@@ -223,7 +224,7 @@ class GroupProcesses:
     def replace(self, gone: Collection[int], bring_back: Callable[[], None]) -> None:
         """Start new processes for some ranks, at whose constructors the others rejoin; see ``px.replace``.
 
-        ``bring_back`` gives all of them their states, once they are there.
+        ``bring_back`` gives all of them their states, once they are there. Then they get weights, and then calls.
         """
         core = self._core
         left = core.life.begin_restart()
@@ -231,6 +232,7 @@ class GroupProcesses:
         try:
             self._rejoined(left, gone)
             bring_back()
+            bring_to_replaced(core, gone)
         except BaseException as error:
             core.transport.kill([one for one in core.endpoints if one not in left.endpoints])
             if core.life.epoch.number == begun:

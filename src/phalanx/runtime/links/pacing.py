@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+
 from phalanx.runtime.links.staleness import Staleness
 from phalanx.runtime.links.versions import Version
 
@@ -16,6 +19,7 @@ class Pacing:
     def __init__(self, staleness: Staleness | None) -> None:
         self._staleness = staleness
         self._step: int | None = None
+        self._again = False
 
     def newest(self) -> int:
         """The version that numbers go on from: that in training, which a loaded staleness has from before."""
@@ -28,9 +32,19 @@ class Pacing:
         look = self._staleness.paced
         # The first version after a resume brings weights back: nothing was trained for it in this process.
         again = look.restored or (version.step is not None and version.step == self._step)
+        again = again or (self._again and version.step is None)
         trained = 0 if again else min(self._staleness.rows_per_version, look.rows.ready)
         self._step = version.step
         self._staleness.advance(version.number, trained=trained, serving=False)
+
+    @contextlib.contextmanager
+    def brought_again(self) -> Generator[None]:
+        """The time of a sync for ranks that are new: nothing was trained for it, unless its step says so."""
+        self._again = True
+        try:
+            yield
+        finally:
+            self._again = False
 
     def served(self, number: int) -> None:
         """The targets generate with it."""

@@ -32,7 +32,7 @@ class Pairs:
         """
         try:
             for side in (self._source, *self._targets):
-                side.core.check()
+                side.core.check(mend=False)
         except GroupError:  # what the other side keeps for it is of no use any more
             self.part()
             raise

@@ -75,12 +75,14 @@ def send_to(
 ) -> Call:
     """Have a function of the library run on ranks as a call of its own; gives the list of its outputs by rank.
 
+    No group is mended for it: who holds the lock of a sync must not wait for others who do that.
+
     Raises:
         GroupClosed, GroupBroken, StaleEpoch: the group takes no calls.
     """
     given = tuple(map(Same, (function, *args)))
     plan = CallPlan(tuple(ranks), given, {}, GatherPlan("list", range(len(ranks))))
-    return core.send(CallRequest(plan, MethodSpec(HOST, title=title), ""))
+    return core.send(CallRequest(plan, MethodSpec(HOST, title=title), "", mends=False))
 
 
 def ask_each(core: GroupCore, ranks: Sequence[int], function: Callable[..., Any], *args: Value) -> None:

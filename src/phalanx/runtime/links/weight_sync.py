@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import threading
 import time
 import warnings
@@ -14,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from phalanx.errors import DeclarationError
+from phalanx.errors import DeclarationError, GroupBroken, GroupClosed
 from phalanx.execution.weights import questions
 from phalanx.execution.weights.orders import Since, Staging, SyncOrder
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.seconds import checked
+from phalanx.runtime.groups.following import key_of
 from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
 from phalanx.runtime.links.pairs import Pairs
@@ -30,6 +30,7 @@ from phalanx.runtime.links.sync_calls import send_pair
 from phalanx.runtime.links.sync_future import PairCalls, SyncFuture
 from phalanx.runtime.links.versions import Version
 from phalanx.show.tables import Table
+from phalanx.show.users_line import users_line
 from phalanx.transfer.digests import Verify
 from phalanx.transfer.explain import explain_plan
 from phalanx.transfer.fused import Fused
@@ -128,13 +129,15 @@ class WeightSync:
         self._known: dict[str, int] = {}
         self._last: SyncFuture | None = None
         self._unused: int | None = None
+        self._newest = 0
+        self._sent_from: frozenset[tuple[int, float]] = frozenset()
         self._stillness = Stillness()
         self._pacing = Pacing(staleness)
         self._since = Since(secrets.token_hex(6))
         self._probing = Probing(probe)
         self._closed = False
         for side in self._targets:
-            side.core.on_joining.add(self)
+            side.core.weights_by.add(self)
 
     def __call__(
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
@@ -155,6 +158,21 @@ class WeightSync:
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
     ) -> CallFuture[Version]:
         """Begin a sync: the future of its version. Both groups go on with calls made later once their part is over."""
+        self._mend()
+        return self._begin(step, expect_change, verify)
+
+    def _mend(self) -> None:
+        """Have groups that are broken mended as their policies say.
+
+        Not under the lock: whoever mends a target brings weights to its new ranks by this sync, and waits for the lock.
+        """
+        for side in (self._source, *self._targets):
+            with contextlib.suppress(GroupBroken, GroupClosed):  # which is said under the lock
+                side.core.check()
+
+    def _begin(
+        self, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
+    ) -> CallFuture[Version]:
         with self._lock:
             self._check_open()
             self._settle()
@@ -168,13 +186,32 @@ class WeightSync:
             self._last = future
             return future
 
-    def bring(self) -> None:
-        """Bring the weights to ranks that have joined a target: a sync, where there was one before."""
-        if not self._closed and any(one.key in one.core.life.had_weights for one in self._targets):
-            with self._lock:
-                before, self._stillness = self._stillness, Stillness()
-                self(expect_change=False)  # that nothing has changed since says nothing of the trainer
-                self._stillness = before
+    def newest(self, key: tuple[str, str]) -> int | None:
+        """The newest version sent to weights of that role and name; 0: none yet; None: this does not go there."""
+        goes = not self._closed and any(one.key == key for one in self._targets)
+        return self._newest if goes else None
+
+    def doubt(self) -> str:
+        """Why the source may not have the weights any more that it had at the last sync, in words; "" where it has."""
+        core = self._source.core
+        if core.closed:
+            return f"their source {core.name!r} is closed"
+        if not self._newest:
+            return f"this px.WeightSync from {core.name!r} has sent none yet"
+        if self._sent_from.isdisjoint(key_of(one.facts) for one in core.endpoints):
+            return f"all ranks of their source {core.name!r} were started anew since the last sync"
+        return ""
+
+    def bring(self, *, mend: bool) -> None:
+        """Bring the source's present weights to all ranks that there are now, new ones too."""
+        if mend:
+            self._mend()
+        with self._lock, self._pacing.brought_again():
+            if self._last is not None:
+                self._last.exception()  # one under way, which the loss of a rank has ended or will end
+            before, self._stillness = self._stillness, Stillness()
+            self._begin(expect_change=False).result()  # that nothing changed says nothing of the trainer
+            self._stillness = before
 
     def stage(self, *, step: int | None = None, expect_change: bool | None = None) -> CallFuture[Version]:
         """Begin to bring a version into a second set of tensors at each target, beside what the targets do.
@@ -195,6 +232,7 @@ class WeightSync:
             DeclarationError: a target has no thread to receive on: it shares the source's memory, or is on another
                 node.
         """
+        self._mend()
         with self._lock:
             self._check_open()
             self._settle()
@@ -284,7 +322,7 @@ class WeightSync:
                 self._unused = number
             return
         self._known = {pair.key: number for pair in pairs}
-        self._probing.ended(outcome, pairs, self.name, _outside())
+        self._probing.ended(outcome, pairs, self.name, users_line())
         self._note_sent(outcome, expect_change)
         self._note_versions(number)
 
@@ -300,8 +338,9 @@ class WeightSync:
             self._pacing.newest(),
             *(pair.newest for pair in pairs),
         ]
-        number = published[self._source.key] = max(known) + 1
-        return number
+        self._newest = published[self._source.key] = max(known) + 1
+        self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
+        return self._newest
 
     def _note_versions(self, number: int) -> None:
         for target in self._targets:
@@ -318,7 +357,7 @@ class WeightSync:
         warning = self._stillness.warning(expect_change=expect_change)
         if warning is not None:
             text = f"weights {self.name!r}, version {version.number}: {warning}"
-            warnings.warn(text, RuntimeWarning, _outside())
+            warnings.warn(text, RuntimeWarning, users_line())
 
     def explain(self) -> Table:
         """What a sync moves: bytes by hop, rank and mover; what is cast, renamed, tied, and left over.
@@ -326,6 +365,7 @@ class WeightSync:
         Raises:
             As the first sync: it asks both groups what they have, and plans.
         """
+        self._mend()
         with self._lock:
             tables = [
                 explain_plan(
@@ -355,14 +395,6 @@ class WeightSync:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _outside() -> int:
-    """For a warning: how many frames up the line of the user is that asked for the sync, or for its future."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("phalanx."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _check_verify(verify: Verify) -> Verify:

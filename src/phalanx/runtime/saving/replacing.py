@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from phalanx.errors import CallError, DeclarationError, GroupBroken, PlacementError, WorkerDiedError
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.look import seen_gone
 from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.saving.snapshots import check_held, from_peer, restore, take
@@ -69,7 +70,8 @@ def _hold_again(core: GroupCore, found: Snapshot) -> None:
 def lost_ranks(core: GroupCore) -> Sequence[int]:
     """The ranks that are gone: all, where a start has left none.
 
-    Those too that the failure has named as dead: of a node that is lost, not every process is known to be gone at once.
+    Those too that the failure has named as dead, and those whose processes are not there when they are looked at: not
+    every loss is known at once, least of all of a node.
     """
     if not core.endpoints:
         return range(core.world_size)
@@ -79,7 +81,7 @@ def lost_ranks(core: GroupCore) -> Sequence[int]:
     named = {one.rank for one in died}
     lost_nodes = {nodes[one.rank] for one in died if one.exit == "node lost" and one.rank < len(nodes)}
     with_them = (rank for rank, node in enumerate(nodes) if rank in named or node in lost_nodes)
-    return sorted({*core.epoch.dead(core.transport), *with_them})
+    return sorted({*core.epoch.dead(core.transport), *seen_gone(core.life), *with_them})
 
 
 def heal(core: GroupCore, restart: Callable[[], None]) -> None:

@@ -133,7 +133,7 @@ class NodeAgent:
     def _sight(self, target: Target) -> Sight:
         process = target.same()
         if process is None:
-            return Sight(reachable=False, note="its process is gone")
+            return Sight(reachable=False, note="its process is gone", gone=target.side is not None)
         seen = side_channel.Reading({}, frozenset(), {})
         with contextlib.suppress(OSError):
             seen = side_channel.read(_page(target))

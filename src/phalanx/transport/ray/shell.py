@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from phalanx.errors import DispatchError
+from phalanx.errors import ArgumentLost
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
 from phalanx.transport.facade import NOT_TRACED, TRACED, bare_name
@@ -76,9 +76,9 @@ class RayServices:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
             raise
-        except ObjectLostError as error:
+        except (ObjectLostError, RayActorError) as error:
             said = next(iter(str(error).splitlines()), "")
-            raise DispatchError(
+            raise ArgumentLost(
                 "what this call was to get, such as another call's result, is lost with the process that held it, a "
                 f"rank or a relay: {said}"
             ) from None

@@ -219,7 +219,13 @@ class RayTransport:
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
         answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
-        return [NOTHING_ANSWERS if answer is None else answer for answer in answers]
+        nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
+        silent = {node for node, answer in zip(nodes, answers, strict=True) if answer is None}
+        lost = {node for node in silent if node_is_gone(node)}
+        return [
+            NOTHING_ANSWERS.with_loss(node in lost) if answer is None else answer
+            for node, answer in zip(nodes, answers, strict=True)
+        ]
 
     def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
         return [
@@ -273,6 +279,8 @@ class RayTransport:
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
+        if lost is None and node_is_gone(facts.slot.node_id):  # which Ray may know in some seconds only
+            return of_node(Lost(""), facts.slot.node_id, facts.slot.host)
         found = lost or self._ask_ray(endpoint)
         if found.node_lost or (not found.intended and node_is_gone(facts.slot.node_id)):
             return of_node(found, facts.slot.node_id, facts.slot.host)
@@ -285,6 +293,8 @@ class RayTransport:
         """Why an actor is dead: any call on it says so."""
         try:
             ray.get(endpoint.handle._px_report.remote(), timeout=_SIGHT_WITHIN_S)
+        except rayx.GetTimeoutError:
+            pass  # Ray has not noticed it yet
         except rayx.RayError as error:
             return lost_of(error)
         return Lost("its process is gone")

@@ -339,7 +339,7 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
         return dropped
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
-        return [Sight(reachable=endpoint.handle.alive) for endpoint in endpoints]
+        return [Sight(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
         written = self._journals.read(path, offset, limit)

@@ -1,0 +1,75 @@
+"""Weights for ranks that are new, before they get calls: by the syncs that brought the group what it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from phalanx.errors import PhalanxError
+from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.owned import Brings
+from phalanx.runtime.life.lifecycle import State
+
+__all__ = ["bring_to_joined", "bring_to_replaced"]
+
+_log = logging.getLogger("phalanx")
+
+
+def bring_to_joined(core: GroupCore) -> None:
+    """Bring weights to ranks that join, and with them to all others.
+
+    Raises:
+        As a sync.
+    """
+    for one in {by for found in _brought(core).values() for by in found}:
+        one.bring(mend=True)
+
+
+def bring_to_replaced(core: GroupCore, new: Collection[int]) -> None:
+    """Bring weights to ranks that are ``new`` in place of others, and with them to all.
+
+    Where that cannot be, the group works on without: the new ranks refuse methods that need weights.
+
+    Raises:
+        PhalanxError: the group lost a rank meanwhile.
+    """
+    made: dict[Brings, str] = {}
+    for (role, name), found in _brought(core).items():
+        why = "" if found else "no px.WeightSync that brought them is there any more"
+        for one in found:
+            if one not in made:
+                made[one] = one.doubt() or _tried(core, one)
+            why = why or made[one]
+        if why:
+            _log.warning(
+                "group %r: ranks %s are new, and have not got weights %r%s: %s. They refuse methods that need them; "
+                "sync them once the source has what they are to have",
+                core.name,
+                sorted(new),
+                name,
+                f" of role {role!r}" if role else "",
+                why,
+            )
+
+
+def _tried(core: GroupCore, one: Brings) -> str:
+    """Bring weights; why they did not get there, in words."""
+    try:
+        with core.preparing():
+            one.bring(mend=False)
+    except PhalanxError as error:
+        if core.lifecycle.state is not State.RESTARTING:
+            raise  # the replacement itself has failed
+        return f"their sync failed: {str(error).partition(chr(10))[0]}"
+    return ""
+
+
+def _brought(core: GroupCore) -> dict[tuple[str, str], Sequence[Brings]]:
+    """By role and name of the weights that the group has: what brought them."""
+    by = list(core.weights_by)
+    found: dict[tuple[str, str], Sequence[Brings]] = {}
+    for key, number in core.life.had_weights.items():
+        sent = {one: newest for one in by if (newest := one.newest(key)) is not None}
+        # One made since may take the place of the one that brought them.
+        found[key] = [one for one in sent if sent[one] >= number] or [one for one in sent if not sent[one]]
+    return found
