@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "assets" / "engines.svg"
-COLUMNS = 108
+COLUMNS = 132
 
 
 def llama() -> Any:
@@ -34,6 +34,8 @@ def llama() -> Any:
 
 def work() -> None:
     """Two engines and a trainer; the picture is taken while the engines answer, after their third version."""
+    import ray
+
     import phalanx as px
     from phalanx.engines import Sampling
     from phalanx.engines.transformers import TransformersRollout
@@ -65,12 +67,13 @@ def work() -> None:
         while min(one.running for one in rollout.engine_statistics()) < 48:
             time.sleep(0.1)
         time.sleep(4.0)
-        subprocess.run([sys.executable, __file__, "look"], check=True)
+        address = ray.get_runtime_context().gcs_address
+        subprocess.run([sys.executable, __file__, address], check=True)
         answers.cancel()
     px.shutdown()
 
 
-def look() -> None:
+def look(address: str) -> None:
     """What ``phalanx top`` shows now, as a picture without fonts from elsewhere."""
     from rich.console import Console
 
@@ -79,7 +82,7 @@ def look() -> None:
     from phalanx.cli.top import Looker
     from phalanx.transport.ray.node_agents import RankObserver
 
-    cluster = cluster_reader(None)
+    cluster = cluster_reader(address)
     observer = RankObserver(cluster.address)
     try:
         looker = Looker(cluster, observer, None)
@@ -97,4 +100,4 @@ def look() -> None:
 
 
 if __name__ == "__main__":
-    look() if sys.argv[1:] == ["look"] else work()
+    look(sys.argv[1]) if sys.argv[1:] else work()

@@ -13,6 +13,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import Endpoint, Sampling
 from phalanx.engines.vllm import AsyncVllmRollout
+from phalanx.engines.vllm.library import prepare
 from tests.engines.vllm.conftest import (
     engine_processes,
     folders_of_sockets,
@@ -135,3 +136,14 @@ def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]
     assert engine_processes() <= before[0]
     assert shared_memory() <= before[1]
     assert folders_of_sockets() <= before[2]
+
+
+def test_a_token_may_begin_with_a_dash() -> None:
+    prepare()
+    from phalanx.engines.vllm.endpoint import Server
+
+    server = Server("model", "127.0.0.1", 0, "-token", {"root_path": "-path"})
+    server.close()
+
+    assert server._given.api_key == ["-token"]
+    assert server._given.root_path == "-path"

@@ -78,7 +78,7 @@ class Server:
         parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
             find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
         )
-        flags = ["--model", self._model, "--api-key", self._token, "--disable-log-stats"]
+        flags = ["--model", self._model, f"--api-key={self._token}", "--disable-log-stats"]
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
@@ -103,8 +103,9 @@ class Server:
 
 
 def _flags(options: dict[str, Any]) -> list[str]:
+    """With "=", for a value may begin with a dash."""
     flags: list[str] = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
-        flags += [flag] if value is True else [flag, str(value)]
+        flags.append(flag if value is True else f"{flag}={value}")
     return flags
