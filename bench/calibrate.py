@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,7 @@ def program(ranks: int, calls: int, only: str = "") -> Figures:
 
 
 @contextlib.contextmanager
-def _relays_from(ranks: int) -> Iterator[None]:
+def _relays_from(ranks: int) -> Generator[None]:
     before = os.environ.get(RELAY_FROM)
     os.environ[RELAY_FROM] = str(ranks)
     try:

@@ -234,8 +234,8 @@ def _messages_each(
     large: dict[_Key, str] = {}  # and the node that it goes to first
     for position, (key, arguments) in enumerate(zip(keys, plan.arguments(), strict=True)):
         if key not in encoded:  # views of the caller's memory: copies are made below, one bundle at a time
-            body, _ = encoded[key] = encode_each(arguments)
-            if body.nbytes > outlet.inline_bytes:
+            encoded[key] = encode_each(arguments)
+            if encoded[key][0].nbytes > outlet.inline_bytes:
                 large[key] = nodes[plan.ranks[position]]
     together = _together(large, encoded)
     bodies: dict[_Key, tuple[bytes | int | None, tuple[Ref, ...]]] = {}

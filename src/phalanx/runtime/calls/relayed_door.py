@@ -6,7 +6,7 @@ import contextlib
 import gc
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -233,7 +233,7 @@ class RelayedDoor:
 
 
 @contextlib.contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def _collector_at_rest() -> Generator[None]:
     """No collection of garbage meanwhile: tens of thousands of messages cause many, which find nothing."""
     at_work = gc.isenabled()
     gc.disable()
