@@ -101,7 +101,7 @@ def test_what_can_never_be_placed_is_told_at_once(ray_cluster: None) -> None:
         RayResourcePool([99]).get_placement_groups()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_uneven_pool_works(make: Make) -> None:
     group = group_on(make([2, 1]), name_prefix="uneven")
 
@@ -157,7 +157,7 @@ def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
         split_resource_pool(make([4]), split_size=split_size)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_merged_pool_has_the_slots_of_both(make: Make) -> None:
     merged = merge_resource_pool(make([2], name_prefix="a"), make([1], name_prefix="b"))
 
@@ -276,7 +276,7 @@ def test_runtime_envs_are_merged_variable_by_variable() -> None:
     assert options["num_cpus"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_where_ranks_meet_can_be_given(make: Make) -> None:
     group = group_on(make([1]), master_addr="127.0.0.1", master_port="33333")
 

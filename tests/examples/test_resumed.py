@@ -41,4 +41,3 @@ def test_a_run_that_was_ended_goes_on_as_if_it_had_not_been(tmp_path: Path) -> N
 
     assert len(rewards(tmp_path / "whole")) == 5
     assert rewards(tmp_path / "ended") == rewards(tmp_path / "whole")
-    assert "--resume goes on with it" in train(5, "ended")

@@ -81,7 +81,6 @@ def test_calls_of_all_ranks_go_to_those_that_there_are(four: px.ResourcePool) ->
         assert len(group.who()) == size
 
 
-@pytest.mark.slow_on_cluster
 def test_results_of_ranks_that_left_stay(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Answerer)
     futures = [group[rank].answer.submit(rank) for rank in range(4)]
@@ -154,7 +153,6 @@ def test_sticky_routing_follows(four: px.ResourcePool) -> None:
     assert all(after[key] == rank for key, rank in ranks.items() if rank < 2)
 
 
-@pytest.mark.slow_on_cluster
 def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=1) as pool:
         group = px.WorkerGroup(pool, Answerer)

@@ -52,7 +52,6 @@ def test_each_sync_puts_its_version_into_training_and_service(groups: Groups) ->
     assert (staleness.paced.lags, staleness.paced.rows.dropped) == ({0: 12}, 0)
 
 
-@pytest.mark.slow_on_cluster
 def test_a_staged_version_is_in_training_and_serves_once_it_is_committed(groups: Groups) -> None:
     staleness = px.Staleness(max_lag=0, rows_per_version=4)
     with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:

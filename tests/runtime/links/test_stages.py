@@ -109,7 +109,6 @@ def sync(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> Iterator[px.Weig
         yield made
 
 
-@pytest.mark.slow_on_cluster
 def test_what_is_staged_is_not_seen_before_the_commit(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:

@@ -252,7 +252,6 @@ def test_torch_reads_it_without_this_library(two: px.ResourcePool, tmp_path: Pat
     assert torch.equal(torch.load(tmp_path / "whole.pt")["model"]["w"], torch.arange(24.0).view(8, 3))
 
 
-@pytest.mark.slow_on_cluster
 def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Rows)
     px.save(group, tmp_path, step=1)
