@@ -57,7 +57,9 @@ class OverHosts(Relay):
         self._counted = Counted()
         self._hosts: Sequence[Endpoint] = ()
         if below.endpoints:
-            px.init(backend="inline", num_cpus=len(below.endpoints), num_gpus=0)  # else torch is asked for them
+            px.init(
+                backend="inline", num_cpus=len(below.endpoints), num_gpus=0
+            )  # else torch is asked for them
             pool = px.ResourcePool([len(below.endpoints)], use_gpu=False, backend="inline")
             self._group = px.WorkerGroup(pool, Light, show_ranks="none")
             self._transport, self._hosts = self._group.core.transport, self._group.core.endpoints
