@@ -75,6 +75,6 @@ def test_groups_of_4_of_which_each_fifth_has_faults_leave_nothing_behind(cycles:
     assert within(10.0, lambda: holdings().store_bytes <= before.store_bytes + 2**20)
     after = holdings()
     assert after.placement_groups == before.placement_groups
-    assert after.ranks == before.ranks
+    assert after.ranks <= before.ranks  # of the last one before, a process may have been ending still
     assert after.files <= before.files + 5
     assert after.rss <= before.rss + 64 * 2**20
