@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,9 @@ from phalanx.transfer.tensors import cut, dtype_named
 
 __all__ = ["Files"]
 
+_THREADS = 2
+"""That read, on each rank: one waits for the disk while the other compares."""
+
 
 class Files:
     """The files of a role that were saved in ``folder``: an absolute path, or a URL that fsspec knows."""
@@ -29,7 +33,7 @@ class Files:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._stack = ExitStack()
-        self._open: dict[str, _Reader] = {}
+        self._open: dict[tuple[str, int], _Reader] = {}
         self._scratch = np.empty(0, np.uint8)
         self.nbytes = 0
 
@@ -43,14 +47,14 @@ class Files:
     def fill(self, catalogue: Catalogue, wanted: Sequence[Fetch], into: Mapping[str, torch.Tensor]) -> None:
         """Read pieces, each once, into local tensors by key.
 
-        What stays where it was read is compared by a thread while the disk goes on.
+        What stays where it is read goes there by threads: the disk has the next pieces to do while one is compared.
 
         Raises:
             SaveDamaged: a file is missing, or not what was written.
         """
         held: tuple[Piece, torch.Tensor] | None = None
-        compared: list[Future[None]] = []
-        with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="phalanx-digests") as thread:
+        placed: list[Future[int]] = []
+        with torch.no_grad(), ThreadPoolExecutor(_THREADS, thread_name_prefix="phalanx-load") as threads:
             for one in wanted:
                 if not one.piece.digest:  # nothing to compare: only the rows that are wanted
                     rows, source = self._rows(one, catalogue.tensors[one.key].dtype)
@@ -58,15 +62,18 @@ class Files:
                     continue
                 target = cut(into[one.key], one.target, one.sizes)
                 if _fills(one, target):
-                    into_place = elements_of(target)
-                    self._read(one.piece.file, one.piece.data, into_place)
-                    compared.append(thread.submit(self._compare, one.piece, into_place))
+                    placed.append(
+                        threads.submit(self._checked, one.piece, one.piece.data, elements_of(target))
+                    )
                     continue
                 if held is None or held[0] != one.piece:
                     held = (one.piece, self._tensor(one.piece, catalogue.tensors[one.key].dtype))
                 target.copy_(cut(held[1], one.source, one.sizes))
-            for comparison in compared:
-                comparison.result()
+            try:
+                self.nbytes += sum(piece.result() for piece in placed)
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
 
     def value(self, piece: Piece) -> Any:
         """A value.
@@ -101,24 +108,25 @@ class Files:
         if len(self._scratch) < length + PAGE:
             self._scratch = np.empty(length + PAGE, np.uint8)
         data: Any = like_in_file(self._scratch, start, length)
-        self._read(piece.file, start, memoryview(data))
-        self._compare(piece, data)
+        self.nbytes += self._checked(piece, start, memoryview(data))
         return data
 
-    def _compare(self, piece: Piece, data: Any) -> None:
+    def _checked(self, piece: Piece, start: int, into: Any) -> int:
         from xxhash import xxh3_64_hexdigest  # loaded where something is loaded: nothing else here needs it
 
-        if piece.digest and xxh3_64_hexdigest(data) != piece.digest:
+        self._read(piece.file, start, into)
+        if piece.digest and xxh3_64_hexdigest(into) != piece.digest:
             raise self._damaged(piece.file, "what lies in it is not what was written")
+        return len(into)
 
     def _read(self, name: str, start: int, into: Any) -> None:
         path = f"{self._folder}/{name}"
         try:
-            if name not in self._open:
-                self._open[name] = self._stack.enter_context(_opened(path))
-            if self._open[name].read(start, into) < len(into):
+            key = (name, threading.get_ident())  # a file that is open has one reader
+            if key not in self._open:
+                self._open[key] = self._stack.enter_context(_opened(path))
+            if self._open[key].read(start, into) < len(into):
                 raise self._damaged(name, "it is shorter than what was written")
-            self.nbytes += len(into)
         except FileNotFoundError:
             raise self._damaged(name, "it is missing, or this rank's node does not see the path") from None
         except OSError as error:
