@@ -65,9 +65,9 @@ class HostSegment:
 
     def forget_fd(self) -> None:
         """Keep the mapping alone: all that a reader needs."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
     def close(self) -> None:
         """Unmapped once nothing looks at :attr:`memory` any more."""

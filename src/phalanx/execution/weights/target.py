@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 from collections.abc import Iterator, Mapping
 
@@ -53,6 +54,7 @@ class TargetRank:
         self._book = book
         self._key: Key = (order.asked.role, order.asked.name)
         self._order = order
+        self._closing = threading.Lock()
         self._index = index
         self._shelf = shelf
         self._plan = order.plan.of(target=index)
@@ -167,13 +169,14 @@ class TargetRank:
                 raise _differs(source, f"sent {len(sent)} bytes of digests where {len(mine)} pieces came")
 
     def close(self) -> None:
-        """Give everything back. May be called again."""
-        self._shelf.given = {}
-        for leg in self._legs:
-            leg.end.close()
-        if self._placed is not None:
-            self._placed.close()
-        part_meetings(self._order.key)
+        """Give everything back. May be called again, and by several threads."""
+        with self._closing:
+            self._shelf.given = {}
+            for leg in self._legs:
+                leg.end.close()
+            if self._placed is not None:
+                self._placed.close()
+            part_meetings(self._order.key)
 
 
 def _bytes_by_source(leg: TargetLeg) -> dict[int, int]:
