@@ -102,16 +102,21 @@ class Run:
 
     def _measure(self, step: Step, contenders: Sequence[str]) -> None:
         labels = [label for label in contenders if SERVED_BY[label][0] in self._able()]
+        took = dict.fromkeys(labels, 0.0)
         for turn in range(step.warmups + step.repeats):
             if time.monotonic() > self.deadline and turn >= step.warmups + FEWEST_REPEATS:
                 break
             self.say(f"{step.case.label()} ({turn + 1} of {step.warmups + step.repeats})")
-            for label in _rotated(labels, turn):
+            warms_up = turn < step.warmups
+            args = {**step.args, **(step.warming if warms_up else {})}
+            for label in _rotated([one for one in labels if _has_a_turn(step, turn, took[one])], turn):
                 served_by, extra = SERVED_BY[label]
-                seconds = self._ask(served_by, step.op, as_label=label, **step.args, **extra)
+                begun = time.monotonic()
+                seconds = self._ask(served_by, step.op, as_label=label, **args, **extra)
+                took[label] += time.monotonic() - begun
                 if seconds is None:
                     labels = [other for other in labels if other != label]
-                elif turn >= step.warmups:
+                elif not warms_up:
                     self.samples.append(Sample(step.case, label, seconds))
         if step.account:
             for label in labels:
@@ -175,6 +180,11 @@ class Run:
         if text not in self.notes:
             self.notes.append(text)
             self.say(f"note: {text}")
+
+
+def _has_a_turn(step: Step, turn: int, took: float) -> bool:
+    """Whether one contender, whose turns took so many seconds, is asked once more."""
+    return turn <= step.warmups or took < step.seconds
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:

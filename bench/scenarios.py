@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,11 @@ INLINE, PUT_ONCE = "in each message", "put once"
 
 @dataclass(frozen=True)
 class Step:
-    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked."""
+    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked.
+
+    `seconds` bounds the turns of one contender: the slow ones are repeated less often, but measured once at least.
+    `warming` replaces some of `args` in turns that are discarded.
+    """
 
     case: Case
     op: str
@@ -34,6 +39,8 @@ class Step:
     repeats: int
     warmups: int = 1
     account: bool = False
+    seconds: float = math.inf
+    warming: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Plan:
     traced_calls: int = 100
     flow_ranks: tuple[int, ...] = (1, 2, 4)
     flow_items: Mapping[int, int] = field(default_factory=lambda: {1: 500, 1 << 10: 50, 64 << 10: 4})
+    flow_seconds: float = 6.0
     pipelined_calls: int = 1000
     imports: bool = True
     goals: Mapping[Case, tuple[Goal, ...]] = field(default_factory=dict)
@@ -193,7 +201,8 @@ def _flow(plan: Plan, ranks: int) -> Iterator[Step]:
         large, small = divmod(kilobytes, 1 << 10)
         case = Case("flow", ranks, large, small, variant=f"{items} items a rank")
         args = {"groups": ["a", "b"], "kilobytes": kilobytes, "items": items}
-        yield Step(case, "flow", args, ON_RAY, plan.repeats)
+        warming = {"items": max(1, items // 10)}
+        yield Step(case, "flow", args, ON_RAY, plan.repeats, seconds=plan.flow_seconds, warming=warming)
 
 
 def _chain(plan: Plan) -> Step:

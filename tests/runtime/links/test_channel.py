@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 from collections.abc import Iterator
@@ -241,6 +242,35 @@ def test_a_put_waits_for_room_until_somebody_takes(backend: str) -> None:
         channel.put("second", WITHIN)
         taker.join()
         assert channel.get(WITHIN) == "second"
+
+
+def test_a_get_that_was_cancelled_takes_nothing(channel: px.Channel) -> None:
+    async def cancelled() -> Any:
+        waiting = asyncio.ensure_future(channel.get_async())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        channel.put("first")
+        return await channel.get_async(WITHIN)
+
+    assert asyncio.run(cancelled()) == "first"
+    assert channel.depth.takes == 0
+
+
+def test_an_item_that_came_in_as_its_put_was_interrupted_is_dropped_and_counted(
+    channel: px.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("phalanx.runtime.links.channel.answered", interrupted)
+        channel.put(torch.zeros(LARGE))
+    channel.put("next")
+    assert channel.get(WITHIN) == "next"
+    assert (channel.items.dropped, channel.items.lost) == (1, 0)
+    assert "1 its put was called off" in str(channel.explain())
 
 
 def test_an_empty_channel_says_what_there_was(backend: str, channel: px.Channel) -> None:

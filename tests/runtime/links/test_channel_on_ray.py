@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -79,6 +81,15 @@ class Server(px.Worker):
         await target.put_async(item + 1, WITHIN)
         return item
 
+    @px.register
+    async def give_up_and_take(self, source: px.Channel) -> int:
+        given_up = asyncio.ensure_future(source.get_async())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await given_up
+        return await source.get_async(WITHIN)
+
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
@@ -123,6 +134,25 @@ def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Pa
     assert done.stdout.splitlines()[-3:] == ["closed False", "not found", "4"], done.stdout + done.stderr
 
 
+def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
+    way: str, pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> bool:
+        texts = [record.getMessage() for record in caplog.records]
+        return any("stalled" in text and "in put_twice" in text and "in put\n" in text for text in texts)
+
+    with (
+        caplog.at_level("WARNING", "phalanx"),
+        px.WorkerGroup(pool, Putter) as group,
+        px.Channel(1, backend="ray") as channel,
+    ):
+        future = group.put_twice.options(stall_report_after=0.1).submit(channel)
+        assert within(WITHIN, told)
+        channel.take(4, WITHIN).ack()
+        assert future.result(WITHIN) == [None, None]
+        assert group.rank_of() == [0, 1]
+
+
 @pytest.mark.slow
 def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
@@ -150,6 +180,17 @@ def test_async_ranks_wait_at_channels_side_by_side(pool: px.ResourcePool) -> Non
             source.put(number)
         assert sorted(target.get(WITHIN) for _ in range(3)) == [1, 2, 3]
         assert sorted(px.gather(*futures, timeout=WITHIN)) == [[0], [1], [2]]
+
+
+def test_an_async_rank_that_gave_up_a_get_takes_on(pool: px.ResourcePool) -> None:
+    with (
+        px.Channel(backend="ray") as source,
+        px.WorkerGroup(pool[0:1], Server, max_concurrency=2) as group,
+    ):
+        future = group.give_up_and_take.submit(source)
+        assert within(WITHIN, lambda: source.depth.takes == 1 or future.done())
+        source.put(5)
+        assert future.result(WITHIN) == [5]
 
 
 @pytest.mark.slow

@@ -21,14 +21,12 @@ from phalanx.runtime.links.open_channels import ChannelCard, is_own, open_channe
 from phalanx.runtime.links.payloads import InStore, Lengths, Packed, kept, pack
 from phalanx.runtime.links.ports import port_to
 from phalanx.runtime.links.replies import accepted_number, closed, ordered, untaken
-from phalanx.runtime.links.requests import answered, answered_async, others
+from phalanx.runtime.links.requests import answered, answered_async, others, take_back
 from phalanx.runtime.links.saving import SavedChannel, loaded, saved
 from phalanx.runtime.links.services import Port, Reply
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.wire.value import Reduced, Value
-
-_LEAVES_WITHIN_S = 4.0
 
 
 class Channel:
@@ -150,7 +148,7 @@ class Channel:
                 self.name, self._limit(), answered(self._card.key, port, reply, timeout, "put", self.name)
             )
         except BaseException:
-            self._forget(packed)
+            take_back(self._card.key, port, packed, reply)
             raise
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
@@ -161,7 +159,7 @@ class Channel:
                 self.name, self._limit(), await answered_async(self._card.key, port, reply, timeout)
             )
         except BaseException:
-            self._forget(packed)
+            take_back(self._card.key, port, packed, reply)
             raise
 
     def _begin_put(self, item: Value, timeout: float | None) -> tuple[Port, Packed, Reply, float | None]:
@@ -173,11 +171,6 @@ class Channel:
         offer = (packed.payload, packed.nbytes, packed.rows, timeout, packed.lengths)
         reply = port.ask(self._card.key, "put", *offer)
         return port, packed, reply, timeout
-
-    def _forget(self, packed: Packed) -> None:
-        """Nothing is kept of an item that is not in."""
-        if isinstance(packed.payload, InStore):
-            kept.drop([packed.payload.key])
 
     def get(self, timeout: float | None = None) -> Value:
         """Take the next item, and acknowledge it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -12,10 +13,14 @@ from concurrent.futures import thread as futures
 from typing import Any
 
 from phalanx.errors import ChannelEmpty, ChannelFull, StalenessTimeout
+from phalanx.runtime.links.payloads import InStore, Packed, kept
 from phalanx.runtime.links.services import LocalPort, Port, Reply, services
 from phalanx.tracing.spans import span
 
 _LATE_S = 10.0  # within which a home that lives says that a deadline passed
+_SOON_S = 0.001
+CALLED_OFF = "its put was called off"
+"""The reason under which items are dropped that were in when whoever put them waited no longer."""
 OVERDUE = ("gone", "the process that owns it does not answer")
 
 
@@ -66,7 +71,10 @@ def answered(key: str, port: Port, reply: Reply, timeout: float | None, verb: st
         if isinstance(port, LocalPort) and _is_inline(key) and not others.may_act():
             raise _hopeless(verb, channel)
         with span(f"{verb} waits", channel=channel):
-            return _waited(reply.future, port, timeout)
+            what = _waited(reply.future, port, timeout)
+        if what is OVERDUE:
+            _call_off(key, port, reply)
+        return what
     except BaseException:
         _call_off(key, port, reply)
         raise
@@ -74,22 +82,37 @@ def answered(key: str, port: Port, reply: Reply, timeout: float | None, verb: st
 
 async def answered_async(key: str, port: Port, reply: Reply, timeout: float | None) -> Any:
     """The same in an event loop."""
+    local = isinstance(port, LocalPort)
     try:
-        future = asyncio.wrap_future(reply.future)
-        if timeout is None:
-            return await future
-        done, _ = await asyncio.wait(
-            [future], timeout=timeout if isinstance(port, LocalPort) else timeout + _LATE_S
-        )
-        if not done and isinstance(port, LocalPort):
+        seconds = timeout if timeout is None or local else timeout + _LATE_S
+        while not await _is_done(reply.future, seconds):
+            if not local:
+                _call_off(key, port, reply)
+                return OVERDUE
             services.tick()
-        if not reply.future.done():
-            _call_off(key, port, reply)
-            return OVERDUE
+            seconds = _SOON_S
         return reply.future.result()
     except BaseException:
         _call_off(key, port, reply)
         raise
+
+
+async def _is_done(future: Future[Any], seconds: float | None) -> bool:
+    """Wait for it in an event loop. Cancelling the wait must not cancel it: its answer is still to be heard."""
+    loop = asyncio.get_running_loop()
+    here: asyncio.Future[None] = loop.create_future()
+
+    def done() -> None:
+        if not here.done():
+            here.set_result(None)
+
+    def tell(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(done)
+
+    future.add_done_callback(tell)
+    await asyncio.wait([here], timeout=seconds)
+    return future.done()
 
 
 def _waited(future: Future[Any], port: Port, timeout: float | None) -> Any:
@@ -120,6 +143,19 @@ def _call_off(key: str, port: Port, reply: Reply) -> None:
 
     port.say(key, "cancel", reply.ticket)
     reply.future.add_done_callback(back)
+
+
+def take_back(key: str, port: Port, packed: Packed, reply: Reply) -> None:
+    """Keep nothing of an item whose put failed. It may be in all the same: then it is dropped, and counted."""
+
+    def answered_at_last(future: Future[Any]) -> None:
+        kind, *rest = future.result()
+        if kind == "accepted":
+            port.say(key, "drop", CALLED_OFF, (rest[0],))
+        elif isinstance(packed.payload, InStore):
+            kept.drop([packed.payload.key])
+
+    reply.future.add_done_callback(answered_at_last)
 
 
 def _is_inline(key: str) -> bool:
