@@ -29,6 +29,8 @@ def verl(
 
       phalanx verl python3 -m verl.trainer.sft_trainer_ray ...
 
+      ray job submit -- phalanx verl -m verl.trainer.main_ppo ...
+
     Exit codes: those of the program; 2 where Phalanx cannot be the controller, with the reason.
     """
     sys.stdout.flush()

@@ -22,11 +22,11 @@ _UNFIT = 2  # as the other commands end that could not do their work
 def main(words: Sequence[str]) -> None:
     """Run ``-m MODULE ...``, a file with its arguments, or any other program."""
     try:
+        _check(words)
         from phalanx.compat.verl import install  # with PHALANX_VERL=1 importing it does what may fail
         from phalanx.compat.verl.collector import spare_imports
 
         install(overlay=True)
-        _check(words)
         spare_imports()
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
@@ -42,7 +42,19 @@ def main(words: Sequence[str]) -> None:
         sys.argv = list(words)
         runpy.run_path(words[0], run_name="__main__")
     else:  # its Python processes have the variables by which verl asks for its plugins
+        _become(words)
+
+
+def _become(words: Sequence[str]) -> None:
+    try:
         os.execvp(words[0], list(words))
+    except OSError as error:  # not executable, or without a first line that says by what
+        print(
+            f"phalanx: {words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
+            f"{words[0]} ...`",
+            file=sys.stderr,
+        )
+        raise SystemExit(_UNFIT) from None
 
 
 def _check(words: Sequence[str]) -> None:
@@ -51,6 +63,12 @@ def _check(words: Sequence[str]) -> None:
         raise DeclarationError(f"nothing to run: give a program and its arguments, as in {advice}")
     if words[0] == "-m":
         return
+    if os.path.basename(words[0]) == "ray" and list(words[1:3]) == ["job", "submit"]:
+        raise DeclarationError(
+            "a job starts on its cluster, in an environment of its own, and would have verl's own controller: put "
+            "`phalanx verl` before the command of the job, as in `ray job submit -- phalanx verl -m "
+            "verl.trainer.main_ppo ...`"
+        )
     if not os.path.isfile(words[0]) and (words[0].endswith(".py") or shutil.which(words[0]) is None):
         raise DeclarationError(
             f"there is no program {words[0]!r}: give one with its arguments, as in {advice}"

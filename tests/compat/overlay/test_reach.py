@@ -334,3 +334,52 @@ def test_jobs_on_a_cluster_that_is_up_get_it_with_the_settings_of_this_driver(ve
         "PHALANX_CALL_TIMEOUT": "9",
         "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine",
     }
+
+
+IN_A_JOB = """
+import json, os, ray
+from ray.runtime_env.runtime_env import _merge_runtime_env
+
+def init(runtime_env=None, job_config=None):  # as Ray's own in the process of a job
+    job = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
+    print(json.dumps(_merge_runtime_env(job["runtime_env"], runtime_env)))
+
+ray.init = init
+import phalanx.compat.verl
+phalanx.compat.verl.install(overlay=True)
+from ray.job_config import JobConfig
+
+ray.init({given})
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["runtime_env={'env_vars': {'A': '1'}}", "job_config=JobConfig(runtime_env={'env_vars': {'A': '1'}})"],
+)
+def test_variables_that_a_job_was_submitted_with_do_not_conflict_with_its_own(verl: Path, given: str) -> None:
+    submitted = {"PHALANX_VERL": "1", "PHALANX_CALL_TIMEOUT": "9", "VERL_USE_EXTERNAL_MODULES": "mine"}
+    job = json.dumps({"runtime_env": {"env_vars": submitted, "pip": ["x"]}, "metadata": {}})
+
+    told = json.loads(run(IN_A_JOB.format(given=given), verl, RAY_JOB_CONFIG_JSON_ENV_VAR=job, **submitted))
+
+    assert told["pip"] == ["x"]
+    assert told["env_vars"].pop("A", "1") == "1"
+    assert told["env_vars"] == {**submitted, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ray", "job", "submit", "--", "python3", "train.py"], "before the command of the job"),
+        (["{folder}/run.sh"], "cannot be run"),
+    ],
+)
+def test_the_command_refuses_what_would_run_without_it(
+    verl: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
+    (tmp_path / "run.sh").write_text("")
+
+    done = python("-m", "phalanx", "verl", *[word.format(folder=tmp_path) for word in words], path=[verl])
+
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr

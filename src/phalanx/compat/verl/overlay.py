@@ -10,12 +10,11 @@ of this package is imported. Where it cannot take effect any more it raises: a g
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +22,10 @@ from typing import Any
 
 from phalanx.compat.verl.afterwards import followed_by
 from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
+from phalanx.compat.verl.jobs import ASKED, HOOK, PLUGIN, carried, reach_jobs
 from phalanx.compat.verl.redirect import Redirect
 from phalanx.compat.verl.rows import register_rows
-from phalanx.config import overlays_verl, own_variables
+from phalanx.config import overlays_verl
 
 _HOME = "phalanx.compat.verl"
 _CONTROLLER = "verl.single_controller"
@@ -38,9 +38,6 @@ _GIVEN = {
 _ENGINES = "verl.checkpoint_engine.base"
 #: The line of verl whose callers this controller serves; its latest release is the one that it is tested with.
 LINE, TESTED = "0.9.", "0.9.1"
-#: What verl imports at the end of its own import, named in a variable of verl's.
-PLUGIN, HOOK = "phalanx.compat.verl_plugin", "VERL_USE_EXTERNAL_MODULES"
-_ASKED = "PHALANX_VERL"
 
 
 class _Overlay(Redirect):
@@ -82,8 +79,8 @@ def install() -> None:
     """
     install_here()
     _check_jobs()
-    os.environ.update(_carried(os.environ))
-    _reach_jobs()
+    os.environ.update(carried(os.environ))
+    reach_jobs()
 
 
 def install_here() -> None:
@@ -128,7 +125,7 @@ def check_version() -> None:
     if not version.startswith(LINE):
         raise UnfitVerl(
             f"Phalanx was asked to be verl's controller, but verl in {folder} is version {version}: it serves verl "
-            f"{LINE}x. pip install 'verl=={TESTED}', or run it without Phalanx (no `phalanx verl`, no {_ASKED})"
+            f"{LINE}x. pip install 'verl=={TESTED}', or run it without Phalanx (no `phalanx verl`, no {ASKED})"
         )
 
 
@@ -176,45 +173,4 @@ def _told_by_others(ray: Any) -> bool:
     if private.global_worker.mode == private.WORKER_MODE or (node is not None and node.is_head()):
         return True  # Ray's own process, or a cluster that this one started, with its environment
     environment = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-    return _ASKED in environment
-
-
-def _carried(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that reach another process, given those that it has."""
-    modules = [name for name in environment.get(HOOK, "").split(",") if name and name != PLUGIN]
-    return {_ASKED: "1", HOOK: ",".join([PLUGIN, *modules])}
-
-
-def _reach_jobs() -> None:
-    """Every Ray process that works for this driver, also on a cluster that is up already."""
-    import ray
-
-    if getattr(ray.init, "phalanx_overlay", False):
-        return
-    original = ray.init
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **_with_environment(kwargs))
-
-    init.phalanx_overlay = True  # type: ignore[attr-defined]
-    ray.init = init
-
-
-def _with_environment(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``ray.init`` whose processes get the overlay, and the settings of this library."""
-    config = kwargs.get("job_config")
-    given = kwargs.get("runtime_env")
-    if given is None and config is not None:
-        given = config.runtime_env
-    given = dict(given or {})
-    theirs = dict(given.get("env_vars") or {})
-    hooks = {HOOK: theirs.get(HOOK, os.environ.get(HOOK, ""))}
-    ours = own_variables()
-    if ours.get("PHALANX_TRACE"):  # other processes have other folders
-        ours["PHALANX_TRACE"] = os.path.abspath(ours["PHALANX_TRACE"])
-    given["env_vars"] = {**ours, **theirs, **_carried(hooks)}
-    if config is not None and kwargs.get("runtime_env") is None:
-        config.set_runtime_env(given)
-        return dict(kwargs)
-    return {**kwargs, "runtime_env": given}
+    return ASKED in environment

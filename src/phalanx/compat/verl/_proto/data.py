@@ -217,16 +217,9 @@ class DataProto:
         Raises:
             Refused: a key is not there; nothing is taken out then.
         """
-        wanted = (
-            ("batch", {} if self.batch is None else self.batch.keys(), batch_keys),
-            ("non_tensor_batch", self.non_tensor_batch, non_tensor_batch_keys),
-            ("meta_info", self.meta_info, meta_info_keys),
-        )
-        for part, held, keys in wanted:
-            missing = [key for key in keys or () if key not in held]
-            require(
-                not missing, f"{part} has no {missing} that could be popped, only {sorted(held, key=str)}"
-            )
+        parts.require_keys("batch", () if self.batch is None else self.batch.keys(), batch_keys)
+        parts.require_keys("non_tensor_batch", self.non_tensor_batch, non_tensor_batch_keys)
+        parts.require_keys("meta_info", self.meta_info, meta_info_keys)
         batch = None
         if batch_keys and self.batch is not None:
             batch = self.batch.select(*batch_keys)
@@ -242,20 +235,7 @@ class DataProto:
             ValueError: there are not as many new keys as old ones.
             KeyError: an old key is not there.
         """
-        old, new = parts.as_keys(old_keys), parts.as_keys(new_keys)
-        if len(old) != len(new):
-            raise ValueError(
-                f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}: {new} and {old}"
-            )
-        batch = parts.require_batch(self.batch, old)
-        missing = [key for key in old if key not in batch.keys()]  # noqa: SIM118 - a TensorDict iterates over rows
-        if missing:
-            raise KeyError(f"batch has no {missing} that could be renamed, only {list(batch.keys())}")
-        held = [batch.get(key) for key in old]
-        rest = batch.exclude(*old)
-        for key, value in zip(new, held, strict=True):
-            rest.set(key, value)
-        self.batch = rest
+        self.batch = parts.renamed(self.batch, parts.as_keys(old_keys), parts.as_keys(new_keys))
         return self
 
     def union(self, other: DataProto) -> DataProto:

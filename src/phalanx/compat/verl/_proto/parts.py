@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -126,3 +126,31 @@ def stacked(batches: Sequence[TensorDict | None]) -> TensorDict | None:
         f"{len(batches) - len(held)} of {len(batches)} rows have no tensors: expected tensors in all or none",
     )
     return torch.stack(held).contiguous() if held else None
+
+
+def require_keys(part: str, held: Collection[str], keys: Sequence[str] | None) -> None:
+    """Refuse ``keys`` that a part of the batch does not hold, and that are to be taken out of it."""
+    missing = [key for key in keys or () if key not in held]
+    require(not missing, f"{part} has no {missing} that could be popped, only {sorted(held, key=str)}")
+
+
+def renamed(batch: TensorDict | None, old: Sequence[str], new: Sequence[str]) -> TensorDict:
+    """``batch`` with other keys, which come last in their order.
+
+    Raises:
+        ValueError: there are not as many new keys as old ones.
+        KeyError: an old key is not there.
+    """
+    if len(old) != len(new):
+        raise ValueError(
+            f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}: {new} and {old}"
+        )
+    batch = require_batch(batch, old)
+    missing = [key for key in old if key not in batch.keys()]  # noqa: SIM118 - a TensorDict iterates over rows
+    if missing:
+        raise KeyError(f"batch has no {missing} that could be renamed, only {list(batch.keys())}")
+    held = [batch.get(key) for key in old]
+    rest = batch.exclude(*old)
+    for key, value in zip(new, held, strict=True):
+        rest.set(key, value)
+    return rest

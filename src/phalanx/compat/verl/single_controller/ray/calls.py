@@ -10,6 +10,7 @@ import ray
 
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
 from phalanx.config import settings
+from phalanx.transport.facade import TRACED
 from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.codec import Encoded
 
@@ -133,6 +134,24 @@ def _trimmed(output: Any, padding: int, total: int) -> Any:
     if isinstance(output, list | tuple) or not hasattr(output, "__len__") or len(output) != total:
         return output
     return output[: total - padding]
+
+
+def traced(call: Call | None, nbytes: int) -> dict[str, Any]:
+    """What a rank is told besides the arguments of a call that is in a trace."""
+    return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
+
+
+def failed_ranks(refs: Sequence[Any]) -> str:
+    """The ranks whose call has raised by now, of Ray's references by rank."""
+    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
+    failed: list[int] = []
+    for rank, ref in enumerate(refs):
+        if ref in done:
+            try:
+                ray.get(ref)
+            except Exception:
+                failed.append(rank)
+    return ", ".join(map(str, failed)) or "unknown"
 
 
 class Parcels:

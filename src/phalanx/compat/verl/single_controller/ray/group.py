@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
-from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, Parcels, func_generator
+from phalanx.compat.verl.single_controller.ray.calls import Parcels, failed_ranks, func_generator, traced
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
@@ -23,20 +22,12 @@ from phalanx.compat.verl.single_controller.ray.start import (
     own,
     start,
 )
-from phalanx.transport.facade import TRACED
+from phalanx.compat.verl.single_controller.ray.travel import travelling
 from phalanx.transport.ray.cluster import Connection
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, Calls  # loads the runtime
 
-_log = logging.getLogger(__name__)
-_OF_THIS_PROCESS = (
-    "_checker_thread",
-    "_connection",
-    "wg_dict",
-    "_calls",
-    "_made",
-)  # attributes that do not travel
 _DEAD = 4  # ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 
 
@@ -277,9 +268,9 @@ class RayWorkerGroup(WorkerGroup):
         args = [parcels.of(arg, shared) for arg in args]
         kwargs = {key: parcels.of(value, shared) for key, value in kwargs.items()}
         call = self._begin(method_name, len(workers), parcels)
-        traced = _traced(call, parcels.nbytes(given))
+        told = traced(call, parcels.nbytes(given))
         refs = [
-            self._execute_remote_single_worker(worker, method_name, *args, **kwargs, **traced)
+            self._execute_remote_single_worker(worker, method_name, *args, **kwargs, **told)
             for worker in workers
         ]
         return self._sent(call, refs)
@@ -323,7 +314,7 @@ class RayWorkerGroup(WorkerGroup):
                 method_name,
                 *some,
                 **named,
-                **_traced(call, parcels.nbytes(column[rank] for column in columns)),
+                **traced(call, parcels.nbytes(column[rank] for column in columns)),
             )
             for rank, (worker, (some, named)) in enumerate(zip(self._workers, pieces, strict=True))
         ]
@@ -339,7 +330,7 @@ class RayWorkerGroup(WorkerGroup):
             return ray.get(output)
         except Exception as error:
             if isinstance(output, list) and hasattr(error, "__dict__"):
-                where = f"rank {_failed(output)} of {len(output)}"
+                where = f"rank {failed_ranks(output)} of {len(output)}"
                 note = f"{type(self).__name__} {self.name_prefix!r}, {method_name}: raised on {where}"
                 error.__notes__ = [*getattr(error, "__notes__", []), note]
             raise
@@ -381,54 +372,4 @@ class RayWorkerGroup(WorkerGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def __reduce__(self) -> Any:
-        state = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in _OF_THIS_PROCESS and not isinstance(value, WorkerGroup | GroupMethod)
-        }
-        return _rebuild, (type(self), state, list(self.wg_dict or ()))
-
-
-def _traced(call: Call | None, nbytes: int) -> dict[str, Any]:
-    """What a rank is told besides the arguments of a call that is in a trace."""
-    return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
-
-
-def _failed(refs: list[Any]) -> str:
-    done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-    failed: list[int] = []
-    for rank, ref in enumerate(refs):
-        if ref in done:
-            try:
-                ray.get(ref)
-            except Exception:
-                failed.append(rank)
-    return ", ".join(map(str, failed)) or "unknown"
-
-
-def _rebuild(cls: type[RayWorkerGroup], state: dict[str, Any], roles: list[str]) -> RayWorkerGroup:
-    """A group that came from another process: it calls the same workers, and does not own them."""
-    group = cls.__new__(cls)
-    group.__dict__.update(
-        state,
-        _checker_thread=None,
-        _connection=Connection(),
-        wg_dict=None,
-        _calls=None,
-        _made=threading.local(),
-    )
-    _bind_again(group)
-    if roles:
-        group.fuse(roles)
-    return group
-
-
-def _bind_again(group: RayWorkerGroup) -> None:
-    bind: Callable[..., Any] = group._bind_worker_method
-    cls = group._user_class
-    if group.sub_cls_name:
-        group.method_names = bind(getattr(cls, "raw_cls_dict")[group.sub_cls_name], func_generator)  # noqa: B009
-        return
-    group.method_names = bind(cls, func_generator)
-    for name, alias in getattr(cls, "role_methods", {}).get(group._role, {}).items():
-        setattr(group, name, getattr(group, alias))
+        return travelling(self)
