@@ -25,8 +25,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,7 @@ class Settings:
     """What the algorithm runs with; letters are the paper's."""
 
     digits: int = 4
-    questions: int = 16  # per step
+    questions: int = 32  # per step
     group_size: int = 8  # G, answers to each question
     together: int = 8  # questions that an engine is asked in one call
     steps: int = 300
@@ -101,19 +101,26 @@ def grpo(
         saving.resumed(run)
         yield from done["rewards"]
         sync()
-        with beside(producer(groups, settings, staleness, answers, done["trained"]), answers, staleness):
+        producing = beside(
+            producer(groups, settings, staleness, answers, done["trained"]), answers, staleness
+        )
+        with producing, ThreadPoolExecutor(1) as committing:
+            committed: Future[None] | None = None
             for step in range(len(done["rewards"]) + 1, settings.steps + 1):
                 with answers.take_rows(settings.rows, sort=True) as batch:
                     reference = trainer.reference.log_probs.submit(batch)
                     updates = trainer.actor.update(batch, reference)
+                if committed is not None:
+                    committed.result()
                 sync.stage()
-                with no_answer_under_way(rollout) if settings.at_commit == "wait" else nullcontext():
-                    sync.commit()
+                committed = committing.submit(commit, sync, rollout, settings)  # beside the next batch
                 done["rewards"].append(sum(update.reward for update in updates) / settings.rows)
                 done["trained"].update(row for update in updates for row in update.rows)
                 if run is not None and saving.is_due(step, settings.steps):
                     run.save.submit(step)  # written beside the next steps
                 yield done["rewards"][-1]
+            if committed is not None:
+                committed.result()
 
 
 def producer(
@@ -192,12 +199,13 @@ def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
     return {**rows, "advantage": group_advantages(rows["reward"], settings.group_size)}
 
 
-@contextmanager
-def no_answer_under_way(rollout: Any) -> Generator[None]:
-    """The engines end the answers that they are at, and begin others after the block."""
-    rollout.pause("wait")
-    yield
-    rollout.resume()
+def commit(sync: px.WeightSync, rollout: Any, settings: Settings) -> None:
+    """Have the engines take over the weights that are staged."""
+    if settings.at_commit == "wait":
+        rollout.pause("wait")  # they end the answers that they are at first
+    sync.commit()
+    if settings.at_commit == "wait":
+        rollout.resume()
 
 
 def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
@@ -323,7 +331,7 @@ def train(
 ) -> Run:
     """Start the groups, train, and write the report; ``turns`` trains and generates in turn, and saves nothing."""
     staleness = px.Staleness(settings.max_lag, rows_per_version=settings.rows)
-    with px.trace() as trace, started(settings, engines, trainers, device) as groups:
+    with started(settings, engines, trainers, device) as groups, px.trace() as trace:
         console.print(groups.trainer.explain())
         steps = in_turn(groups, settings) if turns else grpo(groups, settings, staleness, saving)
         rewards, times = [], []

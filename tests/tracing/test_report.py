@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from phalanx.show.tables import Table
 from phalanx.tracing.durations import clipped, union
 from phalanx.tracing.events import STARTING, Call, Clock, Trace
+from phalanx.tracing.html import to_html
 from phalanx.tracing.report import report
 from tests.tracing.made_up import MS, TRACE, UPDATE, at, key, part, track
 
@@ -65,6 +66,13 @@ def test_a_rank_without_an_accelerator_does_not_count_beside_those_with_one() ->
 
     assert len(report(both).accelerators.rows) == len(report(TRACE).accelerators.rows)
     assert len(report(replace(TRACE, tracks=(judge,))).accelerators.rows) == 1
+
+
+def test_the_page_has_a_mean_of_accelerators_only() -> None:
+    bare = tuple(replace(one, accelerators=()) for one in TRACE.tracks)
+
+    assert "idle, mean of accelerators" in "".join(to_html(TRACE))
+    assert "idle, mean" not in "".join(to_html(replace(TRACE, tracks=bare)))
 
 
 def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:

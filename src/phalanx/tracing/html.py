@@ -98,7 +98,7 @@ def _tiles(trace: Trace, made: Report) -> str:
         (size(back), "returned by ranks"),
     ]
     idle = [row[4] for row in made.accelerators.rows]
-    if idle:
+    if idle and any(track.accelerators for track in trace.tracks):  # of processes a mean says nothing
         tiles.append((f"{sum(idle) / len(idle):.0f} %", "idle, mean of accelerators"))
     if made.skew.rows:
         worst = max(made.skew.rows, key=lambda row: row[4])
