@@ -198,6 +198,16 @@ def test_a_batch_goes_back_when_the_call_that_uses_it_has_failed(
     assert channel.get(WITHIN)["x"][:, 0].tolist() == [0, 0]
 
 
+def test_a_batch_is_acknowledged_with_a_call_that_nobody_asks_for(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 2)
+    batch = channel.take_rows(4, WITHIN)
+    batch.ack_with(consumers.first_of_each.submit(batch))
+    settled(channel)
+    assert channel.items.delivered == 2
+
+
 def settled(channel: px.Channel) -> None:
     """Take what is there, until nothing is taken any more: waits for acknowledgements that are on their way."""
     with pytest.raises((px.ChannelEmpty, px.ChannelClosed)):

@@ -17,6 +17,7 @@ import torch
 
 import phalanx as px
 from phalanx.runtime.links.open_channels import open_channels
+from phalanx.testing import faults
 from tests.runtime.fault_workers import within
 
 WITHIN = 30.0
@@ -68,6 +69,16 @@ class Putter(px.Worker):
     def put_twice(self, channel: px.Channel) -> None:
         channel.put(1)
         channel.put(torch.zeros(LARGE))
+
+    @px.register
+    def fail_with(self, channel: px.Channel) -> None:
+        batch = channel.take(1, WITHIN)
+        raise ValueError(len(batch))
+
+    @px.register
+    def generate(self, staleness: px.Staleness, channel: px.Channel, rows: int) -> int:
+        with staleness.begin(rows, WITHIN) as lease:
+            return lease.put(channel, [0] * rows, lease.version)
 
     @px.register
     def rank_of(self) -> int:
@@ -159,6 +170,30 @@ def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePoo
         future = group.put_twice.options(timeout=1.0).submit(channel)
         with pytest.raises(px.CallTimeout, match="in put"):
             future.result()
+
+
+@pytest.mark.slow
+def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_credit_back(
+    pool: px.ResourcePool,
+) -> None:
+    staleness = px.Staleness(max_lag=0, rows_per_version=4, backend="ray")
+    with px.Channel(1, backend="ray") as channel, px.WorkerGroup(pool[0:1], Putter) as group:
+        channel.put("first")
+        future = group.generate.submit(staleness, channel, 4)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        assert staleness.paced.rows.ready == 4
+        faults.kill(group, 0)
+        assert staleness.begin(4, WITHIN).rows == 4
+        assert (staleness.paced.rows.ready, staleness.paced.rows.dropped) == (0, 4)
+        assert isinstance(future.exception(WITHIN), px.WorkerDiedError)
+
+
+def test_what_a_rank_had_taken_whose_method_failed_goes_back(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(backend="ray") as channel:
+        channel.put("kept")
+        with pytest.raises(ValueError, match="1"):
+            group.fail_with(channel)
+        assert channel.get(WITHIN) == "kept"
 
 
 def test_any_passes_over_a_rank_that_is_at_a_call(pool: px.ResourcePool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -19,6 +17,7 @@ from phalanx.flow.channel_messages import Loss
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.stored_rows import StoredPart, StoredParts
 from phalanx.runtime.links.channel_home import GivenPart
+from phalanx.runtime.links.dropped import Dropped, dropped
 from phalanx.runtime.links.losses import in_words
 from phalanx.runtime.links.payloads import unpack, unpacked_ref
 from phalanx.runtime.links.services import Port
@@ -27,23 +26,6 @@ from phalanx.transport.base import Transport
 from phalanx.transport.values import FetchFailed
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
-
-_log = logging.getLogger("phalanx")
-_Dropped = tuple[Port, str, str, int]
-_dropped: deque[_Dropped] = deque()
-"""Leases of batches that nobody holds any more: nothing may be sent in the middle of a collection."""
-
-
-def return_dropped() -> None:
-    """Give back what was taken by batches that nobody holds any more."""
-    while _dropped:
-        port, key, name, lease = _dropped.popleft()
-        _log.warning(
-            "channel %r: a batch was dropped that was neither acknowledged nor given back; its items go back to the "
-            "front. Take in a `with` block, or say batch.ack() or batch.ack_with(future)",
-            name,
-        )
-        port.say(key, "back", lease, frozenset())
 
 
 class Batch(StoredParts):
@@ -74,6 +56,7 @@ class Batch(StoredParts):
         self._lease = lease
         self._given = given
         self._open = True
+        dropped.watch()
         self._value: list[Any] = []
         self.joined = joined
         self.short = short
@@ -239,7 +222,7 @@ class Batch(StoredParts):
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
-            _dropped.append((self._port, self._key, self._name, self._lease))
+            dropped.add(Dropped(self._port, self._key, self._name, self._lease))
 
     def __reduce__(self) -> Reduced:
         raise DeclarationError(

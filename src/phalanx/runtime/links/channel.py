@@ -13,9 +13,11 @@ from phalanx.flow.channel import ChannelHome
 from phalanx.flow.ledger import Tally
 from phalanx.flow.snapshots import By, Depth
 from phalanx.runtime.calls.seconds import checked
-from phalanx.runtime.links.batch import Batch, return_dropped
+from phalanx.runtime.links.batch import Batch
 from phalanx.runtime.links.channel_home import Look
 from phalanx.runtime.links.channel_table import channel_table, limit_of
+from phalanx.runtime.links.dropped import dropped
+from phalanx.runtime.links.homes import Follow
 from phalanx.runtime.links.leaving import Listener, leave, leave_at_close
 from phalanx.runtime.links.open_channels import ChannelCard, is_own, open_channels, published_key
 from phalanx.runtime.links.payloads import InStore, Lengths, Packed, kept, pack
@@ -142,7 +144,11 @@ class Channel:
             ChannelClosed: the channel takes nothing any more.
             DispatchError: the item cannot be pickled, or the object store has no room for it.
         """
-        port, packed, reply, timeout = self._begin_put(item, timeout)
+        return self.put_followed(item, timeout, None)
+
+    def put_followed(self, item: Value, timeout: float | None, follow: Follow | None) -> int:
+        """The same as :meth:`put`, of rows that a staleness follows."""
+        port, packed, reply, timeout = self._begin_put(item, timeout, follow)
         try:
             return accepted_number(
                 self.name, self._limit(), answered(self._card.key, port, reply, timeout, "put", self.name)
@@ -162,13 +168,15 @@ class Channel:
             take_back(self._card.key, port, packed, reply)
             raise
 
-    def _begin_put(self, item: Value, timeout: float | None) -> tuple[Port, Packed, Reply, float | None]:
+    def _begin_put(
+        self, item: Value, timeout: float | None, follow: Follow | None = None
+    ) -> tuple[Port, Packed, Reply, float | None]:
         timeout = checked(timeout, "Channel.put")
         port = self._port()
         packed = pack(self._card.key, self._transport, item, self._card.lengths)
         if isinstance(packed.payload, InStore):
             leave_at_close(self._card)
-        offer = (packed.payload, packed.nbytes, packed.rows, timeout, packed.lengths)
+        offer = (packed.payload, packed.nbytes, packed.rows, timeout, packed.lengths, follow)
         reply = port.ask(self._card.key, "put", *offer)
         return port, packed, reply, timeout
 
@@ -370,7 +378,7 @@ class Channel:
 
     def _port(self) -> Port:
         """The way to its home from here."""
-        return_dropped()
+        dropped.give_back()
         key = self._card.key
         port = port_to(key, self._card.address)
         port.hear(key, Listener(key))

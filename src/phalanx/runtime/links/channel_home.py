@@ -41,7 +41,7 @@ from phalanx.flow.channel_messages import (
 from phalanx.flow.items import Item, Part
 from phalanx.flow.ledger import Tally
 from phalanx.flow.snapshots import ChannelState, Depth
-from phalanx.runtime.links.homes import Home, is_of
+from phalanx.runtime.links.homes import Follow, Follower, Home, is_of
 from phalanx.runtime.links.losses import in_words
 from phalanx.runtime.links.payloads import PROCESS, InStore, kept, unpack
 from phalanx.runtime.links.payloads import pack as pack_value
@@ -114,6 +114,8 @@ class ChannelService(Home[ChannelHome]):
         self._leaving: dict[str, list[Answer]] = {}
         #: Told of items that will not be delivered: key of the channel, their numbers, "dropped" or "lost".
         self.undelivered: list[Callable[[str, list[int], str], None]] = []
+        self._followed: dict[Hashable, Follow] = {}
+        """Of puts whose rows a staleness follows."""
         self._closed = self._warned = False
         self._copies: dict[int, Any] = {}
         """What was handed over to this process, by item."""
@@ -182,10 +184,12 @@ class ChannelService(Home[ChannelHome]):
 
     def _event(self, who: str, ticket: Hashable, verb: str, args: Sequence[Any]) -> Event:
         match verb, args:
-            case "put", (payload, nbytes, rows, timeout, *lengths):
+            case "put", (payload, nbytes, rows, timeout, lengths, follow):
                 holder = HOME if isinstance(payload, bytes) else None
-                if lengths and lengths[0] is not None:
-                    payload = Measured(payload, lengths[0])
+                if lengths is not None:
+                    payload = Measured(payload, lengths)
+                if follow is not None:
+                    self._followed[ticket] = follow
                 return Put(ticket, who, payload, nbytes, rows, self._until(timeout), holder)
             case "take", (items, rows, timeout):
                 return Take(ticket, who, items, rows, self._until(timeout))
@@ -209,6 +213,7 @@ class ChannelService(Home[ChannelHome]):
             if self._peers.pop(peer.name, None) is not None:
                 self._do(Gone(peer.name, why))
                 self._answers = {t: a for t, a in self._answers.items() if not is_of(t, peer.name)}
+                self._followed = {t: f for t, f in self._followed.items() if not is_of(t, peer.name)}
 
     def _expire(self) -> None:
         self._do(Tick())
@@ -261,7 +266,9 @@ class ChannelService(Home[ChannelHome]):
         match instruction:
             case Accepted(ticket, number):
                 self._answer(ticket, ("accepted", number))
+                self._have_followed(ticket, number)
             case Refused(ticket, why):
+                self._followed.pop(ticket, None)
                 self._answer(ticket, ("refused", why))
             case Given(ticket, lease, _, short):
                 parts = tuple(map(_given, instruction.parts))
@@ -288,9 +295,17 @@ class ChannelService(Home[ChannelHome]):
             case Released(producer):
                 self._release(producer)
             case Withdrawn(ticket, True):
+                self._followed.pop(ticket, None)
                 self._answer(ticket, ("withdrawn",))
             case _:  # a lease that was over: it was given back when its process was taken for gone
                 pass
+
+    def _have_followed(self, ticket: Hashable, number: int) -> None:
+        """Tell the staleness of its rows where they are; those that it let go of meanwhile leave at once."""
+        key, lies = self._followed.pop(ticket, ("", None))
+        follower = services.get(key) if key else None
+        if isinstance(follower, Follower) and not follower.follow(self._key, number, lies):
+            self._do(Drop(None, "stale", frozenset({number})))
 
     def _free(self, items: Sequence[Item]) -> None:
         by_holder: dict[str, list[int]] = {}

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from phalanx.runtime.links.services import Answer, Peer
+
+Follow = tuple[str, Any]
+"""The key of a staleness, and what it calls the rows of an item."""
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """What follows rows through channels of its process."""
+
+    def follow(self, channel: str, number: int, lies: Any) -> bool:
+        """Rows are an item of a channel now; False where they are not wanted any more."""
+        ...
 
 
 class Machine(Protocol):

@@ -58,6 +58,11 @@ class Service(Protocol):
         ...
 
 
+def of_one_process(key: str, other: str) -> bool:
+    """Whether two services are of the same process: their keys are ``kind/process/number``."""
+    return key.split("/")[1] == other.split("/")[1]
+
+
 def shown(name: str) -> str:
     """A peer's name as people know it."""
     return name.rpartition("#")[0] or name

@@ -18,8 +18,8 @@ from phalanx.runtime.links.overdue import overdue_of
 from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.ports import Address, port_to, served
 from phalanx.runtime.links.requests import answered, answered_async, others
-from phalanx.runtime.links.services import Port, services
-from phalanx.runtime.links.staleness_home import Lies, Paced, StalenessService
+from phalanx.runtime.links.services import Port, of_one_process, services
+from phalanx.runtime.links.staleness_home import Paced, StalenessService
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
 from phalanx.wire.value import Reduced, Value
@@ -272,7 +272,6 @@ class RowLease:
         self.overdue = False
         """Whether its rows became too old while they ran: whoever generates them should stop."""
         self._on_overdue = on_overdue
-        self._placed = 0
         overdue_of(port, key).add(self)
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
@@ -289,9 +288,7 @@ class RowLease:
         Raises:
             ValueError: more rows than still run, or a version that is not in training yet.
         """
-        what = self._asked("accept", self.number, rows, versions)
-        self._placed += len(what[1])
-        return what[1]
+        return self._asked("accept", self.number, rows, versions)[1]
 
     def put(
         self,
@@ -303,7 +300,8 @@ class RowLease:
         """Accept the rows of an item, and put those that were accepted into a channel.
 
         The channel's rows are followed, if both were made by one process: those that it loses or drops give their
-        credit back, and those that become too old are dropped from it.
+        credit back, and those that become too old are dropped from it, or do not come in; as do those that were on
+        their way when this process ended.
 
         Returns:
             How many rows were put.
@@ -317,17 +315,19 @@ class RowLease:
             raise ValueError(
                 "RowLease.put: the item is not made of rows; give tensors, arrays, lists or structures of such"
             )
-        before = self._placed
-        places = self.accept(rows, versions)
+        _, places, lies = self._asked("offer", self.number, rows, versions)
         if not places:
             return 0
-        lies = Lies(self.number, before, before + len(places))
+        some = item if len(places) == rows else take_rows(item, places)
         try:
-            number = channel.put(item if len(places) == rows else take_rows(item, places), timeout)
+            if of_one_process(self._key, channel.card.key):
+                channel.put_followed(some, timeout, (self._key, lies))
+            else:
+                channel.put(some, timeout)
+                self._asked("unfollowed", lies)
         except BaseException:
             self._asked("discard", lies, "could not be put")
             raise
-        self._asked("lies", channel.card.key, number, lies)
         return len(places)
 
     def drop(self, rows: int, reason: str) -> None:

@@ -33,7 +33,6 @@ from phalanx.flow.staleness_messages import (
 )
 from phalanx.runtime.links.channel_home import ChannelService
 from phalanx.runtime.links.homes import Home, is_of
-from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.services import Answer, Peer, services, shown
 
 
@@ -89,6 +88,8 @@ class StalenessService(Home[Staleness]):
         self._holders: dict[int, str] = {}
         self._accepted: dict[int, tuple[int, ...]] = {}
         self._lies: dict[tuple[str, int], Lies] = {}
+        self._coming: dict[Lies, str] = {}
+        """Accepted rows that are on their way into a channel, with who puts them."""
         self._evicted: list[tuple[int, int, int]] = []
         self._follows = False
         self.restored = False
@@ -110,21 +111,29 @@ class StalenessService(Home[Staleness]):
             return self._look()
         if verb == "state":
             return self._machine.state()
-        if verb == "lies":
-            return self._follow_item(*args)
+        if verb == "unfollowed":
+            self._coming.pop(args[0], None)
+            return ("done",)
         if verb == "begin" and self._closed is not None:
             return ("gone", self._closed)
         if verb == "begin" and answer is not None:
             self._answers[ticket] = answer
         self._accepted.clear()
+        before = self._accepted_of(args[0]) if verb == "offer" else 0
         try:
             self._do(self._event(who, ticket, verb, args))
         except ValueError as error:
             self._answers.pop(ticket, None)
             return ("wrong", str(error))
         self.restored = self.restored and verb != "advance"
+        places = self._accepted.get(args[0], ()) if args else ()
         if verb == "accept":
-            return ("accepted", self._accepted.get(args[0], ()))
+            return ("accepted", places)
+        if verb == "offer":
+            lies = Lies(args[0], before, before + len(places))
+            if places:
+                self._coming[lies] = who
+            return ("accepted", places, lies)
         return None if verb == "begin" else ("done",)
 
     def _event(self, who: str, ticket: Hashable, verb: str, args: Sequence[Any]) -> Event:
@@ -133,13 +142,15 @@ class StalenessService(Home[Staleness]):
                 return Begin(ticket, rows, self._until(timeout))
             case "cancel", (number,):
                 return Cancel((who, number))
-            case "accept", (lease, rows, versions):
+            case "accept" | "offer", (lease, rows, versions):
                 return Accept(lease, rows, versions)
             case "drop", (lease, rows, reason):
                 return Drop(lease, rows, reason)
             case "end", (lease, reason):
+                self._give_up([lies for lies in self._coming if lies.lease == lease], reason)
                 return End(lease, reason)
             case "discard", (lies, reason):
+                self._coming.pop(lies, None)
                 return Discard(lies.lease, lies.start, lies.stop, reason)
             case "advance", (version, trained, serving):
                 return Advance(version, trained, serving)
@@ -157,6 +168,17 @@ class StalenessService(Home[Staleness]):
                 self._do(Cancel(ticket))
             for lease in [lease for lease, who in self._holders.items() if who == peer.name]:
                 self._do(End(lease, f"{shown(peer.name)}: {why}"))
+            coming = [lies for lies, who in self._coming.items() if who == peer.name]
+            self._give_up(coming, f"{shown(peer.name)}: {why}")
+
+    def _give_up(self, coming: Sequence[Lies], reason: str) -> None:
+        """Accepted rows that come into no channel any more give their credit back."""
+        for lies in coming:
+            del self._coming[lies]
+            self._do(Discard(lies.lease, lies.start, lies.stop, reason))
+
+    def _accepted_of(self, number: int) -> int:
+        return next((lease.accepted for lease in self._machine.leases if lease.number == number), 0)
 
     def _expire(self) -> None:
         self._do(Tick())
@@ -205,16 +227,22 @@ class StalenessService(Home[Staleness]):
             self.restored,
         )
 
-    def _follow_item(self, channel: str, number: int, lies: Lies) -> Any:
-        """Note where accepted rows lie; False where this process is not the home of that channel."""
-        service = services.get(channel) if channel.startswith(f"channel/{PROCESS}/") else None
+    def follow(self, channel: str, number: int, lies: Lies) -> bool:
+        """Rows that were accepted are an item of a channel now; False where they were let go of meanwhile."""
+        with self._lock:
+            if self._coming.pop(lies, None) is None:
+                return False
+            self._follow_item(channel, number, lies)
+            return True
+
+    def _follow_item(self, channel: str, number: int, lies: Lies) -> None:
+        service = services.get(channel)
         if not isinstance(service, ChannelService):
-            return ("followed", False)
+            return
         self._lies[channel, number] = lies
         self._follows = True
         if self._undelivered not in service.undelivered:
             service.undelivered.append(self._undelivered)
-        return ("followed", True)
 
     def _undelivered(self, channel: str, numbers: Sequence[int], end: str) -> None:
         with self._lock:
@@ -259,6 +287,14 @@ class StalenessService(Home[Staleness]):
         """
         with self._lock:
             evicted, self._evicted = self._evicted, []
+            for lease, start, stop in evicted:
+                late = [
+                    one
+                    for one in self._coming
+                    if one.lease == lease and start <= one.start and one.stop <= stop
+                ]
+                for one in late:  # they will not come in
+                    del self._coming[one]
             items = [
                 place
                 for lease, start, stop in evicted
