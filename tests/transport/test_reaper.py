@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,7 @@ class Tree:
     """A process with a child in a session of its own and a daemon that is nobody's child."""
 
     def __init__(self, mark: str) -> None:
+        self.mark = mark
         self.process = subprocess.Popen(
             [sys.executable, "-S", "-c", TREE],
             stdout=subprocess.PIPE,
@@ -56,7 +58,7 @@ class Tree:
 
 @pytest.fixture
 def tree() -> Iterator[Tree]:
-    made = Tree(f"test-{os.getpid()}-{time.monotonic_ns()}")
+    made = Tree(f"{os.getpid()}-{time.monotonic_ns()}")
     yield made
     for pid in made.alive():
         os.kill(pid, 9)
@@ -92,6 +94,46 @@ def test_descendants_of_a_rank_that_is_gone_are_found(tree: Tree) -> None:
     reaper.end([tree.process.pid])
 
     assert tree.alive() == []
+
+
+SHARING = """
+import time
+from multiprocessing import get_context, resource_tracker, shared_memory
+if __name__ == "__main__":
+    lock, segment = get_context("spawn").Lock(), shared_memory.SharedMemory(create=True, size=1)
+    print("sem." + lock._semlock.name.strip("/"), segment.name.strip("/"), flush=True)
+    time.sleep(964)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm")
+def test_names_of_shared_memory_of_what_was_killed_are_gone() -> None:
+    """Python's resource tracker takes them away, if it is left the time."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    command = [sys.executable, "-S", "-c", SHARING]
+    pipe, env = subprocess.PIPE, {**os.environ, "PHALANX_PROCESS": mark}
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env) as process:
+        assert process.stdout is not None
+        names = process.stdout.readline().split()
+        found = look_at(process.pid)
+        assert found is not None
+        assert all(os.path.exists(f"/dev/shm/{name}") for name in names)
+        reaper = Reaper()
+        reaper.answer({"watch": [(process.pid, found.started, mark)]})
+
+        assert reaper.end([process.pid]) == []
+
+        assert [name for name in names if os.path.exists(f"/dev/shm/{name}")] == []
+
+
+def test_folders_of_a_rank_go_with_it(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for mark in (tree.mark, "77-another"):
+        (tmp_path / f"phalanx-{mark}-x7_a" / "within").mkdir(parents=True)
+
+    watching(tree).end([tree.process.pid])
+
+    assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
 
 
 def test_a_process_that_only_has_the_pid_of_a_rank_is_left_alone(tree: Tree) -> None:

@@ -59,7 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def folders_of_sockets() -> set[str]:
     """What engines may leave beside it."""
-    return {path.name for path in Path(tempfile.gettempdir()).glob("phalanx-vllm-*")}
+    return {path.name for path in Path(tempfile.gettempdir()).glob("phalanx-*-*-*")}
 
 
 def engine_processes() -> set[int]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -136,6 +137,33 @@ def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
         assert other.told(after=other.told()["number"])["pids"]
     finally:
         other.kill()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("beside")])
+def test_a_driver_that_is_killed_while_its_engine_starts_leaves_nothing(
+    models: dict[str, str], tmp_path: Path, kind: str
+) -> None:
+    """What has a name until all have it open is there then."""
+    before = engine_processes(), shared_memory(), folders_of_sockets()
+
+    def left() -> list[Any]:
+        return [engine_processes() - before[0], shared_memory() - before[1], folders_of_sockets() - before[2]]
+
+    driver = Driver(tmp_path, models["untied"], kind)
+    try:
+        until(lambda: all(left()), 120)
+    finally:
+        driver.kill()
+
+    until(lambda: not any(left()), 30)
+
+
+def until(condition: Callable[[], object], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, str]) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from phalanx.engines.vllm.library import find
-from phalanx.engines.vllm.shared_memory import unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import disown_semaphores, own_semaphores, unlink_shared_memory
 from phalanx.errors import PhalanxError
+from phalanx.execution.control import MARK_VARIABLE
 
 __all__ = ["AsyncCore"]
 
@@ -61,8 +62,9 @@ class AsyncCore:
 
     async def _made(self, arguments: dict[str, Any]) -> Any:
         """Start the engine; afterwards nothing of it has a name, so that nothing is left however it ends."""
-        folder = tempfile.mkdtemp(prefix="phalanx-vllm-")
-        before = os.environ.get(_SOCKETS)
+        # With the mark in its name it goes with this process, also where that is killed during the start.
+        folder = tempfile.mkdtemp(prefix=f"phalanx-{os.environ.get(MARK_VARIABLE, 'vllm')}-")
+        before, others = os.environ.get(_SOCKETS), own_semaphores()
         os.environ[_SOCKETS] = folder
         try:
             given = find("vllm.engine.arg_utils.AsyncEngineArgs")(**arguments)
@@ -74,6 +76,7 @@ class AsyncCore:
             except BaseException:
                 made.shutdown()
                 raise
+            disown_semaphores(but=others)
             unlink_shared_memory()
             return made
         finally:

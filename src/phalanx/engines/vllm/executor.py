@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.engines.vllm.library import find
-from phalanx.engines.vllm.shared_memory import disown_queues
+from phalanx.engines.vllm.shared_memory import disown_queues, disown_semaphores
 
 __all__ = ["Executor"]
 
@@ -22,4 +22,5 @@ class Executor(_Base):
         """See vLLM."""
         if method == "phalanx_disown":
             disown_queues()
+            disown_semaphores()
         return super().collective_rpc(method, *args, **kwargs)

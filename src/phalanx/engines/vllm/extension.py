@@ -5,7 +5,7 @@ of what leads them there.
 from __future__ import annotations
 
 from phalanx.engines.vllm.kept import opened
-from phalanx.engines.vllm.shared_memory import disown_queues, unlink_shared_memory
+from phalanx.engines.vllm.shared_memory import disown_queues, disown_semaphores, unlink_shared_memory
 from phalanx.engines.vllm.weights import reload
 
 __all__ = ["EXECUTOR", "NAME", "WorkerExtension"]
@@ -22,8 +22,9 @@ class WorkerExtension:
         reload(self, opened(told))
 
     def phalanx_disown(self) -> None:
-        """See :func:`phalanx.engines.vllm.shared_memory.disown_queues`."""
+        """Take the names from what this process made; see :mod:`phalanx.engines.vllm.shared_memory`."""
         disown_queues()
+        disown_semaphores()
 
     def phalanx_unlink(self) -> None:
         """Take the names from what this process has in /dev/shm."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections.abc import Collection
+from multiprocessing import synchronize, util
 from typing import Any
 
 from phalanx.engines.vllm.library import find, version
 from phalanx.errors import DeclarationError
 
-__all__ = ["disown_queues", "own_names", "unlink_shared_memory"]
+__all__ = ["disown_queues", "disown_semaphores", "own_names", "own_semaphores", "unlink_shared_memory"]
 
 TESTED = ("0.32.0",)
 _FOLDER = "/dev/shm"
@@ -66,8 +68,33 @@ def disown_queues() -> None:
     gc.freeze()
 
 
+def own_semaphores() -> dict[str, util.Finalize]:
+    """The semaphores with a name that this process made, as multiprocessing does for processes that are not forked, and
+    what takes the name from each at the end of this process.
+    """
+    # Where Python keeps this is not said; were it elsewhere, none would be found, and names would stay until the end.
+    known: dict[Any, Any] = getattr(util, "_finalizer_registry", {})
+    cleanup = getattr(synchronize.SemLock, "_cleanup", None)
+    return {
+        one._args[0]: one
+        for one in list(known.values())
+        if cleanup is not None and getattr(one, "_callback", None) is cleanup
+    }
+
+
+def disown_semaphores(but: Collection[str] = ()) -> None:
+    """Take the names from the semaphores that this process made, except ``but``, now instead of at its end.
+
+    To be called when all who need them have them open. vLLM's workers share a lock, and the progress bars of its loads
+    have one in each process. Who is killed together with what would clean up after him leaves such a name.
+    """
+    for name, end in own_semaphores().items():
+        if name not in but:
+            end()
+
+
 def unlink_shared_memory() -> None:
-    """Take the names from the segments and semaphores that this process has open, so that they end with it.
+    """Take the names from the segments that this process has open, so that they end with it.
 
     To be called when every rank of the engine has them open.
     """
@@ -77,6 +104,6 @@ def unlink_shared_memory() -> None:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if f"{_FOLDER}/" in line}
     for path in sorted(paths):
         name = os.path.basename(path)
-        if name.startswith(("psm_", "sem.mp-")) or "cpushm" in name:
+        if name.startswith("psm_") or "cpushm" in name:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

@@ -7,6 +7,9 @@ object per line and answers each with one line. When its input ends, because the
 A descendant is found by any of: its parent; the process group that the rank leads; an environment variable with
 the rank's mark; or having been seen as a descendant before its parent went (a look is taken every second).
 Pids are always checked with the time at which the process was started, so that nobody else's process is hit.
+
+Python's resource tracker, a process that unlinks the shared memory and the semaphores of those that were killed, is
+left to do so: it ends by itself once they are gone. Folders with a rank's mark in their names go with it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 MARK_VARIABLE = "PHALANX_PROCESS"
@@ -25,6 +29,9 @@ LOOK_EVERY_S = 1.0
 GONE_WITHIN_S = 3.0
 #: Ray has told the rank to exit; it reports the death of one that somebody else kills before as an error.
 EXIT_WITHIN_S = 0.3
+#: Of the seconds before, what is left to a resource tracker that has not ended.
+TRACKERS_LAST_S = 1.0
+_TRACKER = b"resource_tracker import main"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -66,13 +73,31 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
+def is_tracker(pid: int) -> bool:
+    """Whether this is a resource tracker of Python's multiprocessing, or of what is made like it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
+        return _TRACKER in command.read()
+    return False
+
+
+def remove_folders(marks: Collection[str]) -> None:
+    """Remove the folders of temporary files whose names are "phalanx-", one of these marks, and more."""
+    place = os.environ.get("TMPDIR") or "/tmp"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            if name.startswith("phalanx-") and "-".join(name.split("-")[1:3]) in marks:
+                import shutil  # seldom needed, and slow to import
+
+                shutil.rmtree(os.path.join(place, name), ignore_errors=True)
+
+
 class Watched:
     """One rank and the descendants that were seen."""
 
     def __init__(self, pid: int, started: int, mark: str) -> None:
         self.pid = pid
         self.started = started
-        self.mark = f"{MARK_VARIABLE}={mark}".encode()
+        self.mark = mark
         self.seen: set[tuple[int, int]] = set()
         self.memory = 0
 
@@ -102,10 +127,11 @@ class Watched:
 
     def look_for_mark(self, everything: list[Process]) -> None:
         """Note the processes whose environment bears the mark."""
+        mark = f"{MARK_VARIABLE}={self.mark}".encode()
         for process in everything:
             if process.pid != self.pid and process.started >= self.started:
                 with contextlib.suppress(OSError), open(f"/proc/{process.pid}/environ", "rb") as environ:
-                    if self.mark in environ.read().split(b"\0"):
+                    if mark in environ.read().split(b"\0"):
                         self.seen.add(process.identity)
 
 
@@ -137,10 +163,12 @@ class Reaper:
             for one in chosen:
                 one.look(everything)
                 one.look_for_mark(everything)
-            left = [pid for one in chosen for pid in self._kill(one)]
+            trackers = time.monotonic() > limit - TRACKERS_LAST_S
+            left = [pid for one in chosen for pid in self._kill(one, trackers=trackers)]
             if not left or time.monotonic() > limit:
                 break
             time.sleep(0.01)
+        remove_folders({one.mark for one in chosen})
         for one in chosen:
             del self.watched[one.pid]
         return left
@@ -151,12 +179,14 @@ class Reaper:
         while any(one.alive() for one in chosen) and time.monotonic() < limit:
             time.sleep(0.002)
 
-    def _kill(self, one: Watched) -> list[int]:
+    def _kill(self, one: Watched, *, trackers: bool) -> list[int]:
         left: list[int] = []
         for pid, started in [(one.pid, one.started), *one.seen]:
             process = look_at(pid)
             if process is not None and process.started == started and pid != os.getpid():
                 left.append(pid)
+                if not trackers and is_tracker(pid):
+                    continue
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         return left
