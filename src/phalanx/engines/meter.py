@@ -14,8 +14,6 @@ _WINDOW_S = 10.0
 IDLE_S = _WINDOW_S + 0.5
 """After so many seconds without a step no tokens per second are told any more."""
 _TELL_S = 0.5
-_BREAK_S = 1.0
-"""A longer time between two steps is none at work."""
 
 
 class Meter:
@@ -23,22 +21,23 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._steps: deque[tuple[float, float, int]] = (
-            deque()
-        )  # when it ended, seconds since the one before, tokens
-        self._last: float | None = None
+        self._steps: deque[tuple[float, float, int]] = deque()  # when it ended, seconds, tokens
+        self._last = 0.0
         self._told: float | None = None
         self.requests = 0
         self.aborted = 0
         self.tokens = 0
 
+    def begins(self) -> None:
+        """There is something to do again; the time until now was none at work."""
+        self._last = self._clock()
+
     def drew(self, tokens: int) -> None:
         """A step is over."""
         now = self._clock()
-        seconds = 0.0 if self._last is None else min(now - self._last, _BREAK_S)
+        self._steps.append((now, now - self._last, tokens))
         self._last = now
         self.tokens += tokens
-        self._steps.append((now, seconds, tokens))
         while self._steps[0][0] < now - _WINDOW_S:
             self._steps.popleft()
 

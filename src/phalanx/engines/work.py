@@ -94,6 +94,7 @@ class Work:
         """Step after step. Between two of them everything else of this rank has its turn: calls, and syncs of
         weights.
         """
+        self._meter.begins()
         try:
             while self.gate.steps(self._requests):
                 await self._step()

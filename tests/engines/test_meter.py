@@ -1,0 +1,62 @@
+"""How many tokens an engine draws per second."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.engines.meter import Meter
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(clock: Clock, meter: Meter, seconds: float, tokens: int) -> None:
+    clock.now += seconds
+    meter.drew(tokens)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def meter(clock: Clock) -> Meter:
+    return Meter(clock)
+
+
+def test_tokens_per_second_are_those_of_the_time_at_work(clock: Clock, meter: Meter) -> None:
+    for _ in range(3):
+        clock.now += 0.9  # a trainer has the answers
+        meter.begins()
+        step(clock, meter, 0.1, 20)
+        step(clock, meter, 0.3, 20)
+
+    assert meter.tokens_per_second == pytest.approx(100)
+
+
+def test_long_steps_count_whole(clock: Clock, meter: Meter) -> None:
+    meter.begins()
+    step(clock, meter, 4.0, 20)
+    step(clock, meter, 4.0, 20)
+
+    assert meter.tokens_per_second == pytest.approx(5)
+
+
+def test_what_was_drawn_ten_seconds_ago_is_forgotten(clock: Clock, meter: Meter) -> None:
+    meter.begins()
+    step(clock, meter, 1.0, 1000)
+    clock.now += 9.5
+    meter.begins()
+    step(clock, meter, 1.0, 10)
+    assert meter.tokens_per_second == pytest.approx(10)
+
+    clock.now += 10.1
+    assert meter.tokens_per_second == 0.0
+    assert meter.tokens == 1010
