@@ -54,8 +54,8 @@ test-vllm: $(STAMP) ## vLLM as a role, on CPUs (makes an environment of vLLM, 4 
 soak: $(STAMP) ## what is in no other rule: many seeds and restarts, verl's asynchronous trainers (ARGS="-k name" chooses)
 	$(BIN)/python -m bench.environment verl
 	$(BIN)/python -m bench.environment vllm
-	$(BIN)/python -m pytest -m "soak and not vllm" -rP $(ARGS)
-	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and soak" -rP $(ARGS) tests/engines/vllm
+	$(BIN)/python -m pytest -m "soak and not vllm" -o faulthandler_timeout=4000 -rP $(ARGS)
+	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and soak" -o faulthandler_timeout=4000 -rP $(ARGS) tests/engines/vllm
 
 check: $(STAMP) ## lint, format, types, who may import whom, and the documentation built strictly
 	$(BIN)/ruff check .

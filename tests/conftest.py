@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 
@@ -19,6 +20,9 @@ settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local cluster of tests needs no token file
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+# Whoever is started behind a shell's "&" ignores SIGINT, and so would the programs that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -127,7 +127,10 @@ def test_logs_goes_on_with_what_is_printed_later(address: str, group: Any) -> No
                 line = follower.stdout.readline()
                 break
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(timeout=20) == 0
+        try:
+            assert follower.wait(timeout=20) == 0
+        finally:
+            follower.kill()
 
     assert "] after " in line
 
