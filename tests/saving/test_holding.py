@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -105,14 +106,19 @@ def test_a_driver_of_another_host_that_shows_life_is_not_passed_over(place: Plac
         holding.hold(place, sleep=beats)
 
 
-def test_a_driver_of_another_host_that_is_silent_is_passed_over(place: Place) -> None:
+@pytest.mark.parametrize("clock", [-1e9, 1e9])  # of the other host: its time is shown, and never compared
+def test_a_driver_of_another_host_that_is_silent_is_passed_over(
+    place: Place, caplog: pytest.LogCaptureFixture, clock: float
+) -> None:
     place.make("")
-    place.write(holding.LOCK, elsewhere().to_bytes())
+    place.write(holding.LOCK, replace(elsewhere(), since=holding.this_process().since + clock).to_bytes())
 
-    held = holding.hold(place, sleep=lambda seconds: None)
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        held = holding.hold(place, sleep=lambda seconds: None)
 
     held.check()
     holding.let_go(held, place)
+    assert caplog.text.count("on host elsewhere, which cannot be seen from here: waiting 15 s") == 1
 
 
 def test_a_driver_that_was_passed_over_commits_nothing(place: Place) -> None:

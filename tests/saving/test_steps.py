@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import phalanx as px
+from phalanx.saving import places
 from phalanx.saving.manifest import FileFacts
 from phalanx.saving.places import file_facts, place_at
 from phalanx.saving.steps import SavedStep, StepWriter, listed, open_step, read_step
 
 
-def save(path: Path, step: int, *, keep: int | None = None, data: bytes = b"weights") -> SavedStep:
+def save(path: Path, step: Any, *, keep: Any = None, data: bytes = b"weights") -> SavedStep:
     with open_step(str(path), step, keep=keep) as writer:
         Path(writer.part("policy"), "rank-0").write_bytes(data)
         writer.note("policy", {"kind": "group", "ranks": 1})
@@ -116,6 +119,48 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
         read_step(str(tmp_path))
 
 
+def test_a_later_step_whose_manifest_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    Path(save(tmp_path, 2).path("manifest.json")).write_bytes(b'{"manifest": {')
+
+    with pytest.raises(px.SaveDamaged, match=r"step-00000002 is damaged: manifest\.json.*whole steps: 1"):
+        read_step(str(tmp_path))
+    assert read_step(str(tmp_path), 1).number == 1
+    save(tmp_path, 3)
+    assert read_step(str(tmp_path)).number == 3
+
+
+def test_a_step_that_is_being_removed_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    step = save(tmp_path, 2)
+
+    def removed(self: Any, name: str) -> int | None:
+        shutil.rmtree(step.folder, ignore_errors=True)
+        monkeypatch.undo()
+        return self.size(name)
+
+    listing = [
+        place_at(tmp_path).names("step-00000002"),
+        monkeypatch.setattr(places.FolderPlace, "size", removed),
+    ]
+    found = {one.step: one for one in listed(str(tmp_path))}
+
+    assert listing[0]
+    assert found[2].faults == ()
+    assert not found[2].committed
+
+
+def test_a_step_that_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    reader = read_step(str(tmp_path))
+    save(tmp_path, 2, keep=1)
+
+    for read in (lambda: reader.read("policy/rank-0"), reader.check):
+        with pytest.raises(px.SaveError, match="removed while it was read") as caught:
+            read()
+        assert not isinstance(caught.value, px.SaveDamaged)
+
+
 def test_a_damaged_step_is_left_by_the_next_save(tmp_path: Path) -> None:
     step = save(tmp_path, 1)
     Path(step.path("policy/rank-0")).unlink()
@@ -173,6 +218,45 @@ def test_a_full_disk_leaves_the_step_before_whole(tmp_path: Path, monkeypatch: p
     assert steps(tmp_path) == [1]
 
 
+def test_a_disk_that_is_full_at_the_manifest_leaves_the_step_before_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    real = os.fsync
+
+    def full(number: int) -> None:
+        if "manifest.json" in os.readlink(f"/proc/self/fd/{number}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(px.SaveError, match="the disk is full"):
+        save(tmp_path, 2, keep=1)
+
+    assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
+
+
+def test_all_folders_of_a_step_are_on_the_disk_before_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        kept.append(os.path.relpath(os.readlink(f"/proc/self/fd/{number}"), tmp_path))
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with open_step(str(tmp_path), 1) as writer:
+        writer.write("groups/policy/worker/catalogue", b"x")
+        writer.commit()
+
+    at = next(index for index, name in enumerate(kept) if "manifest.json" in name)
+    step = "step-00000001"
+    assert {".", f"{step}/groups", f"{step}/groups/policy", f"{step}/groups/policy/worker"} <= {*kept[:at]}
+    assert step in kept[at:]
+
+
 def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
@@ -198,10 +282,28 @@ def test_names_stay_in_the_step(tmp_path: Path, name: str) -> None:
         writer.write(name, b"")
 
 
-@pytest.mark.parametrize("numbers", [{"step": -1}, {"step": 1, "keep": 0}])
-def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, numbers: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"step": -1},
+        {"step": 1.0},
+        {"step": "1"},
+        {"step": True},
+        {"step": 1, "keep": 0},
+        {"step": 1, "keep": "2"},
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, numbers: dict[str, Any]) -> None:
     with pytest.raises(px.DeclarationError, match="give"):
         open_step(str(tmp_path), **numbers)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    save(tmp_path, np.int64(3), keep=np.int64(2))
+
+    assert read_step(str(tmp_path), np.int64(3)).number == 3  # type: ignore[arg-type]
+    with pytest.raises(px.DeclarationError, match="step='3': give the number of a step"):
+        read_step(str(tmp_path), "3")  # type: ignore[arg-type]
 
 
 def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
@@ -229,6 +331,31 @@ def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
 def test_an_unknown_url_is_refused() -> None:
     with pytest.raises(px.SaveError, match="cannot be reached"):
         place_at("nowhere://bucket/run")
+
+
+def test_a_url_that_became_a_path_is_refused() -> None:
+    with pytest.raises(px.SaveError, match=r"lost a slash.*give it as text: 's3://bucket/run'"):
+        place_at(Path("s3://bucket/run"))
+
+
+@pytest.mark.parametrize("fails", ["makedirs", "pipe_file"])
+def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    class NoCredentialsError(Exception):
+        pass
+
+    def refuse(*given: Any, **options: Any) -> None:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    url = f"memory://{secrets.token_hex(4)}/run"
+    place: Any = place_at(url)
+    writer = open_step(url, 1)
+    monkeypatch.setattr(type(place._files), fails, refuse)
+
+    with pytest.raises(px.SaveError, match=r"NoCredentialsError: Unable to locate.*rights"):
+        writer.part("policy")
+        writer.write("state", b"x")
+    monkeypatch.undo()
+    writer.abandon()
 
 
 def test_a_step_is_committed_once(tmp_path: Path) -> None:

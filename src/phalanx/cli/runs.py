@@ -17,6 +17,7 @@ from phalanx.cli.common import AsJson
 from phalanx.errors import SaveDamaged, SaveError
 from phalanx.saving.decide import Found, verdict
 from phalanx.saving.holding import holder_of, started_at, this_process
+from phalanx.saving.manifest import MANIFEST
 from phalanx.saving.places import Place, place_at
 from phalanx.saving.steps import listed, read_step
 from phalanx.show.sizes import size
@@ -49,7 +50,8 @@ def runs(
     Exit codes: 0 done; 1 a step is damaged; 2 nothing was saved there.
     """
     place = place_at(path)
-    steps = [looked_at(path, place, one, check) for one in listed(path)]
+    found = [looked_at(path, place, one, check) for one in listed(path)]
+    steps = [step for step in found if step is not None]
     if not steps:
         raise SaveError(f"nothing was saved at {place.root}; give the path of a px.Run or of px.save")
     if as_json:
@@ -60,14 +62,18 @@ def runs(
         raise typer.Exit(_DAMAGED)
 
 
-def looked_at(path: str, place: Place, found: Found, check: bool) -> dict[str, Any]:
-    """A step as plain data."""
+def looked_at(path: str, place: Place, found: Found, check: bool) -> dict[str, Any] | None:
+    """A step as plain data; None where it is removed meanwhile by who writes there."""
     manifest, faults = found.manifest, found.faults
     if check and found.whole:
         try:
             read_step(path, found.step).check()
         except SaveDamaged as error:
             faults = error.files
+        except SaveError:
+            if place.size(f"{found.folder}/{MANIFEST}") is None:
+                return None
+            raise
     state = "damaged" if faults else "whole" if found.committed else "half-written"
     files = {name: facts.size for name, facts in manifest.files.items()} if manifest is not None else {}
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from phalanx.errors import SaveError, SaveHeld
 from phalanx.saving.decide import Holder, verdict
 from phalanx.saving.places import Place
+
+_log = logging.getLogger("phalanx")
 
 LOCK = "lock.json"
 GUARD = ".lock"
@@ -144,6 +147,12 @@ def _acquired(place: Place, sleep: Callable[[float], object]) -> Holder:
                 holder=str(found),
             )
         watched = found
+        _log.warning(
+            "%s is held by %s, which cannot be seen from here: waiting %g s for a sign of its life",
+            place.root,
+            found,
+            _WATCH_S,
+        )
         sleep(_WATCH_S)
     now = holder_of(place)  # a store without locks may have let two write: the last one has it
     if now is None or now.token != me.token:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Iterable
 from typing import IO, Any, Protocol
 
-from phalanx.errors import SaveError
+from phalanx.errors import PhalanxError, SaveError
 from phalanx.saving.manifest import FileFacts
 
 _BLOCK = 4 << 20
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "memory"}
 """Stores whose files appear whole; those of others (``sftp://``, ``hdfs://``, ``local://``) are seen as they grow."""
+
+_LOST_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):/[^/]")
 
 
 class Place(Protocol):
@@ -56,6 +59,10 @@ class Place(Protocol):
         """Return when what was written to a file will be there after a loss of power."""
         ...
 
+    def keep_folders(self, folders: Iterable[str]) -> None:
+        """Return when the names in these folders will be there after a loss of power."""
+        ...
+
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         ...
@@ -76,9 +83,21 @@ def place_at(path: str | os.PathLike[str]) -> Place:
         SaveError: fsspec is not installed, or does not know the URL.
     """
     text = os.fspath(path)
+    lost = _LOST_SLASH.match(text)
+    if lost is not None and lost[1] in _protocols():
+        url = text.replace(":/", "://", 1)
+        raise SaveError(f"{text!r} is a URL that lost a slash, as in pathlib.Path; give it as text: {url!r}")
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     return StorePlace(text) if "://" in text else FolderPlace(text)
+
+
+def _protocols() -> Collection[str]:
+    with contextlib.suppress(ImportError):
+        from fsspec import available_protocols  # type: ignore[import-untyped]  # comes with torch; needed only for URLs
+
+        return available_protocols()
+    return _WHOLE
 
 
 class FolderPlace:
@@ -152,6 +171,10 @@ class FolderPlace:
                 os.close(number)
             _keep_folder(os.path.dirname(self._at(name)))
 
+    def keep_folders(self, folders: Iterable[str]) -> None:
+        for folder in folders:
+            _keep_folder(self._at(folder))
+
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError), _told(self._at(name), "removed"):
             os.unlink(self._at(name))
@@ -184,7 +207,7 @@ class StorePlace:
             raise SaveError(f"{url!r} is a URL, which needs fsspec: pip install fsspec") from error
         try:
             found: tuple[Any, str] = url_to_fs(url)  # pyright: ignore[reportUnknownVariableType]
-        except (ValueError, ImportError) as error:
+        except Exception as error:  # some look for their credentials here, and have errors of their own
             raise SaveError(
                 f"{url!r} cannot be reached: {error}; give a path, or a URL that fsspec knows"
             ) from error
@@ -199,7 +222,7 @@ class StorePlace:
     def names(self, folder: str = "") -> list[str]:
         at = self._at(folder)
         try:
-            with _told(at, "read"):
+            with _told_by_store(at, "read"):
                 self._files.invalidate_cache()
                 found = self._files.ls(at, detail=False)
         except FileNotFoundError:
@@ -208,7 +231,7 @@ class StorePlace:
 
     def files(self, folder: str) -> list[str]:
         top = self._at(folder)
-        with _told(top, "read"):
+        with _told_by_store(top, "read"):
             self._files.invalidate_cache()
             found = [str(one) for one in self._files.find(top)]
         # Names come back as the store writes them, without the protocol.
@@ -216,12 +239,12 @@ class StorePlace:
         return sorted(one[cut:] for one in found)
 
     def make(self, folder: str) -> None:
-        with _told(self._at(folder), "made"):
+        with _told_by_store(self._at(folder), "made"):
             self._files.makedirs(self._at(folder), exist_ok=True)
 
     def size(self, name: str) -> int | None:
         try:
-            with _told(self._at(name), "read"):
+            with _told_by_store(self._at(name), "read"):
                 self._files.invalidate_cache()
                 return int(self._files.size(self._at(name)))
         except FileNotFoundError:
@@ -229,21 +252,21 @@ class StorePlace:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with _told(self._at(name), "read"):
+            with _told_by_store(self._at(name), "read"):
                 return self._files.cat_file(self._at(name))
         except FileNotFoundError:
             return None
 
     def facts(self, name: str) -> FileFacts | None:
         try:
-            with _told(self._at(name), "read"), self._files.open(self._at(name), "rb") as file:
+            with _told_by_store(self._at(name), "read"), self._files.open(self._at(name), "rb") as file:
                 return _facts(file)
         except FileNotFoundError:
             return None
 
     def write(self, name: str, data: bytes) -> None:
         at = self._at(name)
-        with _told(at, "written"):
+        with _told_by_store(at, "written"):
             if self._whole:
                 self._files.pipe_file(at, data)
                 return
@@ -259,12 +282,15 @@ class StorePlace:
     def keep(self, name: str) -> None:
         """What such a store has taken, it keeps."""
 
+    def keep_folders(self, folders: Iterable[str]) -> None:
+        """Likewise."""
+
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError), _told(self._at(name), "removed"):
+        with contextlib.suppress(FileNotFoundError), _told_by_store(self._at(name), "removed"):
             self._files.rm_file(self._at(name))
 
     def remove_folder(self, folder: str) -> None:
-        with contextlib.suppress(FileNotFoundError), _told(self._at(folder), "removed"):
+        with contextlib.suppress(FileNotFoundError), _told_by_store(self._at(folder), "removed"):
             self._files.rm(self._at(folder), recursive=True)
 
     def guarded(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -332,6 +358,26 @@ def _told(path: str, what: str) -> Generator[None]:
         ) from error
     except OSError as error:
         raise SaveError(f"{path} cannot be {what}: {advice(error)}") from error
+
+
+@contextlib.contextmanager
+def store_errors(path: str, what: str) -> Generator[None]:
+    """Errors that are a store's own, such as for missing credentials, with what to do; those of files pass."""
+    try:
+        yield
+    except (OSError, PhalanxError):
+        raise
+    except Exception as error:
+        raise SaveError(
+            f"{path} cannot be {what}: {type(error).__name__}: {error}; see whether this process reaches the store, "
+            "and has the rights that it needs there"
+        ) from error
+
+
+@contextlib.contextmanager
+def _told_by_store(path: str, what: str) -> Generator[None]:
+    with _told(path, what), store_errors(path, what):
+        yield
 
 
 def advice(error: OSError) -> str:

@@ -7,11 +7,12 @@ whatever happens at whatever point, the last whole step is found.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -98,6 +99,7 @@ class StepWriter:
             raise DeclarationError(f"step {self.step} was committed or abandoned before")
         try:
             self._find_files()
+            self._place.keep_folders(["", *sorted(self._folders())])
             with _one_at_a_time:
                 self._hold.check()
                 serial = 1 + max([0, *(one.serial for one in look(self._place))])
@@ -139,6 +141,14 @@ class StepWriter:
             facts = self._place.facts(f"{self._name}/{name}")
             if facts is not None:
                 self._files[name] = facts
+
+    def _folders(self) -> set[str]:
+        """Those of the step that have folders alone: where a file is written, its folder is kept with it."""
+        found, direct = set[str](), {name.rpartition("/")[0] for name in self._files}
+        for name in direct:
+            steps = name.split("/")
+            found |= {"/".join(steps[:depth]) for depth in range(1, len(steps))}
+        return {f"{self._name}/{folder}" for folder in found - direct}
 
     def _size(self, name: str) -> int | None:
         return self._place.size(f"{self._name}/{name}")
@@ -207,7 +217,8 @@ class SavedStep:
             raise SaveError(f"{self.folder} has no file {name!r}; it has {', '.join(self.files()) or 'none'}")
         data = self._place.read(f"{self._name}/{name}")
         if data is None or FileFacts(len(data), digest(data)) != facts:
-            raise _damaged(self.folder, [name])
+            with self.reading():
+                raise _damaged(self.folder, [name])
         return data
 
     def check(self, names: Iterable[str] | None = None) -> None:
@@ -222,7 +233,25 @@ class SavedStep:
             if self._place.facts(f"{self._name}/{name}") != self.manifest.files.get(name)
         ]
         if wrong:
-            raise _damaged(self.folder, wrong)
+            with self.reading():
+                raise _damaged(self.folder, wrong)
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Around reading its files: what is missing since the step was removed meanwhile is not damaged.
+
+        Raises:
+            SaveError: whoever saves there keeps fewer steps.
+        """
+        try:
+            yield
+        except SaveDamaged as error:
+            if self._place.size(f"{self._name}/{MANIFEST}") is not None:
+                raise
+            raise SaveError(
+                f"{self.folder} was removed while it was read: whoever saves there keeps so many steps only (keep=). "
+                "Load again, which takes the last step; what was being loaded has parts of both until then"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<step {self.number} of {self._place.root}>"
@@ -241,11 +270,25 @@ def open_step(path: str, step: int, *, keep: int | None = None) -> StepWriter:
         SaveHeld: another driver writes there; it says who.
         SaveError: the path cannot be written.
     """
-    if isinstance(step, bool) or step < 0:
-        raise DeclarationError(f"step={step!r}: give a number from 0")
-    if keep is not None and keep < 1:
-        raise DeclarationError(f"keep={keep!r}: give how many steps shall stay, from 1, or None for all")
+    step = numbered("step", step, 0, "give a number from 0")
+    if keep is not None:
+        keep = numbered("keep", keep, 1, "give how many steps shall stay, from 1, or None for all")
     return open_at(place_at(path), step, keep)
+
+
+def numbered(name: str, given: Any, least: int, advice: str) -> int:
+    """A whole number, of numpy or torch too.
+
+    Raises:
+        DeclarationError: it is none, or less than ``least``.
+    """
+    try:
+        number = -1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = -1
+    if number < least:
+        raise DeclarationError(f"{name}={given!r}: {advice}")
+    return number
 
 
 def open_at(place: Place, step: int, keep: int | None = None) -> StepWriter:
@@ -276,6 +319,10 @@ def read_step(path: str, step: int | None = None) -> SavedStep:
         SaveError: there is none.
         SaveDamaged: files of it are missing or of another size; it names them, and the steps that are whole.
     """
+    if step is not None:
+        step = numbered(
+            "step", step, 0, "give the number of a step, or None for the one that was committed last"
+        )
     place = place_at(path)
     found = look(place)
     steps = in_order(found)
@@ -288,6 +335,9 @@ def read_step(path: str, step: int | None = None) -> SavedStep:
         if not steps:
             raise SaveError(f"nothing was saved in {place.root} yet; give the path that px.save was given")
         raise SaveError(f"step {step} is not in {place.root}; whole steps there: {whole}")
+    if step is None:  # a later one may be the last, which its manifest cannot say any more
+        later = [one for one in found if one.manifest is None and one.faults and one.step > chosen.step]
+        chosen = max([chosen, *later], key=lambda one: one.step)
     if chosen.faults:
         raise _damaged(f"{place.root}/{chosen.folder}", chosen.faults, f"; whole steps: {whole}")
     return SavedStep(place, chosen)
@@ -314,10 +364,10 @@ def _found(place: Place, folder: str, step: int) -> Found:
         manifest = Manifest.from_bytes(data, f"{place.root}/{where}")
     except SaveDamaged:
         return Found(folder, step, None, (MANIFEST,))
-    found = Found(folder, step, manifest)
-    return replace(
-        found, faults=faults_of(manifest, {n: place.size(f"{folder}/{n}") for n in manifest.files})
-    )
+    faults = faults_of(manifest, {name: place.size(f"{folder}/{name}") for name in manifest.files})
+    if faults and place.size(where) is None:  # it is being removed by whoever keeps fewer steps
+        return Found(folder, step, None)
+    return Found(folder, step, manifest, faults)
 
 
 def _remove(place: Place, folder: str) -> None:

@@ -106,6 +106,27 @@ def test_ranks_without_a_state_move_without_one(four: px.ResourcePool) -> None:
     assert group.core.epoch.nodes == ("c", "c", "b", "b")
 
 
+class Refusing(Stateless):
+    def state_dict(self) -> dict[str, int]:
+        raise px.SaveError("the tokenizer has nothing to save")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("nothing was saved")
+
+
+def test_ranks_whose_state_cannot_be_copied_stay(
+    four: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = px.WorkerGroup(four, Refusing, on_failure=px.Replace(max_failures=0))
+    drain(group, "a")
+
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        assert group.add(1) == [1, 2, 3, 4]
+
+    assert group.core.epoch.nodes == ("a", "a", "b", "b")
+    assert "no snapshot could be taken" in caplog.text
+
+
 def test_without_room_they_stay_until_there_is_some(
     nodes: Nodes, four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:

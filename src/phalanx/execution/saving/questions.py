@@ -38,6 +38,11 @@ def _of(host: Host) -> RankSaving:
     return found
 
 
+def has_state(host: Host) -> bool:
+    """Whether any of this rank's roles has a state."""
+    return _of(host).has_state()
+
+
 def offer(host: Host, role: str, alone: bool) -> dict[str, Offer]:
     """What this rank has to save, by role."""
     saving = _of(host)

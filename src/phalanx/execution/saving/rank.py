@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from phalanx.execution.saving.orders import (
 )
 from phalanx.execution.saving.parts import Leaf, Part, Want
 from phalanx.execution.saving.read import Files
-from phalanx.execution.saving.roles import parts_of
+from phalanx.execution.saving.roles import has_state, parts_of
 from phalanx.execution.saving.snapshot import Copies
 from phalanx.execution.saving.tree import key_of, value_digest
 from phalanx.execution.saving.write import pickled, write_file
@@ -83,6 +83,11 @@ class RankSaving:
             raise first
         return found
 
+    def has_state(self) -> bool:
+        """Whether any role has a state."""
+        declared = StateDeclared.of(self._context).roles
+        return any(has_state(instance, declared.get(role)) for role, instance in self._instances.items())
+
     def parts(self, role: str) -> list[Part]:
         """The parts of the state of a role. Raises SaveError where it has none."""
         declared = StateDeclared.of(self._context).roles.get(role)
@@ -108,7 +113,8 @@ class RankSaving:
                 told = "" if alone else value_digest(local)
                 plain[key] = PlainTensor(name_of(local.dtype), tuple(local.shape), told)
             else:
-                values[key] = "" if alone else value_digest(leaf.value)
+                with _pickling(key, leaf.value):
+                    values[key] = "" if alone else value_digest(leaf.value)
         return Offer(tensors, plain, values, paths)
 
     def write(self, order: WriteFiles) -> RankFiles:
@@ -165,12 +171,16 @@ class RankSaving:
                     f"{order.key} is not in the state of this rank any more: a call changed it; save again"
                 )
             value = leaves[order.key].value
-            if order.digest and value_digest(value) != order.digest:
+            with _pickling(order.key, value):
+                changed = bool(order.digest) and value_digest(value) != order.digest
+            if changed:
                 raise SaveError(
                     f"{order.key} changed while the save was planned, by another call to the group; save again"
                 )
             if order.box is None:
-                yield pickled(local_of(value).cpu() if isinstance(value, torch.Tensor) else value)
+                with _pickling(order.key, value):
+                    item = pickled(local_of(value).cpu() if isinstance(value, torch.Tensor) else value)
+                yield item
             else:
                 yield cut(local_of(value.detach()), order.at, order.box.sizes)
 
@@ -289,6 +299,20 @@ class RankSaving:
             for part, found in zip(parts, values, strict=True):
                 part.apply(found)
         return Loaded(nbytes, time.monotonic() - began)
+
+
+@contextmanager
+def _pickling(key: str, value: Any) -> Generator[None]:
+    """Whatever goes wrong there is said of the value that it went wrong with."""
+    try:
+        yield
+    except (PhalanxError, MemoryError):
+        raise
+    except Exception as error:
+        raise SaveError(
+            f"{key} of the state, a {type(value).__qualname__}, cannot be pickled: {error}; leave it out of the "
+            "state, or give what it consists of"
+        ) from error
 
 
 def _values(files: Files, catalogue: Catalogue, want: Want, order: LoadOrder) -> dict[str, Any]:

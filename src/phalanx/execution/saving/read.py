@@ -18,7 +18,7 @@ from phalanx.execution.saving.disk import PAGE, DiskReader, like_in_file
 from phalanx.execution.saving.write import elements_of
 from phalanx.saving.catalogue import Catalogue, Piece
 from phalanx.saving.fetch import Fetch
-from phalanx.saving.places import advice
+from phalanx.saving.places import advice, store_errors
 from phalanx.transfer.tensors import cut, dtype_named
 
 __all__ = ["Files"]
@@ -125,7 +125,9 @@ class Files:
             key = (name, threading.get_ident())  # a file that is open has one reader
             if key not in self._open:
                 self._open[key] = self._stack.enter_context(_opened(path))
-            if self._open[key].read(start, into) < len(into):
+            with store_errors(path, "read"):
+                count = self._open[key].read(start, into)
+            if count < len(into):
                 raise self._damaged(name, "it is shorter than what was written")
         except FileNotFoundError:
             raise self._damaged(name, "it is missing, or this rank's node does not see the path") from None
@@ -161,7 +163,9 @@ def _opened(path: str) -> Generator[_Reader]:
     from fsspec.core import url_to_fs  # comes with torch; needed only for URLs
 
     files, at = url_to_fs(path)  # pyright: ignore[reportUnknownVariableType]
-    with files.open(at, "rb") as file:
+    with store_errors(path, "read"):
+        stored = files.open(at, "rb")
+    with stored as file:
         yield _Stored(file)
 
 

@@ -14,7 +14,14 @@ from phalanx.execution.saving.optimizer import OptimizerPart
 from phalanx.execution.saving.parts import ModelPart, Part, StatePart
 from phalanx.execution.saving.rng import Generators
 
-__all__ = ["parts_of"]
+__all__ = ["has_state", "parts_of"]
+
+
+def has_state(instance: Any, declared: StateOf | None) -> bool:
+    """Whether a role says what its state is."""
+    return declared is not None or all(
+        callable(getattr(instance, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 def parts_of(instance: Any, declared: StateOf | None, device: Any) -> list[Part]:
@@ -23,14 +30,12 @@ def parts_of(instance: Any, declared: StateOf | None, device: Any) -> list[Part]
     Raises:
         SaveError: it has none.
     """
-    if declared is None:
-        if all(callable(getattr(instance, name, None)) for name in ("state_dict", "load_state_dict")):
-            return [StatePart("", instance)]
+    if not has_state(instance, declared):
         raise SaveError(
             f"{type(instance).__qualname__} has nothing to save: give it state_dict() and load_state_dict(state), or "
             "call px.register_state(self, model=..., optimizer=...) in its constructor"
         )
-    return list(_declared(declared, device))
+    return [StatePart("", instance)] if declared is None else list(_declared(declared, device))
 
 
 def _declared(state: StateOf, device: Any) -> Iterator[Part]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -19,8 +20,11 @@ __all__ = ["key_of", "leaves", "nested", "value_digest"]
 
 
 def leaves(state: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """What lies in dicts, and in lists and tuples that have tensors; everything else is a leaf, empty dicts too."""
-    if isinstance(state, Mapping) and state and all(type(key) in (str, int) for key in state):
+    """What lies in dicts, and in lists and tuples that have tensors; everything else is a leaf, empty dicts too.
+
+    A dict of a kind of its own (``Counter``, ``defaultdict``) is a leaf where it has no tensors, and keeps its kind.
+    """
+    if _is_plain(state) and all(type(key) in (str, int) for key in state):
         for key, value in state.items():
             yield from leaves(value, (*at, key))
     elif type(state) in (list, tuple) and _has_tensors(state):
@@ -29,6 +33,12 @@ def leaves(state: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from leaves(value, (*at, (kind, index)))
     else:
         yield at, state
+
+
+def _is_plain(state: Any) -> TypeGuard[Mapping[Any, Any]]:
+    if not isinstance(state, Mapping) or not state:
+        return False
+    return not isinstance(state, dict) or type(state) in (dict, OrderedDict) or _has_tensors(state)
 
 
 def _has_tensors(state: Any) -> bool:
@@ -95,8 +105,13 @@ def _text(value: Any) -> Iterator[bytes]:
     elif isinstance(value, np.ndarray):
         yield f"array {value.dtype} {value.shape}".encode()
         yield value.tobytes() if value.dtype != object else pickle.dumps(value)
-    elif value is None or type(value) in (bool, int, str, bytes):
-        yield f"{type(value).__name__} {value!r}".encode()
+    elif value is None or type(value) is bool:
+        yield f"{value}".encode()
+    elif type(value) is int:
+        yield f"int {value:x}".encode()  # a number of many digits has no other text
+    elif type(value) in (str, bytes):
+        yield f"{type(value).__name__} {len(value)} ".encode()
+        yield value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     elif type(value) is float:
         yield b"float " + struct.pack("<d", value)
     elif type(value) in (list, tuple):

@@ -18,7 +18,7 @@ import torch
 from phalanx.errors import SaveError
 from phalanx.execution.saving.disk import PAGE, DiskFile
 from phalanx.saving.manifest import FileFacts
-from phalanx.saving.places import advice
+from phalanx.saving.places import advice, store_errors
 from phalanx.saving.spread import Written
 
 __all__ = ["elements_of", "pickled", "write_file"]
@@ -98,15 +98,28 @@ def _opened(path: str) -> Generator[_File]:
     from fsspec.core import url_to_fs  # comes with torch; needed only for URLs
 
     files, at = url_to_fs(path)  # pyright: ignore[reportUnknownVariableType]
-    with files.open(at, "wb") as file:
-        yield _Stored(file)
+    with store_errors(path, "written"):
+        file = files.open(at, "wb")
+    try:
+        yield _Stored(file, path)
+    finally:
+        with store_errors(path, "written"):
+            file.close()
 
 
 class _Stored:
     """A file of a store, which has what it was given when it is closed."""
 
-    def __init__(self, file: Any) -> None:
-        self.write, self.finish = file.write, file.flush
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
+
+    def write(self, data: Any) -> None:
+        with store_errors(self._path, "written"):
+            self._file.write(data)
+
+    def finish(self) -> None:
+        with store_errors(self._path, "written"):
+            self._file.flush()
 
     def gap(self, data: memoryview, ahead: int) -> int:
         return 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from phalanx.errors import SaveMismatch
+from phalanx.errors import DeclarationError, SaveMismatch
 from phalanx.execution.saving import questions
 from phalanx.execution.saving.orders import Loaded, LoadOrder, title_of
 from phalanx.runtime.links.sides import Ranks
@@ -12,7 +13,7 @@ from phalanx.runtime.saving.asking import answers_of, outputs_of, send_each
 from phalanx.saving.catalogue import CATALOGUE
 from phalanx.saving.steps import SavedStep
 
-__all__ = ["check_taken", "load_group"]
+__all__ = ["check_names", "check_taken", "load_group", "prefix_of"]
 
 
 def load_group(
@@ -44,11 +45,39 @@ def load_group(
         for index in range(len(group.ranks))
     ]
     title = f"load {group.name!r} step {step.number}"
-    planned = send_each(group, f"{title}: plan", questions.plan_load, orders)
-    left: list[dict[str, list[str]]] = answers_of(group, planned)
-    check_taken(left, {role: step.path(part) for role, part in roles.items()})
-    call = send_each(group, f"{title}: read", questions.load, orders)
-    return outputs_of(group, call, title)
+    with step.reading():
+        planned = send_each(group, f"{title}: plan", questions.plan_load, orders)
+        left: list[dict[str, list[str]]] = answers_of(group, planned)
+        check_taken(left, {role: step.path(part) for role, part in roles.items()})
+        call = send_each(group, f"{title}: read", questions.load, orders)
+        return outputs_of(group, call, title)
+
+
+def check_names(verb: str, parts: Any) -> None:
+    """Parts are a list of names: a text would be taken for its letters."""
+    if isinstance(parts, str):
+        raise DeclarationError(f"{verb}(parts={parts!r}): give a list of names, such as [{parts!r}]")
+
+
+def prefix_of(group: Ranks, step: SavedStep, name: str | None) -> str:
+    """Of the folders in which a ``px.Run`` has saved a group; none where ``px.save`` did.
+
+    Raises:
+        SaveMismatch: the step has no group of that name, or several, and nothing says which.
+    """
+    parts = [part for part, facts in step.parts.items() if facts.get("kind") == "group" and "/" in part]
+    names = sorted({part.split("/")[1] for part in parts})
+    if not names and name is None:
+        return ""
+    if name is None:
+        name = names[0] if len(names) == 1 else group.core.name
+    if name not in names:
+        raise SaveMismatch(
+            f"{step.folder} has the groups {', '.join(names)}, and none is named {name!r}; say which: px.load(name=)"
+            if names
+            else f"{step.folder} was saved by px.save, without names of groups; leave out name={name!r}"
+        )
+    return f"groups/{name}/"
 
 
 def _roles(group: Ranks, step: SavedStep, prefix: str) -> dict[str, str]:

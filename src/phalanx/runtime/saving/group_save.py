@@ -34,8 +34,33 @@ class _Begun:
     folders: Mapping[str, str]
 
 
-_turns: weakref.WeakKeyDictionary[GroupCore, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
-"""One save of a role at a time: the second waits until the first one's threads have ended."""
+class _Turn:
+    """One step at a time: the save of a second one waits until the first one's threads have ended.
+
+    A run may have several views of one group, which are parts of one step.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._writer: StepWriter | None = None
+        self._count = 0
+
+    def take(self, writer: StepWriter) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._writer is None or self._writer is writer)
+            self._writer = writer
+            self._count += 1
+
+    def give(self) -> None:
+        with self._changed:
+            self._count -= 1
+            if not self._count:
+                self._writer = None
+                self._changed.notify_all()
+
+
+_turns: weakref.WeakKeyDictionary[GroupCore, dict[str, _Turn]] = weakref.WeakKeyDictionary()
+"""By role."""
 
 
 class GroupSave:
@@ -69,7 +94,7 @@ class GroupSave:
         self._epoch = group.core.epoch
         self._begun: _Begun | None = None
         self._call: Call | None = None
-        self._turn = _turns.setdefault(group.core, {}).setdefault(group.role, threading.Lock())
+        self._turn = _turns.setdefault(group.core, {}).setdefault(group.role, _Turn())
         self._has_turn = False
         self._notes: Notes | None = None
         self._cancelled = threading.Event() if cancelled is None else cancelled
@@ -92,7 +117,7 @@ class GroupSave:
             SaveError: the workers have no state, contradict each other, or changed it under way.
             As ``CallFuture.result``.
         """
-        self._turn.acquire()
+        self._turn.take(self._writer)
         self._has_turn = True
         try:
             self._epoch = self._group.core.epoch
@@ -202,4 +227,4 @@ class GroupSave:
 
     def _end(self) -> None:
         self._has_turn = False
-        self._turn.release()
+        self._turn.give()

@@ -8,11 +8,9 @@ from phalanx.errors import GroupBroken, PlacementError, SaveError
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.reviving import Moved
 from phalanx.runtime.saving.replacing import replace_ranks
-from phalanx.runtime.saving.snapshots import take
+from phalanx.runtime.saving.snapshots import has_state, take
 
 __all__ = ["move"]
-
-_STATELESS = "has nothing to save"
 
 
 def move(core: GroupCore, ranks: Sequence[int], room: Callable[[], bool]) -> Moved:
@@ -32,15 +30,14 @@ def move(core: GroupCore, ranks: Sequence[int], room: Callable[[], bool]) -> Mov
         return Moved(False, "no other node has room for their slots", again=True)
     if _cannot_wait(core):
         return Moved(False, "calls are under way", again=True)
-    state = "snapshot"
+    stateful = has_state(core)  # after the calls before it
     try:
-        take(core)  # after the calls before it
+        if stateful:
+            take(core)
     except SaveError as error:
-        if _STATELESS not in str(error):
-            return Moved(False, f"no snapshot could be taken: {str(error).partition(chr(10))[0]}")
-        state = "none"
+        return Moved(False, f"no snapshot could be taken: {str(error).partition(chr(10))[0]}")
     try:
-        replace_ranks(core, ranks, state)
+        replace_ranks(core, ranks, "snapshot" if stateful else "none")
     except (GroupBroken, PlacementError) as error:
         # Where it is broken by that, it is mended as any broken group.
         return Moved(False, str(error).partition("\n")[0])

@@ -16,12 +16,12 @@ from phalanx.runtime.links.staleness import Staleness
 from phalanx.runtime.saving.asking import Count, checked_group, counting
 from phalanx.runtime.saving.driver import Driver
 from phalanx.runtime.saving.future import SaveFuture
-from phalanx.runtime.saving.group_load import load_group
+from phalanx.runtime.saving.group_load import check_names, load_group
 from phalanx.runtime.saving.group_save import GroupSave
 from phalanx.runtime.saving.linked import Links, SavedLinks
 from phalanx.saving.holding import hold, let_go
 from phalanx.saving.places import place_at
-from phalanx.saving.steps import SavedStep, StepWriter, listed, open_step, read_step
+from phalanx.saving.steps import SavedStep, StepWriter, listed, numbered, open_step, read_step
 from phalanx.wire.value import Reduced
 
 __all__ = ["Run", "RunSave"]
@@ -72,8 +72,8 @@ class Run:
         staleness: Staleness | None = None,
         keep: int | None = 3,
     ) -> None:
-        if keep is not None and keep < 1:
-            raise DeclarationError(f"px.Run(keep={keep!r}): give how many steps shall stay, or None for all")
+        if keep is not None:
+            keep = numbered("keep", keep, 1, "give px.Run how many steps shall stay, from 1, or None for all")
         self.path = str(path)
         self._groups = {
             name: checked_group(group, "px.Run(groups=)") for name, group in (groups or {}).items()
@@ -91,12 +91,20 @@ class Run:
         self._place = place_at(self.path)
         self._hold = hold(self._place)
 
-    def resume(self, step: int | None = None) -> int | None:
+    def resume(
+        self, step: int | None = None, *, parts: Mapping[str, Sequence[str]] | None = None
+    ) -> int | None:
         """Have everything as it was at the last whole step, or at the one given.
 
         Call it before anything moves: after groups, channels and staleness were made. Weights that roles generate
         with are not part of it unless their groups are: sync once before anything is generated. Versions of weights
         go on from the last one, and never back.
+
+        Args:
+            step: its number; None: the one that was committed last.
+            parts: of groups by name, the outermost keys of their states to load, such as ``{"policy": ["model",
+                "optimizer"]}`` on another number of ranks, where the random numbers of ranks have no place. All of a
+                group that is not named.
 
         Returns:
             The step; None where nothing was saved yet.
@@ -108,6 +116,7 @@ class Run:
             DeclarationError: something went through a channel already.
         """
         self._check_open()
+        chosen = self._chosen(parts or {})
         self._settle()
         if step is None and not any(one.committed for one in listed(self.path)):
             return None
@@ -117,7 +126,7 @@ class Run:
         links = _links_of(saved)
         self._links.check(links)
         for name, group in self._groups.items():
-            load_group(group, saved, f"groups/{name}/")
+            load_group(group, saved, f"groups/{name}/", parts=chosen.get(name))
         self._links.load(links)
         restore()
         return saved.number
@@ -188,6 +197,15 @@ class Run:
                 f"the run was saved with groups {', '.join(layout['groups']) or 'none'} and has "
                 f"{', '.join(sorted(self._groups)) or 'none'}; give px.Run(groups=) the same names"
             )
+
+    def _chosen(self, parts: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+        for name, names in parts.items():
+            if name not in self._groups:
+                raise DeclarationError(
+                    f"run.resume(parts={{{name!r}: ...}}): the run has the groups {', '.join(self._groups) or 'none'}"
+                )
+            check_names(f"run.resume, group {name!r}", names)
+        return parts
 
     def _check_open(self) -> None:
         if self._closed:

@@ -22,12 +22,17 @@ from phalanx.saving.copies import Snapshot, holders, lost_copies
 from phalanx.transport.values import NotReady
 from phalanx.wire.messages import HOST
 
-__all__ = ["check_held", "from_peer", "go_back", "restore", "take", "take_together"]
+__all__ = ["check_held", "from_peer", "go_back", "has_state", "restore", "take", "take_together"]
 
 
 def take(core: GroupCore) -> Snapshot:
     """Take a snapshot of a group that this driver owns."""
     return take_together([core])[0]
+
+
+def has_state(core: GroupCore) -> bool:
+    """Whether any rank has a state, as the ranks themselves say, once the calls before have ended."""
+    return any(_send(core, "px.snapshot", questions.has_state))
 
 
 def take_together(cores: Sequence[GroupCore]) -> list[Snapshot]:

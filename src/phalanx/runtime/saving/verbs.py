@@ -13,7 +13,7 @@ from phalanx.errors import DeclarationError
 from phalanx.runtime.links.sides import Ranks
 from phalanx.runtime.saving.asking import checked_group
 from phalanx.runtime.saving.future import SaveFuture
-from phalanx.runtime.saving.group_load import load_group
+from phalanx.runtime.saving.group_load import check_names, load_group, prefix_of
 from phalanx.runtime.saving.group_save import GroupSave
 from phalanx.runtime.saving.hugging_face import load_model, save_model
 from phalanx.saving.steps import StepWriter, open_step, read_step
@@ -83,6 +83,10 @@ class _Save:
         ranks = checked_group(group, "px.save")
         began = time.monotonic()
         if _checked_format(format) == "hugging face":
+            if keep is not None:
+                raise DeclarationError(
+                    f"px.save(keep={keep!r}): a folder in this format is one model; leave it out"
+                )
             nbytes = save_model(ranks, os.fspath(path), shard_bytes)
             return Saved(step, os.fspath(path), nbytes, time.monotonic() - began)
         with open_step(os.fspath(path), step, keep=keep) as writer:
@@ -141,9 +145,10 @@ def load(
     *,
     step: int | None = None,
     parts: Sequence[str] | None = None,
+    name: str | None = None,
     format: Format = "steps",
 ) -> Saved:
-    """Load what ``px.save`` wrote, bit for bit, into the workers of a group that may be sharded otherwise.
+    """Load what ``px.save`` or ``px.Run`` wrote, bit for bit, into workers that may be sharded otherwise.
 
     Every rank looks first whether all fits; nothing is changed before all have seen that. Tensors are written in
     place, and what they are compared with their digests is what they get.
@@ -153,6 +158,7 @@ def load(
         path: as for ``px.save``.
         step: number of the step; None: the one that was committed last.
         parts: the outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
+        name: under which a ``px.Run`` has saved the group; None: the group's own name, or that of the only group.
         format: "hugging face": ``path`` is a folder of safetensors files, which the model alone is loaded from. Such
             files have no digests.
 
@@ -165,13 +171,16 @@ def load(
         WorkerDiedError, RemoteCallError: as of calls.
     """
     ranks = checked_group(group, "px.load")
-    if isinstance(parts, str):
-        raise DeclarationError(f"px.load(parts={parts!r}): give a list of names, such as [{parts!r}]")
+    check_names("px.load", parts)
     began = time.monotonic()
     if _checked_format(format) == "hugging face":
+        if parts is not None or name is not None:
+            raise DeclarationError(
+                f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
+            )
         found = load_model(ranks, os.fspath(path))
         nbytes = sum(one.nbytes for one in found)
         return Saved(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
-    read = load_group(ranks, saved, parts=parts)
+    read = load_group(ranks, saved, prefix_of(ranks, saved, name), parts=parts)
     return Saved(saved.number, saved.folder, sum(one.nbytes for one in read), time.monotonic() - began)
