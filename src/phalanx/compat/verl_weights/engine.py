@@ -140,7 +140,9 @@ class WeightsEngine:
             inlet.close()
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, int]:
-        """Send all of ``weights``, pairs of name and tensor, in order; returns when every reader has them.
+        """Send all of ``weights``, pairs of name and tensor, in order.
+
+        Returns when every reader of this node has them, and the store what others read until ``finalize``.
 
         Tensors are gathered here while those of the window before are sent. A rank that serves nobody only takes part
         in the gathering.
