@@ -64,6 +64,16 @@ def busy(group: Any, folder: Path) -> Iterator[None]:
         future.result(timeout=20)
 
 
+@contextlib.contextmanager
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A command that is there no longer than this, however it goes."""
+    with subprocess.Popen(command, **options) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
 def run(address: str, *args: str) -> Result:
     return CliRunner().invoke(app, [*args, "--address", address])
 
@@ -118,27 +128,23 @@ def test_logs_goes_on_with_what_is_printed_later(address: str, group: Any) -> No
         address,
     ]
     group.one.say("before")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+    with running(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
-        line = ""
-        for number in range(200):
-            group.one.say(f"after {number}")
-            if select.select([follower.stdout], [], [], 0.1)[0]:
-                line = follower.stdout.readline()
-                break
-        follower.send_signal(signal.SIGINT)
-        try:
-            assert follower.wait(timeout=20) == 0
-        finally:
-            follower.kill()
+        # It begins with what is printed once it is there.
+        while not select.select([follower.stdout], [], [], 0.1)[0]:
+            group.one.say("after")
+        line = follower.stdout.readline()
+        follower.send_signal(signal.SIGINT)  # not before: what it imports may swallow it
+        follower.communicate()
 
-    assert "] after " in line
+    assert follower.returncode == 0
+    assert line.endswith("] after\n")
 
 
 def test_top_is_live_on_a_terminal_until_q(address: str, group: Any) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "phalanx", "top", "seen", "--every", "0.1", "--address", address]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as live:
+    with running(command, stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as live:
         os.close(theirs)
         shown = b""
         while b"ready" not in shown:
@@ -147,7 +153,7 @@ def test_top_is_live_on_a_terminal_until_q(address: str, group: Any) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone with the command
             while os.read(ours, 65536):
                 pass
-        assert live.wait(timeout=20) == 0
+        assert live.wait() == 0
     os.close(ours)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 WORKERS = """
-import ray, torch
+import sys, ray, torch
 from phalanx.compat.verl import DataProto
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
@@ -31,7 +31,7 @@ class Trainer(Worker):
 SERVER = """
 from workers import *
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-ray.init(address="auto", namespace="verl")
+ray.init(address=sys.argv[1], namespace="verl")
 pool = RayResourcePool([2], use_gpu=False, detached=True)
 group = RayWorkerGroup(pool, RayClassWithInitArgs(Trainer), name_prefix="trainer", detached=True)
 group.train(DataProto.from_dict({"a": torch.zeros(2)}))
@@ -40,7 +40,7 @@ print(group.worker_names)
 CLIENT = """
 from workers import *
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
-ray.init(address="auto", namespace="verl")
+ray.init(address=sys.argv[1], namespace="verl")
 group = RayWorkerGroup.from_detached(
     worker_names=["trainerTrainer_0:0", "trainerTrainer_0:1"], ray_cls_with_init=RayClassWithInitArgs(Trainer)
 )
@@ -50,9 +50,10 @@ for worker in group.workers:
 """
 CLUSTER = """
 import os, subprocess, sys, ray
-ray.init(num_cpus=4, include_dashboard=False)
+cluster = ray.init(num_cpus=4, include_dashboard=False)
 for script in ("server.py", "client.py"):
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    command = [sys.executable, script, cluster.address_info["gcs_address"]]  # there may be other clusters
+    done = subprocess.run(command, capture_output=True, text=True)
     print(done.stdout, done.stderr[-3000:] if done.returncode else "")
 """
 

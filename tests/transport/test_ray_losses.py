@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from phalanx.transport.ray.errors import lost_of, with_post_mortem
-from phalanx.transport.ray.post_mortem import PostMortem, last_lines, readable_stack
+from phalanx.transport.ray.post_mortem import PostMortem, last_lines
 from phalanx.transport.values import Lost
 
 DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
@@ -76,17 +76,6 @@ def test_a_want_of_memory_is_hinted_at(left: PostMortem, hint: str) -> None:
 
 def test_a_rank_that_held_little_gets_no_memory_hint() -> None:
     assert with_post_mortem(Lost("gone"), PostMortem(memory=2**30, node_memory=8 * 2**30), None).hint is None
-
-
-def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames() -> None:
-    dump = (
-        'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 1 in wait\n'
-        'Thread 0x2 (most recent call first):\n  File "/job/train.py", line 5 in step\n'
-        '  File "/x/phalanx/execution/host.py", line 9 in _invoke\n  File "/x/ray/worker.py", line 3 in main_loop\n'
-        'Current thread 0x3 (most recent call first):\n  File "/x/other.py", line 2 in run\n'
-    )
-
-    assert readable_stack(dump) == 'File "/job/train.py", line 5 in step\n(2 more threads)'
 
 
 def test_last_lines_leave_out_what_ray_marks_its_files_with(tmp_path: object) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from phalanx.transport.ray.node_agent import NodeAgent, Target
+from phalanx.transport.ray import node_agent
+from phalanx.transport.ray.node_agent import NodeAgent
 from phalanx.transport.ray.reaper import Reaper, look_at
+from phalanx.transport.ray.target import Target
 from phalanx.wire.messages import SideChannel
 from phalanx.wire.side_channel import available
 
@@ -165,6 +168,22 @@ def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None
     assert agent.end([tree.target]) == ()
 
     assert tree.alive() == []
+
+
+def test_a_reaper_that_is_dismissed_before_it_is_there_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[None] = []
+    monkeypatch.setattr(node_agent, "_start_reaper", lambda: started.append(None))
+    agent, others = NodeAgent(), set(threading.enumerate())
+
+    with agent._lock:
+        agent.prepare()
+        (starting,) = set(threading.enumerate()) - others
+        agent._dismiss()
+    starting.join()
+
+    assert started == []
 
 
 def _command(pid: int) -> str:

@@ -1,9 +1,10 @@
 """What reaches a rank beside its calls: requests for its stacks, and the end of a call that was cancelled.
 
-A busy process answers nothing, so everything here works while its main thread is elsewhere: stacks are written by
-``faulthandler`` from a signal handler in C, which needs no GIL; the page is plain shared memory; and a daemon
-thread waits on a pipe for what is to be interrupted. All three are file descriptors without a name, which the
-node's agent opens through ``/proc/<pid>/fd``: nothing is left behind by a process that is killed.
+A busy process answers nothing, so everything here works while its main thread is elsewhere: a daemon thread waits on a
+pipe for what is to be interrupted, and for requests for the stacks, which it writes; where it cannot, since native
+code holds the interpreter, a thread that gets a signal writes its own, by ``faulthandler`` in C; and the page is plain
+shared memory. All are file descriptors without a name, which the node's agent opens through ``/proc/<pid>/fd``:
+nothing is left behind by a process that is killed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import threading
 from collections.abc import Generator
 from types import FrameType, TracebackType
 
+from phalanx.execution.stacks import stacks
 from phalanx.wire.messages import SideChannel
-from phalanx.wire.side_channel import CallPage, available
+from phalanx.wire.side_channel import INTERRUPT, SEVER, STACKS, CallPage, answer, available
 
 #: Variable by which all processes that a rank starts can be told, whatever their parent and session are now.
 MARK_VARIABLE = "PHALANX_PROCESS"
@@ -44,7 +46,8 @@ class Control:
         self.page = CallPage()
         self._stacks = os.memfd_create("phalanx-stacks")
         fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)  # so that the reader may truncate it
-        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
+        # Only of the thread that gets the signal, which stands still in its handler; the others would run on.
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=False, chain=False)
         self._requests, self._wake = os.pipe()
         #: Number of the call that runs on the main thread; 0 between calls.
         self.running = 0
@@ -174,12 +177,21 @@ class Control:
             if tries and not select.select([self._requests], [], [], _AGAIN_S)[0]:
                 tries = tries - 1 if self._signal() else 0
                 continue
-            request = os.read(self._requests, 1)
-            if request == b"i":
-                self._interrupt()
-                tries = _TRIES
-            elif request == b"s":
-                self._sever()
+            # Each once, however often it was asked for while this thread could not run.
+            for request in dict.fromkeys(os.read(self._requests, 4096)):
+                if request == INTERRUPT[0]:
+                    self._interrupt()
+                    tries = _TRIES
+                elif request == SEVER[0]:
+                    self._sever()
+                elif request == STACKS[0]:
+                    self._write_stacks()
+
+    def _write_stacks(self) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # no answer is one: the signal is next, and this thread has more to do
+            os.write(self._stacks, answer(stacks()))
 
     def _interrupt(self) -> None:
         for number, (loop, _) in list(self._tasks.items()):

@@ -114,6 +114,7 @@ class Host:
         self._setup = setup
         self._admission.enter(setup.group, setup.epoch)
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
+        self._presence.runs_here()
         try:
             self._log = apply(setup, self._services.in_driver)
             self._store_port.settle(serves=setup.serves)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from threading import get_native_id
 
 from phalanx.declare.context import WorkerContext, present
 from phalanx.execution.closers import Closers
@@ -37,6 +38,11 @@ class Presence:
             stack.enter_context(self._closers.current())
             stack.enter_context(present(self.context))
             yield
+
+    def runs_here(self) -> None:
+        """Say that constructors and methods run on this thread, for those who ask where it stands."""
+        if self.control is not None:
+            self.control.page.runs_on(get_native_id())
 
     def _during(self, call: int, method: str) -> AbstractContextManager[None]:
         return self.now() if self.control is None else self.control.call(call, method)

@@ -4,6 +4,8 @@ A worker process writes number and method of each call when it begins it, and wh
 the node opens the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the
 GIL or was stopped by a signal. The same page takes the numbers of calls that were cancelled. Linux only: elsewhere
 there is no such page, and nothing is known of a busy rank.
+
+What is asked of a rank through its pipe is one byte each; its stacks come back in a file, as a whole between two marks.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ PLAIN_CALL = 3
 #: Calls that come without a message are counted from here on by either side: by whoever sends them, and by the rank.
 BARE_CALLS = 1 << 62
 
+#: Requests: interrupt calls that were cancelled; cut the connections of process groups; write the stacks of threads.
+INTERRUPT, SEVER, STACKS = b"i", b"s", b"d"
+_BEGIN, _END = b"\n<stacks of all threads>\n", b"\n</stacks of all threads>\n"
+
 _RUNNING = struct.Struct(
     "<QdQ"
 )  # call, when it began on the node's monotonic clock, place of its method's name
@@ -34,6 +40,7 @@ _NUMBER = struct.Struct("<Q")
 _RUNNING_AT = 64
 _CANCELLED_AT = _RUNNING_AT + SLOTS * _RUNNING.size
 _CANCELLED_COUNT_AT = 0
+_THREAD_AT = 8
 _TOLD_AT = _CANCELLED_AT + CANCELLED * _NUMBER.size
 _TOLD_BYTES = 256
 _NAMES_AT = 4096
@@ -88,6 +95,10 @@ class CallPage:
             _RUNNING.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, 0, 0.0, 0)
             self._free.append(slot)
 
+    def runs_on(self, thread: int) -> None:
+        """Say which thread runs constructors and methods, by the number that the kernel has for it."""
+        _NUMBER.pack_into(self._page, _THREAD_AT, thread)
+
     def tell(self, text: str) -> None:
         """Say in a line how it stands, in place of what was said before; 256 bytes at most."""
         said = text.encode(errors="backslashreplace")[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
@@ -103,13 +114,14 @@ class CallPage:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a page said: begin and method of each running call by its number, the calls that were cancelled, and how the
-    rank says itself that it stands."""
+    """What a page said: begin and method of each running call by its number, the calls that were cancelled, how the
+    rank says itself that it stands, and the thread that runs its calls, 0 where it has not said."""
 
     running: dict[int, float]
     cancelled: frozenset[int]
     methods: dict[int, str]
     told: str = ""
+    thread: int = 0
 
 
 def read(page: bytes) -> Reading:
@@ -121,6 +133,7 @@ def read(page: bytes) -> Reading:
         cancelled=frozenset(n for (n,) in _NUMBER.iter_unpack(numbers) if n != 0),
         methods={call: _name(page, index) for call, _, index in slots},
         told=page[_TOLD_AT : _TOLD_AT + _TOLD_BYTES].rstrip(b"\0").decode(errors="replace"),
+        thread=int.from_bytes(page[_THREAD_AT : _THREAD_AT + _NUMBER.size], "little"),
     )
 
 
@@ -137,3 +150,15 @@ def cancel(fd: int, call: int) -> None:
     (count,) = _NUMBER.unpack(os.pread(fd, 8, _CANCELLED_COUNT_AT))
     os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CANCELLED) * _NUMBER.size)
     os.pwrite(fd, _NUMBER.pack(count + 1), _CANCELLED_COUNT_AT)
+
+
+def answer(stacks: str) -> bytes:
+    """What a rank writes, in one piece, where it was asked for its stacks."""
+    return _BEGIN + stacks.encode(errors="backslashreplace") + _END
+
+
+def answered(written: bytes) -> bytes | None:
+    """The last whole answer in what was written, if there is one."""
+    before, _, _ = written.rpartition(_END)
+    _, begin, stacks = before.rpartition(_BEGIN)
+    return stacks if begin else None

@@ -91,6 +91,29 @@ def test_what_is_busy_waits_until_its_timeout_and_names_the_holder(ray_cluster: 
         px.ResourcePool([2], use_gpu=True, timeout=0.3, backend="ray")
 
 
+@pytest.mark.slow
+def test_a_slot_that_something_else_holds_is_named_where_its_accelerator_is_asked_for(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from phalanx.transport.ray import placement
+
+    with px.ResourcePool([2], use_gpu=True, backend="ray") as pool:
+        reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
+        in_slot_1 = placement.strategy(pool.slots[1], reservations)
+        stranger = ray.remote(dict).options(num_cpus=0, num_gpus=1, scheduling_strategy=in_slot_1).remote()
+        ray.get(stranger.copy.remote())
+        monkeypatch.setattr(placement, "_PROBED_WITHIN_S", 2.0)
+
+        with pytest.raises(px.PlacementError, match=r"slot 1 of block 0 of pool .* 1 GPU .*`ray status`"):
+            pool[0:1]
+        monkeypatch.undo()
+        ray.kill(stranger)
+
+        assert len(pool[0:1]) == 1
+
+
 def test_accelerators_per_slot_are_all_seen(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=True, accelerators_per_slot=4) as pool:
         seen = px.WorkerGroup(pool, Where).accelerators()

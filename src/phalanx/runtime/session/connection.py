@@ -244,6 +244,8 @@ def shutdown() -> None:
             from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
 
             ray_cluster.stop()
+        for transport in _state.transports.values():
+            transport.leave()
         _state.transports.clear()
 
 

@@ -8,46 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import reaper
-from phalanx.transport.ray.post_mortem import PostMortem, node_memory, oom_kills, read_logs, readable_stack
+from phalanx.transport.ray.post_mortem import PostMortem, node_memory, oom_kills, read_logs
+from phalanx.transport.ray.stacks import STOPPED, stacks_of
+from phalanx.transport.ray.target import Target
 from phalanx.transport.ray.usage import Gpu, Usage, gpus, usage_of
 from phalanx.transport.values import Sight
 from phalanx.wire import side_channel
-from phalanx.wire.messages import SideChannel
 from phalanx.wire.value import Value
-
-_STACKS_SIGNAL = signal.SIGUSR2
-_STACKS_WITHIN_S = 0.4
-_STACKS_LIMIT = 64_000
-_STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
-
-
-class Target(NamedTuple):
-    """A rank's process as an agent needs to know it."""
-
-    pid: int
-    side: SideChannel | None
-    log_paths: tuple[str, ...] = ()
-
-    def same(self) -> reaper.Process | None:
-        """The process, if it is there and is still the one that reported itself."""
-        process = reaper.look_at(self.pid)
-        if process is None or self.side is None or process.started != self.side.started:
-            return None
-        return process
-
-    def open(self, fd: int, flags: int) -> int:
-        """One of the process's own file descriptors, opened anew."""
-        return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
 
 
 class NodeAgent:
@@ -56,13 +32,18 @@ class NodeAgent:
     def __init__(self) -> None:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._expected = False
         self._watched: dict[int, tuple[int, int, str]] = {}
         self._oom_kills = oom_kills()
 
     def prepare(self) -> None:
-        """Start the reaper before it is needed."""
+        """Start the reaper before it is needed, while something else takes its time."""
+        self._expected = True
+        threading.Thread(target=self._prepare, daemon=True).start()
+
+    def _prepare(self) -> None:
         with self._lock:
-            if self._reaper is None:
+            if self._expected and self._reaper is None:  # else it was dismissed before it was there
                 self._reaper = _start_reaper()
 
     def dismiss(self) -> None:
@@ -122,13 +103,8 @@ class NodeAgent:
         sights = [self._sight(target) for target in targets]
         if not stacks:
             return sights
-        asked = [self._ask_stack(target) for target in targets]
-        limit = time.monotonic() + _STACKS_WITHIN_S
-        for index, (target, refusal) in enumerate(zip(targets, asked, strict=True)):
-            text = "" if refusal else _read_stacks(target, limit)
-            silent = "it did not answer the signal that asks for its stack"
-            sights[index] = sights[index].with_stack(text, refusal or ("" if text else silent))
-        return sights
+        read = stacks_of(targets)
+        return [sight.with_stack(text, note) for sight, (text, note) in zip(sights, read, strict=True)]
 
     def _sight(self, target: Target) -> Sight:
         process = target.same()
@@ -136,36 +112,16 @@ class NodeAgent:
             return Sight(reachable=False, note="its process is gone", gone=target.side is not None)
         seen = side_channel.Reading({}, frozenset(), {})
         with contextlib.suppress(OSError):
-            seen = side_channel.read(_page(target))
+            seen = side_channel.read(target.page())
         now = time.monotonic()
-        stopped = process.state in "Tt"
+        stopped = process.stopped
         return Sight(
             reachable=not stopped,
             running={call: now - begun for call, begun in seen.running.items()},
-            note=_STOPPED if stopped else "",
+            note=STOPPED if stopped else "",
             methods=seen.methods,
             told=seen.told,
         )
-
-    def _ask_stack(self, target: Target) -> str:
-        """Ask a process to write its stacks; why it cannot, or nothing."""
-        process = target.same()
-        if process is None or target.side is None:
-            return "its process is gone"
-        if process.state in "Tt":
-            return _STOPPED
-        if not _catches(target.pid, _STACKS_SIGNAL):  # else the signal would end it
-            return "SIGUSR2 is not caught there (any more), so its stack cannot be read"
-        try:
-            fd = target.open(target.side.stacks, os.O_RDWR)
-            try:
-                os.ftruncate(fd, 0)
-            finally:
-                os.close(fd)
-            os.kill(target.pid, _STACKS_SIGNAL)
-        except OSError as error:
-            return f"its stack cannot be read: {error}"
-        return ""
 
     def cancel(self, targets: Sequence[Target], call: int) -> list[bool]:
         """Tell ranks that a call is cancelled: those that have not begun it drop it, others are interrupted.
@@ -185,22 +141,20 @@ class NodeAgent:
                     finally:
                         os.close(fd)
             drops.append(not began)
-        self._tell([target for target, drop in zip(targets, drops, strict=True) if not drop], b"i")
+        self._tell(
+            [target for target, drop in zip(targets, drops, strict=True) if not drop], side_channel.INTERRUPT
+        )
         return drops
 
     def sever(self, targets: Sequence[Target]) -> None:
         """Cut the connections of the ranks' process groups: threads in a collective get an error."""
-        self._tell(targets, b"s")
+        self._tell(targets, side_channel.SEVER)
 
     def _tell(self, targets: Sequence[Target], request: bytes) -> None:
         for target in targets:
-            if target.side is not None and target.same() is not None:
+            if target.same() is not None:
                 with contextlib.suppress(OSError):
-                    fd = target.open(target.side.control, os.O_WRONLY | os.O_NONBLOCK)
-                    try:
-                        os.write(fd, request)
-                    finally:
-                        os.close(fd)
+                    target.request(request)
 
     def usage(self, targets: Sequence[Target]) -> list[Usage | None]:
         """Memory and processor time of each process; None where it is gone."""
@@ -251,7 +205,7 @@ class NodeAgent:
 
     def _dismiss(self) -> None:
         """Let the reaper go: it ends what it still watches, and exits. Under the lock."""
-        child, self._reaper = self._reaper, None
+        child, self._reaper, self._expected = self._reaper, None, False
         if child is not None:
             for stream in (child.stdin, child.stdout):
                 if stream is not None:
@@ -270,43 +224,3 @@ def _start_reaper() -> subprocess.Popen[bytes]:
     )
     child.wait(10.0)  # the process that stays is its child: this one forks and leaves
     return child
-
-
-def _page(target: Target) -> bytes:
-    if target.side is None:
-        return b""
-    fd = target.open(target.side.page, os.O_RDONLY)
-    try:
-        return os.pread(fd, side_channel.SIZE, 0)
-    finally:
-        os.close(fd)
-
-
-def _read_stacks(target: Target, limit: float) -> str:
-    """The stacks once they are complete: nothing has been added for a moment."""
-    if target.side is None:
-        return ""
-    text, pause = b"", 0.005
-    with contextlib.suppress(OSError):
-        fd = target.open(target.side.stacks, os.O_RDONLY)
-        try:
-            while True:
-                found = os.pread(fd, _STACKS_LIMIT, 0)
-                if found and found == text:
-                    break
-                text = found
-                if time.monotonic() > limit:
-                    break
-                time.sleep(pause)
-        finally:
-            os.close(fd)
-    return readable_stack(text.decode(errors="replace"))
-
-
-def _catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-        for line in status:
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False

@@ -18,7 +18,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.show.notices import RankEntry
-from phalanx.transport.ray.node_agent import NodeAgent, Target
+from phalanx.transport.ray.node_agent import NodeAgent
+from phalanx.transport.ray.target import Target
 from phalanx.transport.ray.usage import Gpu, Usage
 from phalanx.transport.values import Endpoint, Sight
 from phalanx.wire.value import Value
@@ -115,7 +116,7 @@ class OwnRanks:
 
     def prepare(self) -> None:
         """Start the reaper of this node while something else, the start of ranks, takes its time."""
-        threading.Thread(target=self._agents.local.prepare, daemon=True).start()
+        self._agents.local.prepare()
 
     def dismiss(self) -> None:
         """Take :meth:`prepare` back, where no ranks came of it."""

@@ -27,6 +27,7 @@ from phalanx.transport.values import ReserveRequest, StoreSpace
 from phalanx.wire.value import Value
 
 NODE_LABEL = "ray.io/node-id"
+_PROBED_WITHIN_S = 60.0
 
 
 @dataclass
@@ -246,18 +247,37 @@ def _accelerator_ids() -> tuple[str, ...]:
 def probe(
     slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
 ) -> list[tuple[str, ...]]:
-    """The accelerator ids of each slot, by a task that takes the whole slot for a moment."""
+    """The accelerator ids of each slot, by a task that takes the whole slot for a moment.
+
+    Raises:
+        PlacementError: not every slot had told within a minute.
+    """
     task = ray.remote(_accelerator_ids)
     gpus = bundle.get("GPU", 0)
     others = {key: value for key, value in bundle.items() if key not in ("GPU", "CPU") and ":" not in key}
-    return ray.get(
-        [
-            task.options(
-                num_cpus=0,
-                num_gpus=gpus,
-                resources=others or None,
-                scheduling_strategy=strategy(slot, reservations),
-            ).remote()
-            for slot in slots
-        ]
+    refs = [
+        task.options(
+            num_cpus=0,
+            num_gpus=gpus,
+            resources=others or None,
+            scheduling_strategy=strategy(slot, reservations),
+        ).remote()
+        for slot in slots
+    ]
+    late = ray.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]
+    if late:
+        for ref in late:
+            ray.cancel(ref)
+        raise PlacementError(_unknown([slots[refs.index(ref)] for ref in late], {"GPU": gpus, **others}))
+    return ray.get(refs)
+
+
+def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
+    more = f" and {len(slots) - 3} more" if len(slots) > 3 else ""
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount) or "nothing"
+    return (
+        f"which accelerators {', '.join(map(str, slots[:3]))}{more} have is not known: a task that asks for {asked} "
+        f"there has not run within {_PROBED_WITHIN_S:g} s. The node may be lost or overloaded, or something that is "
+        "not of this library holds the slot: look at `ray status`; a first group on the whole pool, not on a view of "
+        "it, needs no such task"
     )

@@ -1,4 +1,4 @@
-"""What can be read of a rank from its node: its log files, the dump of its stacks, the kernel's memory books."""
+"""What can be read of a rank from its node: its log files and the memory books of the kernel."""
 
 from __future__ import annotations
 
@@ -52,25 +52,6 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
         fatal_signal=_FATAL_SIGNALS.get(signal.strip()),
         stack="\n".join([_FATAL + signal, *rest][:_STACK_LINES]),
     )
-
-
-_RUNS_CALLS = ("/phalanx/execution/host.py", "/phalanx/execution/plain_calls.py")
-
-
-def readable_stack(dump: str) -> str:
-    """A dump of ``faulthandler``: the main thread, outermost of our own frames left out, the other threads counted."""
-    threads = [
-        block for block in dump.replace("Current thread ", "Thread ").split("Thread ") if block.strip()
-    ]
-    if not threads:
-        return ""
-    # The thread that runs the call; of a rank between calls the main one, which faulthandler writes last.
-    chosen = next((block for block in threads if any(file in block for file in _RUNS_CALLS)), threads[-1])
-    lines = chosen.rstrip().splitlines()[1:]
-    own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
-    shown = [line.strip() for line in (lines[:own] or lines)]
-    more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
-    return "\n".join([*shown, more]).rstrip()
 
 
 def last_lines(path: str) -> list[str]:

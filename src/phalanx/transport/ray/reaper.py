@@ -48,6 +48,11 @@ class Process(NamedTuple):
     def identity(self) -> tuple[int, int]:
         return self.pid, self.started
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.state in "Tt"
+
 
 def look_at(pid: int) -> Process | None:
     """The process of that pid; None where there is none. A zombie counts as none."""

@@ -1,0 +1,57 @@
+"""A rank's process, reached through ``/proc`` from beside it on its node."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from phalanx.transport.ray import reaper
+from phalanx.wire import side_channel
+from phalanx.wire.messages import SideChannel
+
+
+class Target(NamedTuple):
+    """A rank's process as an agent needs to know it."""
+
+    pid: int
+    side: SideChannel | None
+    log_paths: tuple[str, ...] = ()
+
+    def same(self) -> reaper.Process | None:
+        """The process, if it is there and is still the one that reported itself."""
+        process = reaper.look_at(self.pid)
+        if process is None or self.side is None or process.started != self.side.started:
+            return None
+        return process
+
+    def open(self, fd: int, flags: int) -> int:
+        """One of the process's own file descriptors, opened anew."""
+        return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
+
+    def page(self) -> bytes:
+        """The page on which the process says what it is at.
+
+        Raises:
+            OSError: it is gone.
+        """
+        if self.side is None:
+            return b""
+        fd = self.open(self.side.page, os.O_RDONLY)
+        try:
+            return os.pread(fd, side_channel.SIZE, 0)
+        finally:
+            os.close(fd)
+
+    def request(self, request: bytes) -> None:
+        """Ask the thread of the process that is there for such requests; does not wait for it.
+
+        Raises:
+            OSError: it is gone, or was asked so often that no more is taken.
+        """
+        if self.side is None:
+            return
+        fd = self.open(self.side.control, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(fd, request)
+        finally:
+            os.close(fd)
