@@ -117,7 +117,9 @@ def test_nothing_vanishes_or_counts_twice_in_seeded_schedules(block: int) -> Non
 
         for _ in range(20):
             a_step(actors, chance)
-        actors.finish()
+        chance.choice([actors.finish, actors.finish, actors.close])()
+        for _ in range(5):  # processes die, give back and hand over while it ends, too
+            a_step(actors, chance)
 
         drained(actors, chance)
 

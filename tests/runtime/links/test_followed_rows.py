@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +80,34 @@ def test_rows_that_came_in_and_their_process_ended_still_count(staleness: px.Sta
         assert producer.home.follow(channel.card.key, channel.put([1, 2, 3, 4]), Lies(lease, 0, 4))
         producer.home.left(producer, "it was killed")
         assert staleness.paced.rows.ready == 4
+
+
+def test_rows_are_put_in_an_event_loop(staleness: px.Staleness) -> None:
+    async def put(lease: Any, channel: px.Channel) -> int:
+        return await lease.put_async(channel, torch.arange(2), lease.version)
+
+    with px.Channel(backend="inline") as channel, staleness.begin(2) as lease:
+        assert asyncio.run(put(lease, channel)) == 2
+        assert (staleness.paced.rows.ready, channel.rows.waiting) == (2, 2)
+        channel.drop("filtered")
+        assert staleness.paced.dropped == {"dropped in the channel": 2}
+
+
+def test_a_put_that_is_cancelled_in_an_event_loop_gives_its_credit_back(
+    staleness: px.Staleness, full: px.Channel
+) -> None:
+    async def given_up(lease: Any) -> None:
+        waiting = asyncio.ensure_future(lease.put_async(full, torch.arange(4), 0))
+        while not full.depth.puts:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    with staleness.begin(4) as lease:
+        asyncio.run(given_up(lease))
+    assert staleness.paced.dropped == {"could not be put": 4}
+    assert full.depth.puts == 0
 
 
 def test_rows_that_became_too_old_while_their_put_waited_do_not_come_in(

@@ -22,7 +22,7 @@ from phalanx.runtime.links.leaving import Listener, leave, leave_at_close
 from phalanx.runtime.links.open_channels import ChannelCard, is_own, open_channels, published_key
 from phalanx.runtime.links.payloads import InStore, Lengths, Packed, kept, pack
 from phalanx.runtime.links.ports import port_to
-from phalanx.runtime.links.replies import accepted_number, closed, ordered, untaken
+from phalanx.runtime.links.replies import accepted_number, at_least_one, closed, ordered, untaken
 from phalanx.runtime.links.requests import answered, answered_async, others, take_back
 from phalanx.runtime.links.saving import SavedChannel, loaded, saved
 from phalanx.runtime.links.services import Port, Reply
@@ -159,7 +159,11 @@ class Channel:
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
         """The same as :meth:`put`, awaited."""
-        port, packed, reply, timeout = self._begin_put(item, timeout)
+        return await self.put_followed_async(item, timeout, None)
+
+    async def put_followed_async(self, item: Value, timeout: float | None, follow: Follow | None) -> int:
+        """The same as :meth:`put_followed`, awaited."""
+        port, packed, reply, timeout = self._begin_put(item, timeout, follow)
         try:
             return accepted_number(
                 self.name, self._limit(), await answered_async(self._card.key, port, reply, timeout)
@@ -169,7 +173,7 @@ class Channel:
             raise
 
     def _begin_put(
-        self, item: Value, timeout: float | None, follow: Follow | None = None
+        self, item: Value, timeout: float | None, follow: Follow | None
     ) -> tuple[Port, Packed, Reply, float | None]:
         timeout = checked(timeout, "Channel.put")
         port = self._port()
@@ -211,7 +215,7 @@ class Channel:
             ChannelClosed: there are none, and none will come.
             ItemsLost: items went with the process that had them; told once. Take on.
         """
-        return self._take(_at_least_one(n, "take"), None, timeout)
+        return self._take(at_least_one(n, "take"), None, timeout)
 
     def take_rows(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
@@ -235,18 +239,18 @@ class Channel:
             ChannelError: the next item is not made of rows.
             ItemsLost: items went with the process that had them; told once. Take on.
         """
-        batch = self._take(None, _at_least_one(n, "take_rows"), timeout)
+        batch = self._take(None, at_least_one(n, "take_rows"), timeout)
         return ordered(batch, self.name, self._card.lengths, balance, sort)
 
     async def take_async(self, n: int = 1, timeout: float | None = None) -> Batch:
         """The same as :meth:`take`, awaited."""
-        return await self._take_async(_at_least_one(n, "take_async"), None, timeout)
+        return await self._take_async(at_least_one(n, "take_async"), None, timeout)
 
     async def take_rows_async(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """The same as :meth:`take_rows`, awaited."""
-        batch = await self._take_async(None, _at_least_one(n, "take_rows_async"), timeout)
+        batch = await self._take_async(None, at_least_one(n, "take_rows_async"), timeout)
         return ordered(batch, self.name, self._card.lengths, balance, sort)
 
     def _take(self, items: int | None, rows: int | None, timeout: float | None) -> Batch:
@@ -390,9 +394,3 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"<channel {self.name}: {self._limit()} may wait>"
-
-
-def _at_least_one(n: Any, verb: str) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DeclarationError(f"Channel.{verb}({n!r}): expected how many, a whole number from 1")
-    return n

@@ -19,8 +19,9 @@ def channel_table(name: str, limit: str, look: Look) -> Table:
     """What waits, who waits, how old, how fast."""
     depth, items, rows = look.depth, look.items, look.rows
     waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
-    put = f"{rows.submitted} rows, {depth.accepted_per_second:.1f}/s"
-    delivered = f"{rows.delivered} rows, {depth.delivered_per_second:.1f}/s, {size(depth.delivered_bytes_per_second)}/s"
+    put = f"{rows.submitted} rows, {depth.accepted_per_second:.1f} items/s"
+    speed = f"{depth.delivered_per_second:.1f} items/s, {size(depth.delivered_bytes_per_second)}/s"
+    delivered = f"{rows.delivered} rows, {speed}"
     dropped = ", ".join(f"{count} {reason}" for reason, count in look.reasons.items())
     told = (
         ("waiting", depth.waiting, waiting, depth.oldest_item),

@@ -85,3 +85,14 @@ def ordered(batch: Batch, channel: str, lengths: Lengths | None, pieces: int | N
     elif pieces is not None:
         batch.balance(pieces)
     return batch
+
+
+def at_least_one(n: Any, verb: str) -> int:
+    """How many were asked for.
+
+    Raises:
+        DeclarationError: that is no number of items or rows.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise DeclarationError(f"Channel.{verb}({n!r}): expected how many, a whole number from 1")
+    return n

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from phalanx.dispatch.split import count_rows, take_rows
-from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
+from phalanx.errors import DeclarationError, StalenessTimeout
 from phalanx.flow.staleness import Staleness as Machine
 from phalanx.flow.staleness import StalenessState
 from phalanx.runtime.calls.seconds import checked
-from phalanx.runtime.links.channel import Channel
 from phalanx.runtime.links.overdue import overdue_of
 from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.ports import Address, port_to, served
 from phalanx.runtime.links.requests import answered, answered_async, others
-from phalanx.runtime.links.services import Port, of_one_process, services
+from phalanx.runtime.links.row_lease import RowLease, failed
+from phalanx.runtime.links.services import Port, services
 from phalanx.runtime.links.staleness_home import Paced, StalenessService
 from phalanx.runtime.session import connection as cluster
 from phalanx.show.tables import Table
-from phalanx.wire.value import Reduced, Value
+from phalanx.wire.value import Reduced
 
 _numbers = itertools.count(1)
 
@@ -173,7 +172,7 @@ class Staleness:
             case ("expired", behind):
                 raise StalenessTimeout(f"begin({rows} rows): {behind}; wait longer, or train")
             case _:
-                raise _failed(what)
+                raise failed(what)
 
     def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
         """Version ``version`` is in training from now on.
@@ -236,7 +235,7 @@ class Staleness:
     def _asked(self, verb: str, *args: Any) -> Any:
         what = self._port().ask(self._card.key, verb, *args).future.result()
         if isinstance(what, tuple) and what[0] in ("gone", "wrong"):
-            raise _failed(what)
+            raise failed(what)
         return what
 
     def _port(self) -> Port:
@@ -250,125 +249,3 @@ class Staleness:
     def __repr__(self) -> str:
         card = self._card
         return f"<staleness: at most {card.max_lag} versions of {card.rows_per_version} rows behind>"
-
-
-class RowLease:
-    """Rows that may be generated. What is not accepted when the ``with`` block ends is dropped, and its credit is back.
-
-    ``version`` is that of new rows when it began.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        port: Port,
-        number: int,
-        rows: int,
-        version: int,
-        on_overdue: Callable[[], object] | None,
-    ) -> None:
-        self._key, self._port, self.number = key, port, number
-        self.rows, self.version = rows, version
-        self.overdue = False
-        """Whether its rows became too old while they ran: whoever generates them should stop."""
-        self._on_overdue = on_overdue
-        overdue_of(port, key).add(self)
-
-    def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
-        """Rows are ready to be trained on; in as many parts as one likes.
-
-        Args:
-            rows: how many.
-            versions: of their first tokens: one for all, or one for each.
-
-        Returns:
-            The places, from 0, of those that were accepted: hand only these to the trainer. The others would be
-            trained on more than ``max_lag`` versions behind, or the lease had ended; they are dropped.
-
-        Raises:
-            ValueError: more rows than still run, or a version that is not in training yet.
-        """
-        return self._asked("accept", self.number, rows, versions)[1]
-
-    def put(
-        self,
-        channel: Channel,
-        item: Value,
-        versions: int | Sequence[int],
-        timeout: float | None = None,
-    ) -> int:
-        """Accept the rows of an item, and put those that were accepted into a channel.
-
-        The channel's rows are followed, if both were made by one process: those that it loses or drops give their
-        credit back, and those that become too old are dropped from it, or do not come in; as do those that were on
-        their way when this process ended.
-
-        Returns:
-            How many rows were put.
-
-        Raises:
-            ValueError: as for :meth:`accept`, or the item is not made of rows.
-            ChannelFull, ChannelClosed: the rows could not be put; they are dropped.
-        """
-        rows = count_rows(item)
-        if rows is None:
-            raise ValueError(
-                "RowLease.put: the item is not made of rows; give tensors, arrays, lists or structures of such"
-            )
-        _, places, lies = self._asked("offer", self.number, rows, versions)
-        if not places:
-            return 0
-        some = item if len(places) == rows else take_rows(item, places)
-        try:
-            if of_one_process(self._key, channel.card.key):
-                channel.put_followed(some, timeout, (self._key, lies))
-            else:
-                channel.put(some, timeout)
-                self._asked("unfollowed", lies)
-        except BaseException:
-            self._asked("discard", lies, "could not be put")
-            raise
-        return len(places)
-
-    def drop(self, rows: int, reason: str) -> None:
-        """Some of its rows will never be: filtered, aborted, failed. Counted under the reason.
-
-        Raises:
-            ValueError: more rows than still run.
-        """
-        self._asked("drop", self.number, rows, reason)
-
-    def end(self, reason: str = "not accepted") -> None:
-        """Drop what still runs. Idempotent."""
-        self._port.say(self._key, "end", self.number, reason)
-
-    def _asked(self, verb: str, *args: Any) -> Any:
-        what = self._port.ask(self._key, verb, *args).future.result()
-        if what[0] in ("gone", "wrong"):
-            raise _failed(what)
-        return what
-
-    def became_overdue(self) -> None:
-        """Note that its rows are too old."""
-        self.overdue = True
-        if self._on_overdue is not None:
-            self._on_overdue()
-
-    def __enter__(self) -> RowLease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end("not accepted" if error is None else f"{type(error).__name__}: {error}")
-
-    def __reduce__(self) -> Reduced:
-        raise DeclarationError(
-            "a lease on rows belongs to the process that began it; pass the px.Staleness and begin there"
-        )
-
-
-def _failed(what: Any) -> Exception:
-    if what[0] == "wrong":
-        return ValueError(what[1])
-    return PhalanxError(f"staleness: {what[1]}")
