@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -298,6 +299,17 @@ def test_what_is_not_made_of_rows_is_not_taken_as_rows(backend: str, channel: px
     assert channel.get(0) == "text"
 
 
+def test_items_that_are_not_alike_are_not_joined_and_can_be_taken_as_they_are(channel: px.Channel) -> None:
+    channel.put({"x": [1, 2]})
+    channel.put({"x": torch.zeros(2)})
+    with (
+        pytest.raises(px.DispatchError, match=r"not alike; .* by take\(n\)"),
+        channel.take_rows(4, 0) as batch,
+    ):
+        batch.value()
+    assert len(channel.take(2, 0).value()) == 2
+
+
 def test_a_finished_channel_gives_what_is_left_and_then_ends(backend: str, channel: px.Channel) -> None:
     channel.put("last")
     channel.finish()
@@ -420,6 +432,26 @@ def test_a_channel_without_lengths_cannot_balance(channel: px.Channel) -> None:
     with pytest.raises(px.DeclarationError, match="lengths"):
         channel.take_rows(2, 0, balance=2)
     assert len(channel) == 1
+
+
+@pytest.mark.parametrize(
+    ("balance", "sort", "why"),
+    [(0, False, "0 was given"), (2, True, "one of the two"), (True, False, "True was")],
+)
+def test_an_order_that_cannot_be_takes_nothing(balance: int, sort: bool, why: str) -> None:
+    with px.Channel(lengths="n", backend="inline") as channel:
+        channel.put({"n": [numpy.int64(1), 2]})
+        with pytest.raises(px.DeclarationError, match=why):
+            channel.take_rows(2, 0, balance=balance, sort=sort)
+        assert len(channel) == 1
+
+
+@pytest.mark.parametrize("item", [[1, 2], {"x": [1, 2]}, {"n": [1.0, float("nan")]}, {"x": [1, 2], "n": [1]}])
+def test_an_item_without_a_number_for_each_row_is_refused_where_rows_have_lengths(item: Any) -> None:
+    with px.Channel(lengths="n", backend="inline") as channel:
+        with pytest.raises(px.DispatchError, match=r"under the key 'n'|one finite number for each row"):
+            channel.put(item)
+        assert channel.items.submitted == 0
 
 
 def test_a_saved_channel_goes_on_with_what_waited_and_what_was_taken(producers: px.WorkerGroup) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
-from phalanx.errors import DeclarationError, ItemsLost
+from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.execution.closers import current_closers
 from phalanx.flow.balance import balanced_order, runs_of
 from phalanx.flow.channel_messages import Loss
@@ -139,6 +139,11 @@ class Batch(StoredParts):
         except FetchFailed:
             self._give_back(self._unreadable())
             raise self._lost() from None
+        except DispatchError as error:
+            raise DispatchError(
+                f"channel {self._name!r}: the rows of its items cannot be joined, since these are not alike; put items "
+                f"of one structure, or take them as they are by take(n). {error}"
+            ) from None
 
     def _read_part(self, part: GivenPart, policy: Policy) -> Value:
         if part.whole:

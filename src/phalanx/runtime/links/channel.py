@@ -22,7 +22,7 @@ from phalanx.runtime.links.leaving import Listener, leave, leave_at_close
 from phalanx.runtime.links.open_channels import ChannelCard, is_own, open_channels, published_key
 from phalanx.runtime.links.payloads import InStore, Lengths, Packed, kept, pack
 from phalanx.runtime.links.ports import port_to
-from phalanx.runtime.links.replies import accepted_number, at_least_one, closed, ordered, untaken
+from phalanx.runtime.links.replies import accepted_number, at_least_one, check_order, closed, ordered, untaken
 from phalanx.runtime.links.requests import answered, answered_async, others, take_back
 from phalanx.runtime.links.saving import SavedChannel, loaded, saved
 from phalanx.runtime.links.services import Port, Reply
@@ -239,8 +239,8 @@ class Channel:
             ChannelError: the next item is not made of rows.
             ItemsLost: items went with the process that had them; told once. Take on.
         """
-        batch = self._take(None, at_least_one(n, "take_rows"), timeout)
-        return ordered(batch, self.name, self._card.lengths, balance, sort)
+        check_order(self.name, self._card.lengths, balance, sort)
+        return ordered(self._take(None, at_least_one(n, "take_rows"), timeout), balance, sort)
 
     async def take_async(self, n: int = 1, timeout: float | None = None) -> Batch:
         """The same as :meth:`take`, awaited."""
@@ -250,8 +250,10 @@ class Channel:
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """The same as :meth:`take_rows`, awaited."""
-        batch = await self._take_async(None, at_least_one(n, "take_rows_async"), timeout)
-        return ordered(batch, self.name, self._card.lengths, balance, sort)
+        check_order(self.name, self._card.lengths, balance, sort)
+        return ordered(
+            await self._take_async(None, at_least_one(n, "take_rows_async"), timeout), balance, sort
+        )
 
     def _take(self, items: int | None, rows: int | None, timeout: float | None) -> Batch:
         timeout = checked(timeout, "Channel.take")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, NamedTuple
 
 from phalanx.config import settings
@@ -112,14 +114,27 @@ def lengths_of(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, .
     Raises:
         DispatchError: there is not one number for each row.
     """
-    found = lengths(value) if callable(lengths) else value[lengths]
+    if callable(lengths):
+        found = lengths(value)
+    else:
+        try:
+            found = value[lengths]
+        except (KeyError, IndexError, TypeError):
+            raise DispatchError(
+                f"Channel.put: an item of type {type(value).__name__} has nothing under the key {lengths!r}, by which "
+                "the channel looks up the lengths of rows; put it in, or give the channel lengths=<a function of an item>"
+            ) from None
     numbers = found.tolist() if hasattr(found, "tolist") else list(found)
-    if len(numbers) != rows or not all(isinstance(number, int | float) for number in numbers):
+    if len(numbers) != rows or not all(_is_number(number) for number in numbers):
         raise DispatchError(
             f"Channel.put: lengths={lengths!r} of the channel gives {len(numbers)} values for an item of {rows} rows; "
-            "expected one number for each row"
+            "expected one finite number for each row"
         )
     return tuple(numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def unpacked_ref(transport: Transport, payload: InStore) -> Ref:

@@ -63,27 +63,40 @@ def untaken(channel: str, what: Any, items: int | None, rows: int | None) -> Cha
             return closed(channel, what[1])
 
 
-def ordered(batch: Batch, channel: str, lengths: Lengths | None, pieces: int | None, sort: bool) -> Batch:
+def check_order(channel: str, lengths: Lengths | None, pieces: int | None, sort: bool) -> None:
+    """Whether rows can be ordered so.
+
+    Raises:
+        DeclarationError: the channel knows no lengths, both ways were asked for, or there are no such pieces.
+    """
+    if pieces is not None:
+        at_least_one(pieces, "take_rows(balance=)")
+    if pieces is not None and sort:
+        raise DeclarationError(
+            f"channel {channel!r}: take_rows(balance={pieces}, sort=True): give one of the two"
+        )
+    if lengths is None and (sort or pieces is not None):
+        asked = "sort=True" if sort else f"balance={pieces}"
+        raise DeclarationError(
+            f"channel {channel!r}: take_rows({asked}) needs the length of each row; make the channel with "
+            "px.Channel(lengths=<a key of the items, or a function of one>)"
+        )
+
+
+def ordered(batch: Batch, pieces: int | None, sort: bool) -> Batch:
     """The batch in ascending order, or in one in which even pieces are about equally long, if that was asked for.
 
     Raises:
-        DeclarationError: the channel knows no lengths, or both were asked for; the batch is given back.
+        DispatchError: a length is below 0, and pieces are to be equally long; the batch is given back.
     """
-    if pieces is None and not sort:
-        return batch
-    asked = f"take_rows({'' if pieces is None else f'balance={pieces}'}{'sort=True' if sort else ''})"
-    if lengths is None or (sort and pieces is not None):
+    try:
+        if sort:
+            batch.sort()
+        elif pieces is not None:
+            batch.balance(pieces)
+    except BaseException:
         batch.give_back()
-        raise DeclarationError(
-            f"channel {channel!r}: {asked} needs the length of each row; make the channel with "
-            "px.Channel(lengths=<a key of the items, or a function of one>)"
-            if lengths is None
-            else f"channel {channel!r}: take_rows(balance={pieces}, sort=True): give one of the two"
-        )
-    if sort:
-        batch.sort()
-    elif pieces is not None:
-        batch.balance(pieces)
+        raise
     return batch
 
 
@@ -94,5 +107,5 @@ def at_least_one(n: Any, verb: str) -> int:
         DeclarationError: that is no number of items or rows.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DeclarationError(f"Channel.{verb}({n!r}): expected how many, a whole number from 1")
+        raise DeclarationError(f"Channel.{verb}: {n!r} was given; expected how many, a whole number from 1")
     return n
