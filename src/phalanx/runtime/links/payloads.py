@@ -122,7 +122,7 @@ def lengths_of(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, .
         except (KeyError, IndexError, TypeError):
             raise DispatchError(
                 f"Channel.put: an item of type {type(value).__name__} has nothing under the key {lengths!r}, by which "
-                "the channel looks up the lengths of rows; put it in, or give the channel lengths=<a function of an item>"
+                "the channel looks up lengths of rows; put it in, or give the channel lengths=<a function of an item>"
             ) from None
     numbers = found.tolist() if hasattr(found, "tolist") else list(found)
     if len(numbers) != rows or not all(_is_number(number) for number in numbers):
