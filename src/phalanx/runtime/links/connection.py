@@ -87,11 +87,13 @@ class Connection:
 
     def _receive(self) -> None:
         frames = Frames()
-        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            while data := self._sock.recv(_CHUNK):
-                for frame in frames.feed(data):
-                    self._take(*pickle.loads(frame))
-        self._end()
+        try:
+            with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+                while data := self._sock.recv(_CHUNK):
+                    for frame in frames.feed(data):
+                        self._take(*pickle.loads(frame))
+        finally:  # else all who wait would wait for ever
+            self._end()
 
     def _take(self, key: str, ticket: int | None, what: Any) -> None:
         if ticket is None:

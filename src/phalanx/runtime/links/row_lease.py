@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from phalanx.runtime.links.services import Port, of_one_process
 from phalanx.runtime.links.staleness_home import Lies
 from phalanx.wire.value import Reduced, Value
 
+_log = logging.getLogger("phalanx")
 _NOT_PUT = "could not be put"
 
 
@@ -128,8 +130,12 @@ class RowLease:
     def became_overdue(self) -> None:
         """Note that its rows are too old."""
         self.overdue = True
-        if self._on_overdue is not None:
+        if self._on_overdue is None:
+            return
+        try:
             self._on_overdue()
+        except Exception:  # of the user: whoever tells of it goes on
+            _log.warning("on_overdue of a lease on %d rows failed", self.rows, exc_info=True)
 
     def __enter__(self) -> RowLease:
         return self

@@ -1,0 +1,99 @@
+"""Channels and stalenesses as another process uses them: over a connection, which is one to this process here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+from phalanx.runtime.links import channel as channels
+from phalanx.runtime.links import staleness as stalenesses
+from phalanx.runtime.links.connection import Address, Connection
+from phalanx.runtime.links.server import Server
+from phalanx.runtime.links.services import services
+from phalanx.runtime.links.staleness_home import StalenessService
+from tests.runtime.fault_workers import within
+
+WITHIN = 30.0
+
+
+@pytest.fixture(autouse=True)
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """Have all handles ask over a connection."""
+    server = Server("127.0.0.1")
+    connection = Connection(Address("127.0.0.1", server.address[1], server.token))
+    for module in (channels, stalenesses):
+        monkeypatch.setattr(module, "port_to", lambda *_: connection)
+    yield connection
+    server.stop()
+
+
+@pytest.fixture
+def channel() -> Iterator[px.Channel]:
+    with px.Channel(2, backend="inline") as made:
+        yield made
+
+
+@pytest.fixture
+def staleness() -> px.Staleness:
+    return px.Staleness(max_lag=0, rows_per_version=4, backend="inline")
+
+
+def test_a_get_that_is_cancelled_leaves_the_connection_as_it_was(channel: px.Channel) -> None:
+    async def cancelled() -> str:
+        waiting = asyncio.ensure_future(channel.get_async())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        channel.put("first", WITHIN)
+        return await channel.get_async(WITHIN)
+
+    assert asyncio.run(cancelled()) == "first"
+    assert channel.depth.takes == 0
+
+
+def test_rows_of_a_lease_are_put_and_followed(channel: px.Channel, staleness: px.Staleness) -> None:
+    with staleness.begin(4, WITHIN) as lease:
+        assert lease.put(channel, [1, 2], 0, WITHIN) == 2
+        assert asyncio.run(lease.put_async(channel, [3, 4], 0, WITHIN)) == 2
+    assert channel.drop("filtered") == 2
+    assert staleness.paced.dropped == {"dropped in the channel": 4}
+
+
+def test_rows_whose_put_waits_when_their_process_goes_give_their_credit_back(
+    far: Connection, channel: px.Channel, staleness: px.Staleness
+) -> None:
+    async def put() -> None:
+        lease = await staleness.begin_async(4, WITHIN)
+        waiting = asyncio.ensure_future(lease.put_async(channel, [1, 2, 3, 4], 0))
+        while not channel.depth.puts:
+            await asyncio.sleep(0)
+        far._sock.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(px.ChannelClosed, match="gone"):
+            await waiting
+
+    home = services.get(staleness.card.key)
+    assert isinstance(home, StalenessService)
+    channel.put("first", WITHIN)
+    channel.put("second", WITHIN)
+    asyncio.run(put())
+    assert within(WITHIN, lambda: sum(home.state().dropped.values()) == 4)
+    assert home.state().ready == ()
+
+
+def test_what_a_callback_raises_is_told_and_stops_nobody(
+    staleness: px.Staleness, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("of the user")
+
+    with staleness.begin(2, WITHIN, on_overdue=fails) as lease:
+        staleness.advance(1)
+        staleness.advance(2)
+        assert staleness.version == 2
+        assert lease.overdue
+    assert "of the user" in caplog.text
