@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import phalanx as px
 from phalanx.runtime.links import requests
+from phalanx.runtime.links.ports import port_to
 from phalanx.runtime.links.services import Reply
 
 KEY = "channel/elsewhere/1"
@@ -69,3 +71,8 @@ def test_what_is_given_to_a_taker_whose_task_was_cancelled_goes_back() -> None:
     asyncio.run(cancelled())
     reply.future.set_result(("given", 7, (), False))
     assert port.said == [("cancel", 0), ("back", 7, frozenset())]
+
+
+def test_what_was_made_inline_is_not_reached_from_another_process() -> None:
+    with pytest.raises(px.DeclarationError, match="this channel was made on the inline backend"):
+        port_to(KEY, None)

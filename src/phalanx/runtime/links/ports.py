@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from phalanx.errors import DeclarationError
 from phalanx.runtime.links.connection import Address, connections
+from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.server import one_server
-from phalanx.runtime.links.services import Port, local_ports, services
+from phalanx.runtime.links.services import Port, local_ports, of_one_process, services
 from phalanx.transport.base import Transport
 
 __all__ = ["Address", "port_to", "served"]
@@ -22,7 +24,16 @@ def served(transport: Transport) -> tuple[Address | None, Callable[[], None]]:
 
 
 def port_to(key: str, address: Address | None) -> Port:
-    """To the service of that key: in this process, or at that address."""
-    if address is None or services.get(key) is not None:
-        return local_ports.current()
-    return connections.to(address)
+    """To the service of that key: in this process, or at that address.
+
+    Raises:
+        DeclarationError: another process has it, in which everything is inline.
+    """
+    if address is not None and services.get(key) is None:
+        return connections.to(address)
+    if address is None and not of_one_process(key, f"/{PROCESS}/"):
+        raise DeclarationError(
+            f"this {key.split('/')[0]} was made on the inline backend, which no other process reaches; make it on "
+            "that of the groups that use it: backend='ray', or PHALANX_BACKEND for all"
+        )
+    return local_ports.current()
