@@ -60,7 +60,6 @@ def tied_llama() -> LlamaForCausalLM:
     return small_llama(tied=True)
 
 
-@pytest.mark.slow_on_cluster
 def test_tied_weights_are_those_of_each_sync(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
         source = px.WorkerGroup(pool, Source.bind(tied_llama()))

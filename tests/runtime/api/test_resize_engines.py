@@ -76,7 +76,6 @@ def engines(pool: px.ResourcePool, kind: type[Engine] = Engine) -> px.WorkerGrou
     return px.WorkerGroup(pool, kind, mesh=px.Mesh(dp=-1, tp=TP))
 
 
-@pytest.mark.slow_on_cluster
 def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
     eight: px.ResourcePool,
 ) -> None:
@@ -124,7 +123,6 @@ def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
     assert mine == peers
 
 
-@pytest.mark.slow_on_cluster
 def test_engines_that_join_have_the_weights_before_they_are_called(eight: px.ResourcePool) -> None:
     import torch
 

@@ -84,7 +84,7 @@ def play(seed: int) -> Story:
 
 
 @pytest.mark.parametrize(
-    "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 6))]
+    "block", [0, *(pytest.param(block, marks=pytest.mark.soak) for block in range(1, 6))]
 )
 def test_300_schedules_end_in_answers_or_right_errors(block: int) -> None:
     stories = [play(seed) for seed in range(block * 50, block * 50 + 50)]

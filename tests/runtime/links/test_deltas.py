@@ -81,7 +81,6 @@ def test_what_changed_arrives_bit_for_bit(
         assert same(trainer, generator)
 
 
-@pytest.mark.slow_on_cluster
 def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
     backend: str, trainer: px.WorkerGroup, sync: px.WeightSync
 ) -> None:

@@ -162,8 +162,11 @@ def synced(groups: Any, source: str, sources: int, target: str, targets: int, am
 TRAINED: dict[str, float] = {}
 
 
-@pytest.mark.parametrize("targets", [1, 2, 4])
-@pytest.mark.parametrize("sources", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [(1, 4), (4, 1), (2, 4), (4, 2)]
+    + [pytest.param(*sizes, marks=pytest.mark.soak) for sizes in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 4)]],
+)
 def test_fsdp2_arrives_in_tensor_parallel_layers(groups: Any, sources: int, targets: int) -> None:
     assert synced(groups, f"fsdp{sources}", sources, f"tp{targets}", targets, 1.0) == []
 

@@ -221,7 +221,6 @@ def test_a_sync_replaces_what_was_not_committed(
     assert generator.total() == trainer.total()
 
 
-@pytest.mark.slow_on_cluster
 def test_a_restart_of_the_target_drops_what_is_staged(
     trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
 ) -> None:

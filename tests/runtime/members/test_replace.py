@@ -177,7 +177,6 @@ def test_one_rank_after_another_is_lost(three: px.ResourcePool) -> None:
     assert group.add(0) == [3.0, 6.0, 9.0]
 
 
-@pytest.mark.slow_on_cluster
 def test_lost_state_that_nobody_holds_is_named_and_nothing_is_done(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
@@ -278,7 +277,6 @@ def test_explain_says_what_the_last_snapshot_has(three: px.ResourcePool) -> None
     assert str(px.snapshot(group)) in str(group.explain())
 
 
-@pytest.mark.slow_on_cluster
 def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Bag.bind(still=torch.ones(1 << 16), moving=torch.zeros(4)))
     first = px.snapshot(group)

@@ -151,7 +151,7 @@ def play_by_itself(seed: int) -> Iterator[object]:
         yield group.core.lifecycle.story
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))])
 def test_schedules_with_standbys_that_die_too_end_right(block: int) -> None:
     taken = 0
     for seed in range(block * 30, block * 30 + 30):

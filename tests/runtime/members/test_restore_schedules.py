@@ -75,10 +75,10 @@ def play(seed: int) -> Story:
 
 
 @pytest.mark.parametrize(
-    "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 10))]
+    "block", [0, *(pytest.param(block, marks=pytest.mark.soak) for block in range(1, 20))]
 )
 def test_no_step_is_lost_or_made_twice_in_200_schedules(block: int) -> None:
-    for seed in range(block * 20, block * 20 + 20):
+    for seed in range(block * 10, block * 10 + 10):
         story = play(seed)
         assert not [error for error in story.errors if isinstance(error, px.InternalError)], seed
 

@@ -102,8 +102,8 @@ def test_a_slot_that_something_else_holds_is_named_where_its_accelerator_is_aske
     with px.ResourcePool([2], use_gpu=True, backend="ray") as pool:
         reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
         in_slot_1 = placement.strategy(pool.slots[1], reservations)
-        stranger = ray.remote(dict).options(num_cpus=0, num_gpus=1, scheduling_strategy=in_slot_1).remote()
-        ray.get(stranger.copy.remote())
+        stranger = ray.remote(Where).options(num_cpus=0, num_gpus=1, scheduling_strategy=in_slot_1).remote()
+        ray.get(stranger.accelerators.remote())
         monkeypatch.setattr(placement, "_PROBED_WITHIN_S", 2.0)
 
         with pytest.raises(px.PlacementError, match=r"slot 1 of block 0 of pool .* 1 GPU .*`ray status`"):

@@ -164,7 +164,6 @@ def test_a_plain_model_is_loaded_into_a_sharded_one(two: px.ResourcePool, tmp_pa
     assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
 
 
-@pytest.mark.slow_on_cluster
 def test_submitted_it_has_the_state_of_its_moment(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Trainer)
     group.step()
@@ -188,7 +187,6 @@ def test_a_second_save_waits_for_the_first(two: px.ResourcePool, tmp_path: Path)
     assert [one.step for one in listed(str(tmp_path)) if one.whole] == [0, 1, 2]
 
 
-@pytest.mark.slow_on_cluster
 def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_path: Path) -> None:
     cls = px.colocate({"actor": Trainer.bind(rng=False), "notes": Bag, "reference": Nothing})
     group = px.WorkerGroup(two, cls)
@@ -344,7 +342,6 @@ def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path:
     assert [one.step for one in listed(url)] == [2]
 
 
-@pytest.mark.slow_on_cluster
 def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Rows)
 
