@@ -81,7 +81,9 @@ def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Stale
 
 def add_saving(parser: argparse.ArgumentParser) -> None:
     """The options that :class:`Saving` is made from."""
-    parser.add_argument("--save", type=Path, help="where the run is saved, by all ranks; see `phalanx runs`")
+    parser.add_argument(
+        "--save", metavar="PATH", help="where the run is saved, by all ranks; see `phalanx runs`"
+    )
     parser.add_argument("--save-every", type=int, default=Saving.every, metavar="STEPS")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last step that --save has whole"
@@ -92,7 +94,8 @@ def add_saving(parser: argparse.ArgumentParser) -> None:
 class Saving:
     """Where the run is saved, if it is, and how often; whether it goes on from what is there."""
 
-    path: Path | None = None
+    path: str | None = None
+    """Or a URL, which a ``Path`` would change."""
     resume: bool = False
     every: int = 10
 
@@ -102,7 +105,7 @@ class Saving:
         if self.path is None:
             yield None
             return
-        with px.Run(str(self.path), groups, state=state, **links) as run:
+        with px.Run(self.path, groups, state=state, **links) as run:
             if run.steps() and not self.resume:
                 raise SystemExit(f"{self.path} has a run: --resume goes on with it, or give another path")
             yield run

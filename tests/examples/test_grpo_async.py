@@ -98,7 +98,7 @@ def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
     def train(count: int, *, resume: bool = False) -> tuple[list[float], px.Staleness]:
         settings = settings_of(example, max_lag=1, together=2, steps=6)
         staleness = staleness_of(settings)
-        saving = example.Saving(tmp_path / "run", resume, every=3)
+        saving = example.Saving(str(tmp_path / "run"), resume, every=3)
         with example.started(settings, 1, 1, "cpu") as groups:
             update = groups.trainer.actor.update
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.execution.saving import rank as writing
+from phalanx.runtime.saving.future import _end_all as end_of_process
 from phalanx.saving.steps import listed
 from phalanx.show import progress
 from tests.runtime.saving.save_workers import Bag, Rows, Trainer
@@ -141,6 +144,50 @@ def test_the_error_of_a_save_that_was_awaited_is_not_raised_again(
         run.save(2)
 
         assert run.steps() == [2]
+
+
+SCRIPT = """
+import sys
+import torch
+import phalanx as px
+
+class Worker(px.Worker):
+    def __init__(self):
+        px.register_state(self, model={"w": torch.ones(3_000_000)})
+
+def main(path):
+    px.init(backend="inline")
+    group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False), Worker)
+    run = px.Run(path, {"group": group})
+    run.save.submit(1)
+
+main(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_has_what_it_had_submitted(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=WITHIN)
+
+    assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_save_that_failed_is_told_at_the_end_where_nobody_had_asked(
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any, caplog: pytest.LogCaptureFixture, asked: bool
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError("no such luck")
+
+    on_write(fail)
+    future = px.save.submit(group, tmp_path, step=3)
+    if asked:
+        future.exception(WITHIN)
+
+    end_of_process()
+    end_of_process()
+
+    assert caplog.text.count("as step 3 failed, and nobody asked") == (0 if asked else 1)
 
 
 def test_what_a_rank_says_of_a_load_is_a_sentence(tmp_path: Path) -> None:

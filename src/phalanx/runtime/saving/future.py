@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
@@ -17,24 +19,45 @@ __all__ = ["SaveFuture"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger("phalanx")
+_open: set[SaveFuture[Any]] = set()
+"""Those under way, and those that failed of which nobody has heard."""
+
+
+def _end_all() -> None:
+    """A script that comes to its end has what it wanted saved, and hears of what could not be.
+
+    It is registered anew by each save, to come before what takes the ranks away.
+    """
+    for one in list(_open):
+        one._end()
+
 
 class SaveFuture(Awaited[T]):
     """What a thread of the driver does beside: ``result()`` waits for it, ``await`` does so in an event loop.
 
-    ``px.gather`` takes it beside those of calls.
+    ``px.gather`` takes it beside those of calls. A process that ends waits for it.
+
+    Attributes:
+        asked: somebody has heard what came of it.
     """
 
     def __init__(self, work: Callable[[], T], what: str, cancelled: threading.Event) -> None:
         self._what = what
         self._cancelled = cancelled
+        self.asked = False
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._future.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run, args=(work,), name="phalanx-save", daemon=True)
+        _open.add(self)
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)
         self._thread.start()
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._future.set_result(work())
+            _open.discard(self)
         except BaseException as error:
             self._future.set_exception(error)
 
@@ -50,7 +73,10 @@ class SaveFuture(Awaited[T]):
         """
         seconds = checked(timeout, "SaveFuture.result")
         try:
-            return self._future.result(seconds)
+            try:
+                return self._future.result(seconds)
+            finally:
+                self._heard()
         except concurrent.futures.TimeoutError:
             if self._future.done():
                 raise
@@ -84,6 +110,8 @@ class SaveFuture(Awaited[T]):
             return False
         self._cancelled.set()
         self._thread.join()
+        if self.cancelled():
+            self._heard()
         return self.cancelled()
 
     def cancelled(self) -> bool:
@@ -95,7 +123,23 @@ class SaveFuture(Awaited[T]):
         return None
 
     def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.wrap_future(self._future).__await__()
+        try:
+            return (yield from asyncio.wrap_future(self._future).__await__())
+        finally:
+            self._heard()
+
+    def _heard(self) -> None:
+        if self.done():
+            self.asked = True
+            _open.discard(self)
+
+    def _end(self) -> None:
+        """Wait until it is over, and log an error that nobody has heard of."""
+        self._thread.join()
+        error = None if self.asked else self._future.exception()
+        if error is not None:
+            _log.error("the %s failed, and nobody asked for what came of it: %s", self._what, error)
+        self._heard()
 
     def __repr__(self) -> str:
         return f"<{self._what}: {'over' if self.done() else 'under way'}>"

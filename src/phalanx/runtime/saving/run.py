@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -84,7 +84,7 @@ class Run:
         self._driver = Driver(state)
         self._links = Links(self._groups, channels, staleness)
         self._keep = keep
-        self._under_way: _StepFuture | None = None
+        self._under_way: SaveFuture[SavedStep] | None = None
         self._closed = False
         self.save = RunSave(self._save, self._submit)
         """``run.save(step)`` saves and waits; ``run.save.submit(step)`` goes on beside the next steps."""
@@ -150,7 +150,7 @@ class Run:
             step, "staged"
         ) as count:  # none beside the next steps, which may have one of their own
             finish = self._begin(step, True, cancelled, count)
-        self._under_way = _StepFuture(finish, f"save of step {step}", cancelled)
+        self._under_way = SaveFuture(finish, f"save of step {step}", cancelled)
         return self._under_way
 
     def _begin(
@@ -242,24 +242,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<run of {', '.join(self._groups) or 'no groups'} at {self.path}>"
-
-
-class _StepFuture(SaveFuture[SavedStep]):
-    """Knows whether somebody has seen what came of it."""
-
-    asked = False
-
-    def result(self, timeout: float | None = None) -> SavedStep:
-        try:
-            return super().result(timeout)
-        finally:
-            self.asked = self.asked or self.done()
-
-    def __await__(self) -> Generator[Any, None, SavedStep]:
-        try:
-            return (yield from super().__await__())
-        finally:
-            self.asked = self.asked or self.done()
 
 
 class RunSave:
