@@ -172,26 +172,28 @@ def cluster(interpreter: Interpreter) -> Iterator[str]:
     """A Ray cluster of its own that was started before any program; its address."""
     folder = Path(tempfile.mkdtemp(prefix="pxv"))  # short: sockets lie in it
     words = ["start", "--head", "--block", "--port=0", f"--temp-dir={folder}", "--include-dashboard=false"]
-    process = subprocess.Popen(
-        [str(interpreter.python), "-m", "ray.scripts.scripts", *words],
-        env=interpreter.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    said = folder / "said.txt"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [str(interpreter.python), "-m", "ray.scripts.scripts", *words],
+            env=interpreter.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
-        yield _address(folder / "ray_current_cluster", process)
+        yield _address(folder / "ray_current_cluster", process, said)
     finally:
         process.terminate()  # with --block it ends what it started
         process.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _address(file: Path, process: subprocess.Popen[bytes]) -> str:
+def _address(file: Path, process: subprocess.Popen[bytes], said: Path) -> str:
     deadline = time.monotonic() + PATIENCE
     while not file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail("the cluster did not start")
+            pytest.fail(f"the cluster did not start:\n{said.read_text()[-4000:]}")
         time.sleep(0.1)
     return file.read_text().strip()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -146,13 +147,22 @@ print(ray.get(whose.remote()))
 """
 
 
-@pytest.mark.parametrize("words", [(), ("-m", "phalanx", "verl")])
+COMMAND = ("-m", "phalanx", "verl")
+
+
+@pytest.mark.parametrize(
+    ("words", "submitted"),
+    [((), {}), (COMMAND, {}), (COMMAND, {"PHALANX_VERL": "1", "PHALANX_CALL_TIMEOUT": "9"})],
+    ids=["verl", "phalanx", "phalanx, as a job with variables"],
+)
 def test_tasks_on_a_cluster_that_was_up_before_have_the_overlay(
-    interpreter: Interpreter, tmp_path: Path, words: tuple[str, ...]
+    interpreter: Interpreter, tmp_path: Path, words: tuple[str, ...], submitted: dict[str, str]
 ) -> None:
     own_module(tmp_path, "program", PROGRAM)
+    job = json.dumps({"runtime_env": {"env_vars": submitted}, "metadata": {}})
+    told = {"RAY_JOB_CONFIG_JSON_ENV_VAR": job, **submitted} if submitted else {}  # as `ray job submit` does
 
     with cluster(interpreter) as address:
-        ran = interpreter.run(*words, "program.py", address)
+        ran = interpreter.run(*words, "program.py", address, **told)
 
     assert controller(ran).startswith(OURS if words else THEIRS)
