@@ -50,7 +50,7 @@ Rows = dict[str, Tensor]
 class Settings:
     """What the algorithm runs with; letters are the paper's."""
 
-    digits: int = 4
+    digits: int = 8
     questions: int = 32  # per step
     group_size: int = 8  # G, answers to each question
     together: int = 8  # questions that an engine is asked in one call

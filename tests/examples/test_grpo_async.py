@@ -35,7 +35,7 @@ def example() -> Iterator[ModuleType]:
 
 
 def settings_of(example: ModuleType, **changes: object) -> object:
-    small = {"questions": 4, "together": 4, "group_size": 4, "steps": 4}
+    small = {"digits": 4, "questions": 4, "together": 4, "group_size": 4, "steps": 4}
     return example.Settings(**{**small, **changes})
 
 
@@ -152,7 +152,7 @@ def test_answers_that_are_trained_on_keep_what_each_token_was_drawn_with(example
 def test_answers_may_end_under_the_weights_that_they_began_with(tmp_path: Path) -> None:
     few = ("--device", "cpu", "--steps", "8", "--target", "0", "--at-commit", "wait")
 
-    assert re.search(r"trained +1024", run(SCRIPT, *few, backend="ray", folder=tmp_path))
+    assert re.search(r"trained +2048", run(SCRIPT, *few, backend="ray", folder=tmp_path))
 
 
 @pytest.mark.soak
