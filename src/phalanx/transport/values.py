@@ -84,7 +84,7 @@ class Endpoint:
     """One worker process. ``facts`` is what it reported; ``handle`` is the transport's own.
 
     ``bare_calls`` counts the calls that this process sent it without a message. ``retired`` says that it left its
-    group in peace: whatever it was asked has ended.
+    group in peace: whatever it was asked has ended. ``since`` is the epoch with which it came to its group; -1: none.
     """
 
     slot: Slot
@@ -94,6 +94,7 @@ class Endpoint:
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
     bare_calls: int = 0
     retired: bool = False
+    since: int = -1
 
 
 class Ticket(NamedTuple):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import phalanx as px
+from phalanx.testing import faults
 
 SOAK_ON_RAY = True
 
@@ -262,6 +264,44 @@ def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.Resour
         trainer.train()
         sync()
         assert group.value() == [4.0] * 2
+
+
+class Asked(Model):
+    """While it is made, has another thread change members of a group."""
+
+    group: ClassVar[px.WorkerGroup | None] = None
+    free: ClassVar[list[bool]] = []
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        if self.group is not None:
+            asking = threading.Thread(target=self.ask, args=(self.group,))
+            asking.start()
+            asking.join()
+
+    def ask(self, group: px.WorkerGroup) -> None:
+        self.free.append(group.core.restarting.acquire(timeout=1.0))
+        if self.free[-1]:
+            group.core.restarting.release()
+
+
+def test_a_broken_source_is_mended_before_the_members_change() -> None:
+    """Else whoever holds the source, and wants the group, as px.restore of both does, would wait for ever."""
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as three:
+        trainer = px.WorkerGroup(three[0:1], Asked.bind(3.0), on_failure=px.Restart())
+        group = px.WorkerGroup(three, Model.bind(0.0))
+        px.resize(group, 1)
+        with px.WeightSync(trainer, group, "served", source_name="policy") as sync:
+            sync()
+            faults.kill(trainer, 0)
+            with pytest.raises(px.PhalanxError):
+                trainer.train()
+            Asked.group = group
+
+            px.resize(group, 2)
+
+            assert group.value() == [3.0] * 2
+        assert Asked.free == [True]
 
 
 class Picky(px.Worker):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
@@ -15,8 +16,8 @@ from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.listeners import CallListener, HeardCall, Listeners
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.life.lifecycle import State
-from phalanx.transport.values import FetchFailed, Lost
-from tests.runtime.calls.fake_ranks import LATE, FakeTransport, call_on, endpoints, life_of
+from phalanx.transport.values import Endpoint, FetchFailed, Lost
+from tests.runtime.calls.fake_ranks import LATE, FakeArrivals, FakeTransport, call_on, endpoints, life_of
 
 
 def test_outputs_become_the_value() -> None:
@@ -191,6 +192,63 @@ def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped()
 
     assert (transport.severed, transport.killed) == ([1], [1])
     assert life.lifecycle.state is State.BROKEN
+
+
+class Yielding(FakeTransport):
+    """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
+
+    call: Call | None = None
+    said: str = "Connection closed by peer"
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        self._end(1, RuntimeError("interrupted"), endpoints)
+        return super().cancel(endpoints, call)
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        super().sever(endpoints)
+        self._end(2, RuntimeError(self.said), endpoints)
+
+    def _end(self, rank: int, error: Exception, among: Sequence[Endpoint]) -> None:
+        if self.call is not None and rank in [endpoint.handle for endpoint in among]:
+            cast(FakeArrivals, self.call.arrivals).outcomes[rank] = error
+
+
+@pytest.mark.parametrize(
+    ("ranks", "severed", "killed"),
+    [(4, [2, 3], [3]), (3, [2], []), (2, [], [])],
+    ids=["stop", "cut", "interrupt"],
+)
+def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as_they_let_it(
+    ranks: int, severed: list[int], killed: list[int]
+) -> None:
+    transport = Yielding()
+    life = life_of(ranks, transport)
+    late = [LATE] * (ranks - 1)
+    transport.call = call = call_on(
+        life, ValueError("bad batch"), *late, rules=CallRules(grace_s=2.0, spare=True)
+    )
+
+    with pytest.raises(ValueError, match="bad batch") as raised:
+        call.result(None)
+
+    assert (transport.severed, transport.killed) == (severed, killed)
+    assert cast(px.CallError, raised.value).victims == tuple(range(1, ranks))
+    # A process group that was cut is of no use any more, though all its ranks are there.
+    assert life.lifecycle.state is (State.BROKEN if severed else State.READY)
+
+
+def test_a_rank_that_had_no_process_group_to_be_cut_leaves_the_group_ready() -> None:
+    transport = Yielding()
+    transport.said = "interrupted"
+    life = life_of(3, transport)
+    transport.call = call = call_on(
+        life, ValueError("bad batch"), LATE, LATE, rules=CallRules(grace_s=2.0, spare=True)
+    )
+
+    with pytest.raises(ValueError, match="bad batch"):
+        call.result(None)
+
+    assert (transport.severed, life.lifecycle.state) == ([2], State.READY)
 
 
 def test_a_call_that_is_over_cannot_be_cancelled() -> None:

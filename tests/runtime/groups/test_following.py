@@ -107,6 +107,50 @@ def test_a_future_of_before_is_answered_once(group: px.WorkerGroup, monkeypatch:
     assert view.answers(list(range(4))) == [0, 10, 20, 30]
 
 
+def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_does_not_grow(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    sizes: list[int] = []
+    for _ in range(30):
+        px.resize(group, 4)
+        px.resize(group, 1)
+        sizes.append(len(group.core.transport.published(group.core.roster_key) or b""))
+
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+    assert answered(group) == 8
+    assert sizes[-1] == sizes[1]
+
+
+def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_again(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    px.replace(group, [1], state="none")
+    px.resize(group, 3)
+    later = view_of(group, monkeypatch)
+    px.resize(group, 2)
+
+    with pytest.raises(px.StaleEpoch):
+        view.answers(list(range(8)))  # nobody knows what the former rank 1 had begun
+
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+    assert later.answers(list(range(6))) == [10 * x for x in range(6)]
+
+
+def test_of_ranks_that_a_restart_ended_calls_are_stale(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    group.restart()
+    px.resize(group, 2)
+
+    with pytest.raises(px.StaleEpoch):
+        view.answers(list(range(8)))
+
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+
+
 def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(group, monkeypatch)
     px.resize(group, 3)

@@ -1,11 +1,18 @@
-"""Loses a node under a group that trains, on a cluster of its own, and prints what came of it, for a test."""
+"""Loses a node under a group that trains, on a cluster of its own, and prints what came of it, for a test.
+
+With the word "late" nothing is told of its ranks' deaths before the call has failed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import phalanx as px
 from phalanx.testing import faults
+from tests.runtime.fault_workers import is_there, within
+from tests.runtime.late_deaths import untold
 from tests.runtime.members.killed_trainers import Replicated
 from tests.runtime.own_cluster import several_nodes
 from tests.runtime.scripts import tell
@@ -28,13 +35,20 @@ def main() -> None:
         before, nodes = group.pid(), group.core.epoch.nodes
         seen: list[list[float]] = []
         found["holders"] = px.snapshot(group).holders
+        late = "late" in sys.argv
+        held = contextlib.ExitStack()
         while len(seen) < STEPS:
             if len(seen) == LOST_AT and "lost" not in found:
+                if late:
+                    held.enter_context(untold(group, [2, 3]))
                 found["lost"] = faults.drop_node(cluster, group, 3)
+                if late:  # else a step may end before the ranks do
+                    assert within(60.0, lambda: not any(map(is_there, before[2:])))
             try:
                 made = losses(group, len(seen))
                 px.snapshot(group)
             except px.PhalanxError as error:
+                held.close()
                 found["error"], found["told"] = error.lost, str(error).partition("\n")[0]
                 px.restore(group)
                 continue

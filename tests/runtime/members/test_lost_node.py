@@ -6,11 +6,20 @@ import pytest
 
 from tests.runtime.scripts import told_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
-def test_its_ranks_are_replaced_elsewhere_and_the_losses_are_those_of_a_run_without_a_fault() -> None:
-    (found,) = told_by("tests.runtime.members.node_script", timeout=280)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("late",), id="its peers tell of it before Ray does", marks=pytest.mark.slow),
+        pytest.param((), id="as it comes", marks=pytest.mark.soak),
+    ],
+)
+def test_its_ranks_are_replaced_elsewhere_and_the_losses_are_those_of_a_run_without_a_fault(
+    words: tuple[str, ...],
+) -> None:
+    (found,) = told_by("tests.runtime.members.node_script", *words, timeout=280)
 
     assert found["losses"] == found["expected"]
     assert found["holders"] == [2, 3, 0, 1]  # each on the other node

@@ -17,7 +17,8 @@ class Seen:
 
     ``reports`` tell of every rank that matters; ``pending`` are the ranks that had not ended when its grace was
     over. ``why`` somebody looked: a rank failed, the caller's patience or the call's deadline is over, or somebody
-    cancels it. ``waited`` are seconds. ``by_owner``: all ranks that are gone were ended by the owner of the group.
+    cancels it. ``waited`` are seconds. ``severed``: connections of process groups were cut. ``by_owner``: all ranks
+    that are gone were ended by the owner of the group.
     """
 
     why: Literal["failed", "impatient", "expired", "cancelled"]
@@ -70,7 +71,7 @@ def _failed(seen: Seen) -> Ending:
         return Ending(GroupClosed(closed, group=seen.group), stop=seen.pending, closes=True)
     error = combine(seen.group, seen.method, seen.reports, init=seen.init)
     died = any(report.kind == "died" for report in seen.reports)
-    return Ending(error, stop=seen.pending, breaks=bool(seen.pending) or died)
+    return Ending(error, stop=seen.pending, breaks=bool(seen.pending) or died or seen.severed)
 
 
 def _cancelled(seen: Seen) -> Ending:

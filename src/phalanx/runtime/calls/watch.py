@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.collect.failures import tells_of_a_peer
+from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
 from phalanx.errors import FailureKind, RankReport
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Seen
@@ -48,8 +48,9 @@ class Watch:
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             gone, pending = self._gone(pending)
             reports += gone
+        severed = False
         if self.spare and pending:
-            freed, pending = self._freed(pending)
+            freed, pending, severed = self._freed(pending)
             reports += freed
         dead = [report for report in reports if report.kind == "died"]
         by_owner = bool(dead) and all(self._intended(self.ranks.index(report.rank)) for report in dead)
@@ -61,6 +62,7 @@ class Watch:
             self.method,
             reports,
             [self.ranks[position] for position in pending],
+            severed=severed,
             by_owner=by_owner,
             init=self.init,
         )
@@ -134,16 +136,22 @@ class Watch:
         ]
         return reports
 
-    def _freed(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int]]:
-        """Interrupt ranks that are at a call that failed, and cut them off their peers; who is at it even then."""
+    def _freed(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int], bool]:
+        """Interrupt ranks that are at a call that failed, then cut them off their peers.
+
+        Returns:
+            What they report, who is at it even then, and whether process groups were cut.
+        """
         self._cancel(busy)
         self.arrivals.leave()
-        pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
-        if pending:  # in a collective, which nothing else ends
-            self.transport.sever([self.endpoints[position] for position in pending])
-            pending = self._still_at_it(pending, self.grace_s)
-        ended = [self.report(position) for position in busy if position not in pending]
-        return [replace(report, victim=True) for report in ended if report is not None], pending
+        cut = pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
+        if cut:  # in a collective, which nothing else ends
+            self.transport.sever([self.endpoints[position] for position in cut])
+            pending = self._still_at_it(cut, self.grace_s)
+        ended = {position: self.report(position) for position in busy if position not in pending}
+        reports = {position: report for position, report in ended.items() if report is not None}
+        severed = any(looks_like_victim(report) for position, report in reports.items() if position in cut)
+        return [replace(report, victim=True) for report in reports.values()], pending, severed
 
     def _gone(self, positions: Sequence[int]) -> tuple[list[RankReport], list[int]]:
         """Of ranks that have not ended, the reports of those whose processes are gone, or their node; and the others.

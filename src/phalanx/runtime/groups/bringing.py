@@ -10,9 +10,18 @@ from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.owned import Brings
 from phalanx.runtime.life.lifecycle import State
 
-__all__ = ["bring_to_joined", "bring_to_replaced"]
+__all__ = ["bring_to_joined", "bring_to_replaced", "mend_sources"]
 
 _log = logging.getLogger("phalanx")
+
+
+def mend_sources(core: GroupCore) -> None:
+    """Have the groups that a group has its weights from mended as their policies say.
+
+    Not while members of the group change: whoever holds several groups takes them in another order.
+    """
+    for one in _all_brought(core):
+        one.mend_source()
 
 
 def bring_to_joined(core: GroupCore) -> None:
@@ -21,8 +30,8 @@ def bring_to_joined(core: GroupCore) -> None:
     Raises:
         As a sync.
     """
-    for one in {by for found in _brought(core).values() for by in found}:
-        one.bring(mend=True)
+    for one in _all_brought(core):
+        one.bring(core.life)
 
 
 def bring_to_replaced(core: GroupCore, new: Collection[int]) -> None:
@@ -56,12 +65,16 @@ def _tried(core: GroupCore, one: Brings) -> str:
     """Bring weights; why they did not get there, in words."""
     try:
         with core.preparing():
-            one.bring(mend=False)
+            one.bring(core.life)
     except PhalanxError as error:
         if core.lifecycle.state is not State.RESTARTING:
             raise  # the replacement itself has failed
         return f"their sync failed: {str(error).partition(chr(10))[0]}"
     return ""
+
+
+def _all_brought(core: GroupCore) -> set[Brings]:
+    return {by for found in _brought(core).values() for by in found}
 
 
 def _brought(core: GroupCore) -> dict[tuple[str, str], Sequence[Brings]]:

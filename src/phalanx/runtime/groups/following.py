@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,19 +28,33 @@ class Member:
     handle: Any
     facts: Facts
     name: str | None
+    since: int
 
     @staticmethod
     def of(endpoint: Endpoint) -> Member:
-        return Member(endpoint.slot, endpoint.handle, endpoint.facts, endpoint.name)
+        return Member(endpoint.slot, endpoint.handle, endpoint.facts, endpoint.name, endpoint.since)
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.slot, self.handle, self.facts, self.name, since=self.since)
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of a group in an epoch, and the processes that have left it in peace, by what they reported."""
+    """The ranks of a group in an epoch, and which of those before them have left it in peace.
+
+    ``in_peace_since``: by rank, the epoch since which all that came and are gone have; a rank that is not in it never
+    lost a process. So it takes no more room however often ranks come and go.
+    """
 
     number: int
     members: tuple[Member, ...]
-    left: tuple[tuple[int, float], ...]
+    in_peace_since: Mapping[int, int]
+
+    def left_in_peace(self, rank: int, endpoint: Endpoint) -> bool:
+        """Whether a process that was that rank once, and is no member, ended what it had begun before it left."""
+        return endpoint.since >= self.in_peace_since.get(rank, 0) and not any(
+            key_of(one.facts) == key_of(endpoint.facts) for one in self.members
+        )
 
     def to_bytes(self) -> bytes:
         return cloudpickle.dumps(self)
@@ -58,7 +72,7 @@ class Follower:
         self._life = life
         self._key = key
         self.number = number
-        self._left: frozenset[tuple[int, float]] = frozenset()
+        self._roster: Roster | None = None
 
     def learn(self) -> None:
         """Read the newest roster, and go on with it."""
@@ -68,18 +82,15 @@ class Follower:
         roster: Roster = pickle.loads(found)
         if roster.number <= self.number or self._life.closed:
             return
+        self._roster = roster
         known = {key_of(one.facts): one for one in self._life.epoch.endpoints}
-        self._left = frozenset(roster.left)
-        for key, endpoint in known.items():
-            endpoint.retired = endpoint.retired or key in self._left
-        members = [
-            known.get(key_of(one.facts)) or Endpoint(one.slot, one.handle, one.facts, one.name)
-            for one in roster.members
-        ]
+        for rank, endpoint in enumerate(known.values()):
+            endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
+        members = [known.get(key_of(one.facts)) or one.endpoint() for one in roster.members]
         self.number = roster.number
         self._life.change(members, len(members))
 
-    def refused(self, outcome: Outcome, endpoint: Endpoint) -> bool:
+    def refused(self, outcome: Outcome, rank: int, endpoint: Endpoint) -> bool:
         """Whether a rank did not begin a call since the group has other ranks by now; learns of them then."""
         if outcome.failure is not None:
             if outcome.failure.report.kind != "stale":
@@ -89,7 +100,7 @@ class Follower:
         if outcome.lost is None:
             return False
         self.learn()
-        return key_of(endpoint.facts) in self._left  # it had finished whatever it had begun
+        return self._roster is not None and self._roster.left_in_peace(rank, endpoint)
 
 
 class FollowingDoor(DirectDoor):
@@ -122,7 +133,7 @@ class FollowingArrivals(DirectArrivals):
         tickets = [sent.reference(position) for position in range(len(sent))]
         super().__init__(transport, tickets, halved=call.returns == HALVED)
         self._call, self._follower, self._life = call, follower, life
-        self._at = [epoch.endpoints[rank] for rank in call.ranks]
+        self._at = [(rank, epoch.endpoints[rank]) for rank in call.ranks]
         self._repeats = 0
 
     def fetch(self, timeout: float | None) -> list[Any]:
@@ -157,13 +168,13 @@ class FollowingArrivals(DirectArrivals):
             found = super().outcome(position)
             if found.ok or self._repeats >= _MOST_REPEATS:
                 continue
-            if self._follower.refused(found, self._at[position]):
+            if self._follower.refused(found, *self._at[position]):
                 self._repeats += 1
                 self._put(position, *self._send(position))
                 again = True
         return again
 
-    def _send(self, position: int) -> tuple[Ticket, Endpoint]:
+    def _send(self, position: int) -> tuple[Ticket, int, Endpoint]:
         epoch, call = self._life.epoch, self._call
         data, refs = list(call.messages)[position]
         message = Message(RankCall.unpack(data)._replace(epoch=ANY_EPOCH).pack(), refs)
@@ -171,10 +182,10 @@ class FollowingArrivals(DirectArrivals):
         arrivals = DirectDoor(self._life.transport).submit(
             epoch, Outgoing(call.role, call.method, [rank], [message], call.returns)
         )
-        return arrivals.reference(0), epoch.endpoints[rank]
+        return arrivals.reference(0), rank, epoch.endpoints[rank]
 
-    def _put(self, position: int, ticket: Ticket, endpoint: Endpoint) -> None:
+    def _put(self, position: int, ticket: Ticket, rank: int, endpoint: Endpoint) -> None:
         tickets = [*self._tickets]
         tickets[position] = ticket
-        self._at[position] = endpoint
+        self._at[position] = rank, endpoint
         DirectArrivals.__init__(self, self._life.transport, tickets, halved=self._call.returns == HALVED)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from phalanx.errors import CallTimeout, GroupClosed
 from phalanx.execution import questions
 from phalanx.runtime.groups.ask import Asked, ask
-from phalanx.runtime.groups.bringing import bring_to_joined
+from phalanx.runtime.groups.bringing import bring_to_joined, mend_sources
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.following import Member, Roster, key_of
+from phalanx.runtime.groups.following import Member, Roster
 from phalanx.runtime.groups.processes import GroupProcesses
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.roster import Change
@@ -34,7 +34,6 @@ class Members:
         self._processes = processes
         self._pool = pool
         self._tenant = tenant
-        self._left: list[tuple[int, float]] = []  # whoever has left in peace
 
     def change(self, change: Change, timeout: float | None) -> None:
         """Let ranks join, or leave.
@@ -45,6 +44,8 @@ class Members:
             CallTimeout: ranks that leave have not finished within ``timeout``; they take no calls, and leave with the
                 next change.
         """
+        if change.joining:
+            mend_sources(self._core)
         with self._core.restarting:
             self._core.check()
             self._finish(timeout)  # whoever had not finished the last time
@@ -97,8 +98,7 @@ class Members:
         core = self._core
         if core.roster_key:
             members = tuple(map(Member.of, epoch.endpoints[: epoch.size]))
-            leaving = [key_of(one.facts) for one in epoch.endpoints[epoch.size :]]
-            roster = Roster(epoch.number, members, (*self._left, *leaving))
+            roster = Roster(epoch.number, members, dict(core.life.in_peace_since))
             core.transport.publish(core.roster_key, roster.to_bytes())
 
     def forget(self) -> None:
@@ -126,7 +126,6 @@ class Members:
         self._processes.dismiss(epoch, tail)
         for endpoint in leavers:
             endpoint.retired = True
-            self._left.append(key_of(endpoint.facts))
         self._leaving = None
         if core.closed:
             raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.life.roster import Change
 
 __all__ = ["Brings", "Owned"]
@@ -23,8 +24,15 @@ class Brings(Protocol):
         """Why the source may not have the weights any more that it had, in words; "" where it has."""
         ...
 
-    def bring(self, *, mend: bool) -> None:
-        """Bring the source's present weights to all ranks that they are to reach now; ``mend`` broken groups first.
+    def mend_source(self) -> None:
+        """Have its source mended, if that is broken and has a policy that says so."""
+        ...
+
+    def bring(self, to: GroupLife) -> None:
+        """Bring the source's present weights to all ranks that there are of a target, those that join it too.
+
+        Other targets get them if they take calls now. One that does not gets them with what mends it, and one that
+        stops to take calls meanwhile, since another thread replaces its ranks, is left out.
 
         Raises:
             PhalanxError: they did not get there.

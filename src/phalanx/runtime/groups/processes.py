@@ -227,7 +227,7 @@ class GroupProcesses:
         ``bring_back`` gives all of them their states, once they are there. Then they get weights, and then calls.
         """
         core = self._core
-        left = core.life.begin_restart()
+        left = core.life.begin_restart(gone=gone)
         begun = core.life.epoch.number
         try:
             self._rejoined(left, gone)

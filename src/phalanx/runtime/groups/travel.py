@@ -30,6 +30,7 @@ class PortableGroup:
     handles: tuple[Any, ...]
     facts: tuple[Facts, ...]
     names: tuple[str | None, ...]
+    since: tuple[int, ...]
     roster: str = ""
     number: int = 0
 
@@ -59,6 +60,7 @@ def pack(core: GroupCore) -> PortableGroup:
         handles=tuple(endpoint.handle for endpoint in present),
         facts=tuple(endpoint.facts for endpoint in present),
         names=tuple(endpoint.name for endpoint in present),
+        since=tuple(endpoint.since for endpoint in present),
         roster=core.roster_key,
         number=number,
     )
@@ -67,9 +69,9 @@ def pack(core: GroupCore) -> PortableGroup:
 def unpack(portable: PortableGroup) -> GroupCore:
     """The shared part of a view that does not own the group."""
     endpoints = [
-        Endpoint(slot, handle, facts, name)
-        for slot, handle, facts, name in zip(
-            portable.slots, portable.handles, portable.facts, portable.names, strict=True
+        Endpoint(slot, handle, facts, name, since=since)
+        for slot, handle, facts, name, since in zip(
+            portable.slots, portable.handles, portable.facts, portable.names, portable.since, strict=True
         )
     ]
     core = GroupCore(portable.card, cluster.transport(portable.backend), len(endpoints), owner=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,16 +56,23 @@ class Epoch:
     and get their weights, or those of one that shrinks, which finish what they have.
     """
 
-    __slots__ = ("endpoints", "everyone", "joining", "meshes", "nodes", "number", "size", "stopped")
+    __slots__ = ("endpoints", "everyone", "joining", "meshes", "nodes", "number", "size", "stay", "stopped")
 
     def __init__(
-        self, number: int, size: int, endpoints: Sequence[Endpoint] = (), *, joining: bool = False
+        self,
+        number: int,
+        size: int,
+        endpoints: Sequence[Endpoint] = (),
+        *,
+        joining: bool = False,
+        stay: Sequence[Endpoint | None] = (),
     ) -> None:
         self.number = number
         self.size = size
         self.joining = joining
         self.everyone = tuple(range(size))
         self.endpoints = tuple(endpoints)
+        self.stay = stay  # of one without endpoints: by rank, who will be among them
         self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
         self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
@@ -74,7 +81,7 @@ class Epoch:
         """Whether these ranks are still the processes that they were in an earlier epoch."""
         if self is since:
             return True
-        mine, theirs = self.endpoints, since.endpoints
+        mine, theirs = self.endpoints or self.stay, since.endpoints
         return all(
             rank < len(theirs) and (theirs[rank].retired or (rank < len(mine) and mine[rank] is theirs[rank]))
             for rank in ranks
@@ -138,6 +145,9 @@ class GroupLife:
         #: What was last copied of the ranks' states, and in which epoch.
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1
+        #: By rank: those of its processes that came with this epoch or later, and are gone, have left in peace.
+        self.in_peace_since: dict[int, int] = {}
+        self._behind = 0  # ranks that the epoch before a restart had
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()
 
@@ -158,8 +168,12 @@ class GroupLife:
     def enter(self, endpoints: Sequence[Endpoint]) -> Epoch:
         """Begin the epoch that the lifecycle is in, with these processes."""
         with self._lock:
-            self.epoch = Epoch(self.lifecycle.epoch, len(endpoints), endpoints)
+            number = self.lifecycle.epoch
+            self.epoch = Epoch(number, len(endpoints), endpoints)
             self.weights = {}
+            ended = [*_numbered(endpoints, number), *range(len(endpoints), self._behind)]
+            self.in_peace_since.update(dict.fromkeys(ended, number))
+            self._behind = 0
         self._tell()
         return self.epoch
 
@@ -180,14 +194,16 @@ class GroupLife:
             self.lifecycle.handle(MembersEvent())
             self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
             self.epoch.stopped = left.stopped
+            _numbered(endpoints, self.epoch.number)
             self.snapshot = None  # of other ranks
         self._tell()
         return self.epoch
 
-    def begin_restart(self, size: int | None = None) -> Epoch:
+    def begin_restart(self, size: int | None = None, gone: Collection[int] | None = None) -> Epoch:
         """Leave the present epoch, and give it; until :meth:`enter` the next one has no processes.
 
-        ``size`` is the number of ranks that it will have, where that is another.
+        ``size`` is the number of ranks that it will have, where that is another. ``gone`` are those that get other
+        processes, where not all do: calls of the others go on.
 
         Raises:
             GroupClosed: the group is closed.
@@ -196,8 +212,11 @@ class GroupLife:
             if self.closed:
                 self.lifecycle.check_callable()
             left = self.epoch
+            self._behind = max(self._behind, len(left.endpoints))
             self.lifecycle.handle(RestartEvent())
-            self.epoch = Epoch(self.lifecycle.epoch, left.size if size is None else size)
+            here = enumerate(left.endpoints[: left.size] if gone is not None else ())
+            stay = [None if rank in (gone or ()) else endpoint for rank, endpoint in here]
+            self.epoch = Epoch(self.lifecycle.epoch, left.size if size is None else size, stay=stay)
         self._tell()
         return left
 
@@ -242,3 +261,11 @@ class GroupLife:
         self.changed = time.time()
         if self.on_change is not None:
             self.on_change()
+
+
+def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
+    """Say of processes that are new with which epoch they came; their ranks."""
+    new = [rank for rank, endpoint in enumerate(endpoints) if endpoint.since < 0]
+    for rank in new:
+        endpoints[rank].since = number
+    return new

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from phalanx.errors import GroupError
 from phalanx.runtime.links.pairing import Pair, PairOptions, make_pair
 from phalanx.runtime.links.sides import WeightsSide
+from phalanx.show.tables import Table
+from phalanx.transfer.explain import explain_plan
 from phalanx.transfer.planner import Plans
 
 __all__ = ["Pairs"]
@@ -24,30 +26,53 @@ class Pairs:
         self._options = options
         self._made: dict[WeightsSide, Pair] = {}
 
-    def present(self) -> list[Pair]:
-        """One for each target, all current a moment ago.
+    def present(self, among: Sequence[WeightsSide] | None = None) -> list[Pair]:
+        """One for each target, or for some of them, all current a moment ago.
 
         Raises:
             As :func:`make_pair`.
         """
+        targets = self._targets if among is None else among
         try:
-            for side in (self._source, *self._targets):
+            for side in (self._source, *targets):
                 side.core.check(mend=False)
         except GroupError:  # what the other side keeps for it is of no use any more
             self.part()
             raise
-        for target in self._targets:
+        for target in targets:
             pair = self._made.get(target)
             if pair is not None and not pair.current:
                 self._part(target)
                 pair = None
             if pair is None:
                 self._made[target] = make_pair(self._source, target, self._plans, self._options)
-        return [self._made[target] for target in self._targets]
+        return [self._made[target] for target in targets]
 
     def has(self, pairs: Sequence[Pair]) -> bool:
         """Whether these are the ones that are there now."""
-        return list(self._made.values()) == list(pairs)
+        return all(self._made.get(pair.target) is pair for pair in pairs)
+
+    def explain(self, name: str) -> Table:
+        """What a sync of weights of that name moves.
+
+        Raises:
+            As :meth:`present`.
+        """
+        tables = [
+            explain_plan(
+                pair.plan,
+                movers=pair.movers,
+                title=f"weights {name!r}, {self._source.title} to {pair.target.title}",
+                takeovers=pair.takeovers,
+                delta_base=pair.delta_base if self._options.delta else 0,
+            )
+            for pair in self.present()
+        ]
+        if len(tables) == 1:
+            return tables[0]
+        rows = tuple(row for table in tables for row in table.rows)
+        notes = tuple(note for table in tables for note in (table.title, *table.notes))
+        return Table(f"weights {name!r} to {len(tables)} groups", tables[0].columns, rows, notes)
 
     def part(self) -> None:
         """Give all of them back."""

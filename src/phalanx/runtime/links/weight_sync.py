@@ -19,11 +19,13 @@ from phalanx.execution.weights.orders import Since, Staging, SyncOrder
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.groups.following import key_of
+from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
 from phalanx.runtime.links.pairs import Pairs
 from phalanx.runtime.links.probes import Probing
-from phalanx.runtime.links.sides import Ranks, all_in_order, ask_each, side_of
+from phalanx.runtime.links.reachable import to_reachable
+from phalanx.runtime.links.sides import Ranks, WeightsSide, all_in_order, ask_each, side_of
 from phalanx.runtime.links.stages import Stages
 from phalanx.runtime.links.staleness import Staleness
 from phalanx.runtime.links.sync_calls import send_pair
@@ -32,7 +34,6 @@ from phalanx.runtime.links.versions import Version
 from phalanx.show.tables import Table
 from phalanx.show.users_line import users_line
 from phalanx.transfer.digests import Verify
-from phalanx.transfer.explain import explain_plan
 from phalanx.transfer.fused import Fused
 from phalanx.transfer.matching import Rename
 from phalanx.transfer.places import Hop
@@ -171,15 +172,19 @@ class WeightSync:
                 side.core.check()
 
     def _begin(
-        self, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
+        self,
+        step: int | None = None,
+        expect_change: bool | None = None,
+        verify: Verify | None = None,
+        among: Sequence[WeightsSide] | None = None,
     ) -> CallFuture[Version]:
         with self._lock:
             self._check_open()
             self._settle()
             self._stages.drop()
             while True:
-                pairs = self._pairs.present()
-                with all_in_order([side.core for side in (self._source, *self._targets)]):
+                pairs = self._pairs.present(among)
+                with all_in_order([side.core for pair in pairs for side in (pair.source, pair.target)]):
                     if all(pair.current for pair in pairs):
                         future = self._send(pairs, step, expect_change, _check_verify(verify or self._verify))
                         break
@@ -202,15 +207,21 @@ class WeightSync:
             return f"all ranks of their source {core.name!r} were started anew since the last sync"
         return ""
 
-    def bring(self, *, mend: bool) -> None:
-        """Bring the source's present weights to all ranks that there are now, new ones too."""
-        if mend:
-            self._mend()
+    def mend_source(self) -> None:
+        """Have the source mended, if it is broken and its policy says so."""
+        with contextlib.suppress(GroupBroken, GroupClosed):  # which the sync says
+            self._source.core.check()
+
+    def bring(self, to: GroupLife) -> None:
+        """Bring the source's present weights to all ranks of a target, and of the other targets that can be called."""
         with self._lock, self._pacing.brought_again():
             if self._last is not None:
                 self._last.exception()  # one under way, which the loss of a rank has ended or will end
             before, self._stillness = self._stillness, Stillness()
-            self._begin(expect_change=False).result()  # that nothing changed says nothing of the trainer
+            # That nothing changed says nothing of the trainer.
+            to_reachable(
+                self._targets, to, lambda among: self._begin(expect_change=False, among=among).result()
+            )
             self._stillness = before
 
     def stage(self, *, step: int | None = None, expect_change: bool | None = None) -> CallFuture[Version]:
@@ -256,7 +267,7 @@ class WeightSync:
         """
         with self._lock:
             self._check_open()
-            return self._stages.commit(lambda version: self._note_versions(version.number))
+            return self._stages.commit(lambda version: self._note_versions(version.number, self._targets))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -311,11 +322,12 @@ class WeightSync:
         self, outcome: Version | BaseException, number: int, pairs: Sequence[Pair], expect_change: bool
     ) -> None:
         """Note what came of a sync: what its groups know of versions, and whether the trainer trains."""
+        targets = [pair.target for pair in pairs]
         if not isinstance(outcome, Version):
-            for target in self._targets:
+            for target in targets:
                 ask_each(target.core, target.ranks, questions.tear, target.asked, number)
             if self._pairs.has(pairs):  # and not others, made since for a later sync
-                for target in self._targets:
+                for target in targets:
                     target.core.life.note_weights(*target.key, f"failed({number})")
                 self._known = {}
                 self._pairs.part()
@@ -324,7 +336,7 @@ class WeightSync:
         self._known = {pair.key: number for pair in pairs}
         self._probing.ended(outcome, pairs, self.name, users_line())
         self._note_sent(outcome, expect_change)
-        self._note_versions(number)
+        self._note_versions(number, targets)
 
     def _next_number(self, pairs: Sequence[Pair], unused: int | None) -> int:
         """The number of the next version: more than anybody knows of.
@@ -342,8 +354,8 @@ class WeightSync:
         self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
         return self._newest
 
-    def _note_versions(self, number: int) -> None:
-        for target in self._targets:
+    def _note_versions(self, number: int, targets: Sequence[WeightsSide]) -> None:
+        for target in targets:
             had = target.core.life.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.life.note_weights(*target.key, f"whole({number})")
@@ -367,21 +379,7 @@ class WeightSync:
         """
         self._mend()
         with self._lock:
-            tables = [
-                explain_plan(
-                    pair.plan,
-                    movers=pair.movers,
-                    title=f"weights {self.name!r}, {self._source.title} to {pair.target.title}",
-                    takeovers=pair.takeovers,
-                    delta_base=pair.delta_base if self._options.delta else 0,
-                )
-                for pair in self._pairs.present()
-            ]
-        if len(tables) == 1:
-            return tables[0]
-        rows = tuple(row for table in tables for row in table.rows)
-        notes = tuple(note for table in tables for note in (table.title, *table.notes))
-        return Table(f"weights {self.name!r} to {len(tables)} groups", tables[0].columns, rows, notes)
+            return self._pairs.explain(self.name)
 
     def close(self) -> None:
         """Give back what the ranks keep for it: segments, connections, process groups. May be called again."""
