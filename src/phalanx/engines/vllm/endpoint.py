@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import logging
 import secrets
 import socket
 import time
@@ -58,6 +59,9 @@ class Server:
 
     async def start(self, llm: Any) -> Endpoint:
         """Serve; where that is."""
+        if llm.model_config.skip_tokenizer_init:
+            # A chat is tried first, which has no tokenizer then: a warning with a traceback, in every start.
+            logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
         tasks = await llm.get_supported_tasks()
         given = self._given
         app = find("vllm.entrypoints.launchers.app.build_app")(given, tasks, llm.model_config)
