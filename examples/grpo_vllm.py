@@ -49,7 +49,7 @@ class Settings:
     learning_rate: float = 2e-3
     clip: float = 0.2  # epsilon
     kl_weight: float = 1e-3  # beta
-    entropy_weight: float = 0.05
+    entropy_weight: float = 0.05  # falls to 0 over the steps: what keeps trying to the end keeps being wrong, too
     seed: int = 0
 
 
@@ -125,7 +125,8 @@ class Actor(px.Worker):
         gain = torch.minimum(ratio * advantage, clipped * advantage)
         kl = (reference - log_probs).exp() - (reference - log_probs) - 1  # unbiased and never negative
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
-        objective = gain - settings.kl_weight * kl + settings.entropy_weight * entropy
+        trying = settings.entropy_weight * max(0.0, 1 - self.steps / settings.steps)
+        objective = gain - settings.kl_weight * kl + trying * entropy
 
         self.optimizer.zero_grad()
         (
