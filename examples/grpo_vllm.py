@@ -49,9 +49,7 @@ class Settings:
     learning_rate: float = 2e-3
     clip: float = 0.2  # epsilon
     kl_weight: float = 1e-3  # beta
-    entropy_weight: float = (
-        0.05  # falls to 0 over the steps: what keeps trying to the end keeps being wrong, too
-    )
+    entropy_weight: float = 0.05  # falls to 0: what keeps trying goes on being wrong, too
     seed: int = 0
 
 
