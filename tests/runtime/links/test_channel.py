@@ -15,6 +15,7 @@ import torch
 
 import phalanx as px
 from phalanx.testing import faults
+from tests.runtime.fault_workers import within
 
 LARGE = 60_000  # float32, more than travels in a message
 WITHIN = 30.0
@@ -253,6 +254,21 @@ def test_a_put_waits_for_room_until_somebody_takes(backend: str) -> None:
         channel.put("second", WITHIN)
         taker.join()
         assert channel.get(WITHIN) == "second"
+
+
+def test_a_trace_has_the_wait_of_a_rank_for_room(producers: px.WorkerGroup) -> None:
+    def take_once_it_waits() -> None:
+        if within(WITHIN, lambda: narrow.depth.puts == 1):
+            narrow.get()
+
+    with px.trace() as trace, px.Channel(1, name="narrow") as narrow:
+        narrow.put("first")
+        taker = threading.Thread(target=take_once_it_waits)
+        taker.start()
+        producers[0].produce(narrow, 1)
+        taker.join()
+    found = [(one.name, one.attributes, one.track and one.track.rank) for one in trace.events.spans]
+    assert found == [("put waits", {"channel": "narrow"}, 0)]
 
 
 def test_a_get_that_was_cancelled_takes_nothing(channel: px.Channel) -> None:
