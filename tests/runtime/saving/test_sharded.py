@@ -5,7 +5,9 @@ Weights of Megatron are here too: its groups take longest to start.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 import phalanx as px
 from phalanx.parallel.megatron import MegatronWorkerGroup
 from phalanx.parallel.torch_native import DeviceMeshWorker
+from phalanx.saving.steps import listed
 from tests.runtime.links.test_layouts import (
     SHAPES,
     Learner,
@@ -26,6 +29,7 @@ from tests.runtime.links.test_layouts import (
     plus,
     tensor_parallel,
 )
+from tests.runtime.saving.save_workers import Rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -221,6 +225,58 @@ def test_a_rank_that_dies_in_a_save_is_the_error_of_the_save(ray_cluster: None, 
             px.save(group, tmp_path, step=2)
 
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000001"]
+
+
+def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    go.mkdir()
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
+        px.save(group, tmp_path / "run", step=1)
+        group.run(die_when_told, str(go))
+        first = px.save.submit(group, tmp_path / "run", step=2)
+        second = Future[px.Saved]()
+
+        def save() -> None:
+            try:
+                second.set_result(px.save(group, tmp_path / "run", step=3))
+            except BaseException as error:
+                second.set_exception(error)
+
+        threading.Thread(target=save, daemon=True).start()
+        go.rmdir()
+
+        with pytest.raises(px.SaveError, match=r"rank 1 of .* died while it wrote step 2"):
+            first.result(60)
+        with pytest.raises(px.PhalanxError, match="rank 1"):
+            second.result(60)
+        assert [(one.step, one.whole) for one in listed(str(tmp_path / "run"))] == [(1, True)]
+
+        group.restart()
+        assert px.save(group, tmp_path / "run", step=4).step == 4
+
+
+def test_a_store_that_each_process_has_for_itself_is_told(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
+        for save in (px.save, lambda *given: px.save.submit(*given).result(60)):
+            with pytest.raises(px.SaveError, match=r"cannot be seen by the driver.*only one node sees"):
+                save(group, "memory://apart/run")
+
+
+def die_when_told(worker: Any, go: str) -> None:
+    """Rank 1 is killed while it writes, once ``go`` is not there any more."""
+    import os
+    import signal
+    import time
+
+    from phalanx.execution.saving import write
+
+    def killed(self: Any, data: Any) -> None:
+        while os.path.exists(go):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if worker.rank == 1:
+        write.DiskFile.write = killed  # type: ignore[method-assign]
 
 
 def die_while_writing(worker: Any) -> None:
