@@ -107,6 +107,7 @@ class HostedTransport(InlineTransport):
 
     name = "ray"
     immediate = False
+    relay_from: int | None = 2
 
     def __init__(self) -> None:
         super().__init__()

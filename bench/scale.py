@@ -1,7 +1,9 @@
 """What a call to many ranks costs, through relays and without: `python bench/scale.py --ranks 16 64 --objects 1024`.
 
-With `--objects` the ranks are objects in the relays' processes, 32 in each: what the driver does, messages and hops are
-those of that many processes. `make bench ARGS="--only scale"` runs all of it.
+Each way is measured once what Ray does after calls of the other one is over. `net` is without what the driver's threads
+take while nobody calls, which is measured beside. With `--objects` the ranks are objects in the relays' processes, 32
+in each: what the driver does, messages and hops are those of that many processes. `make bench ARGS="--only scale"` runs
+all of it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +28,8 @@ import phalanx as px  # noqa: E402
 from bench.hosted import Counted, HostedTransport, Light  # noqa: E402
 
 ROUNDS, CALLS = 5, 20
+SETTLES_S = 2.5  # in the second after a call of each rank Ray tells the cluster of these tasks, one by one
+IDLE_S = 4.0
 RELAYS, DIRECT = "relays", "direct"
 
 
@@ -62,24 +67,43 @@ class Taken:
                 spent = (thread_seconds(pids) - used[name]) / CALLS
                 self.others.setdefault(name, []).append(spent)
 
-    def told(self) -> dict[str, Any]:
-        """For a line of JSON."""
-        return {"clock": _rounded(self.clock), "cpu": _rounded(self.cpu)} | {
+    def told(self, idle: float) -> dict[str, Any]:
+        """For a line of JSON; ``idle`` is the CPU that the driver takes in a second without calls."""
+        net = [max(0.0, cpu - idle * clock) for cpu, clock in zip(self.cpu, self.clock, strict=True)]
+        return {"clock": _rounded(self.clock), "cpu": _rounded(self.cpu), "net": _rounded(net)} | {
             f"cpu of {name}": _rounded(values) for name, values in self.others.items()
         }
 
-    def words(self) -> str:
-        """Medians in milliseconds."""
-        return ", ".join(
-            f"{name} {statistics.median(values) * 1e3:.2f} ms" for name, values in self.told().items()
-        )
+
+def words(told: dict[str, Any]) -> str:
+    """Medians in milliseconds."""
+    return ", ".join(f"{name} {statistics.median(values) * 1e3:.2f} ms" for name, values in told.items())
 
 
-def idle() -> float:
-    """Seconds of this process's CPU in one in which nobody calls: what its other threads do all the time."""
-    cpu = time.process_time()
-    time.sleep(1.0)
-    return round(time.process_time() - cpu, 6)
+def idle() -> dict[str, float]:
+    """Seconds of this process's CPU in one in which nobody calls, by the names of its threads: all, and the busiest."""
+    time.sleep(SETTLES_S)
+    cpu, before = time.process_time(), _by_thread()
+    time.sleep(IDLE_S)
+    cpu, after = time.process_time() - cpu, _by_thread()
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    taken: dict[str, float] = {}
+    for number, (name, seconds) in after.items():
+        name = names.get(number, name)
+        taken[name] = taken.get(name, 0.0) + (seconds - before.get(number, ("", 0.0))[1]) / IDLE_S
+    busiest = sorted(taken, key=lambda name: -taken[name])[:8]
+    return {"all": round(cpu / IDLE_S, 6)} | {name: round(taken[name], 6) for name in busiest}
+
+
+def _by_thread() -> dict[int, tuple[str, float]]:
+    found: dict[int, tuple[str, float]] = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name, ran = (task / "comm").read_text().strip(), (task / "schedstat").read_text()
+        except OSError:  # it has ended
+            continue
+        found[int(task.name)] = name, int(ran.split()[0]) / 1e9
+    return found
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
@@ -109,20 +133,29 @@ def real(ranks: int, rounds: int) -> dict[str, Any]:
         for turn in range(rounds + 1):  # the first one warms up
             for way in sorted(ways, reverse=bool(turn % 2)):
                 core.door = ways[way]
+                time.sleep(SETTLES_S)
+                group.nothing()
                 for what, call in calls.items():
                     found[what, way].measure(call, processes, keep=turn > 0)
         core.door = ways[RELAYS]
-        facts = {"ranks": ranks, "relays": len(relays), "start": round(started, 1)}
+        facts: dict[str, Any] = {"ranks": ranks, "relays": len(relays), "start": round(started, 1)}
         facts["apart"] = round(max(constructed) - min(constructed), 1)
-        facts["idle"] = idle()
+        facts |= _idle_facts(idling := idle())
         facts["memory"] = round(sum(map(_own_memory, processes["ranks"])) / ranks / 2**20)
-        return {**facts, **_told(found)}
+        return {**facts, **_told(found, idling["all"])}
 
 
-def _told(found: dict[tuple[str, str], Taken]) -> dict[str, Any]:
-    for (what, way), taken in found.items():
-        print(f"  {what}, {way}: {taken.words()}", file=sys.stderr, flush=True)
-    return {f"{what}, {way}": taken.told() for (what, way), taken in found.items()}
+def _idle_facts(idling: dict[str, float]) -> dict[str, Any]:
+    told = ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in idling.items())
+    print(f"  idle, ms of CPU in a second: {told}", file=sys.stderr, flush=True)
+    return {"idle": idling["all"], "idle threads": idling}
+
+
+def _told(found: dict[tuple[str, str], Taken], idle: float) -> dict[str, Any]:
+    told = {f"{what}, {way}": taken.told(idle) for (what, way), taken in found.items()}
+    for name, some in told.items():
+        print(f"  {name}: {words(some)}", file=sys.stderr, flush=True)
+    return told
 
 
 def _own_memory(pid: int) -> int:
@@ -137,7 +170,6 @@ def objects(ranks: int, rounds: int) -> dict[str, Any]:
 
     from phalanx.runtime.session import connection
 
-    os.environ["PHALANX_RELAY_FROM"] = "2"
     transport = HostedTransport()
     with connection.standing_in(transport), px.ResourcePool([ranks], use_gpu=False) as pool:
         began = time.perf_counter()
@@ -164,9 +196,10 @@ def objects(ranks: int, rounds: int) -> dict[str, Any]:
             "objects": ranks,
             "relays": len(relays.tree.relays),
             "heads": relays.tree.heads,
-            "idle": idle(),
+            **_idle_facts(idling := idle()),
         }
-        return {**facts, **planned, "start": round(started, 1), **_told({("empty", RELAYS): taken})}
+        told = _told({("empty", RELAYS): taken}, idling["all"])
+        return {**facts, **planned, "start": round(started, 1), **told}
 
 
 def _counted(ray: Any, relays: Any) -> Counted:

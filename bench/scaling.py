@@ -21,6 +21,7 @@ _PATIENCE_S = 1200.0
 _WAYS = {PHALANX: "relays", DIRECT: "direct"}
 _CALLS = ("empty", "argument")
 CPU, CLOCK = "CPU of the driver", "by the clock"
+NET = f"{CPU} less what it takes while idle"
 
 
 def case(ranks: int, call: str, what: str) -> Case:
@@ -81,14 +82,13 @@ def samples_of(found: Mapping[str, Any]) -> Iterator[Sample]:
         ranks = found["objects"]
         yield from (Sample(objects_case(ranks), PHALANX, s) for s in found["empty, relays"]["cpu"])
         yield Sample(objects_case(ranks), LIMIT, _LIMIT_S)
-        yield from (
-            Sample(case(ranks, "empty", f"ranks as objects, {CLOCK}"), PHALANX, s)
-            for s in found["empty, relays"]["clock"]
-        )
+        for what, key in ((NET, "net"), (CLOCK, "clock")):
+            named = case(ranks, "empty", f"ranks as objects, {what}")
+            yield from (Sample(named, PHALANX, s) for s in found["empty, relays"][key])
         return
     for call in _CALLS:
         for contender, way in _WAYS.items():
-            for what, key in ((CPU, "cpu"), (CLOCK, "clock")):
+            for what, key in ((CPU, "cpu"), (NET, "net"), (CLOCK, "clock")):
                 for seconds in found[f"{call}, {way}"][key]:
                     yield Sample(case(found["ranks"], call, what), contender, seconds)
 

@@ -6,7 +6,7 @@ from bench.scaling import CLOCK, CPU, OBJECTS, RANKS, beside_smaller, case, goal
 from bench.scenarios import DIRECT, LIMIT, PHALANX, SMALLER
 from bench.stats import Sample, rows_of
 
-TAKEN = {"clock": [0.05, 0.06], "cpu": [0.002, 0.003], "cpu of ranks": [0.1, 0.1]}
+TAKEN = {"clock": [0.05, 0.06], "cpu": [0.002, 0.003], "net": [0.001, 0.002], "cpu of ranks": [0.1, 0.1]}
 WAYS = ("empty, relays", "empty, direct", "argument, relays", "argument, direct")
 
 

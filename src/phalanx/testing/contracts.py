@@ -190,6 +190,7 @@ class PlacingContract(_Ranks):
         made = self.spawned(transport, reservation)
         assert transport.kill(made) == ()
         assert not any(map(transport.alive, made))
+        assert transport.dead_of(made) == list(range(len(made)))
         assert transport.kill(made) == ()
 
     def test_nobody_bears_a_name_that_was_never_given(self, transport: Transport) -> None:
@@ -331,6 +332,7 @@ class WatchingContract(_Ranks):
     def test_a_rank_is_alive_and_reachable(self, transport: Transport, endpoints: list[Endpoint]) -> None:
         transport.attend(endpoints)
         assert all(map(transport.alive, endpoints))
+        assert transport.dead_of(endpoints) == []
         sights = transport.sights(endpoints, stacks=True)
         assert all(sight.reachable and not sight.gone for sight in sights)
 

@@ -203,6 +203,10 @@ class Watching(Protocol):
         """Whether the process is still known to run; cheap, no round trip."""
         ...
 
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        """The positions of those that are not known to run any more; a fraction of a microsecond for each."""
+        ...
+
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
         """What each rank is doing, seen from outside: also of one that is busy or stopped. Takes under a second."""
         ...

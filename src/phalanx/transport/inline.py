@@ -288,6 +288,9 @@ class InlineTransport:
     def alive(self, endpoint: Endpoint) -> bool:
         return endpoint.handle.alive
 
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [position for position, endpoint in enumerate(endpoints) if not endpoint.handle.alive]
+
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
             rank: InlineRank = endpoint.handle

@@ -47,7 +47,7 @@ class Relays(Protocol):
     def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
         """Send a call to ranks of one head, by its place among the heads; gives what its batch is fetched by.
 
-        That fails as soon as a rank failed.
+        That fails as soon as a rank failed. The calls that the envelope says are over are forgotten with it.
         """
         ...
 
@@ -87,8 +87,13 @@ class Relays(Protocol):
 
 @runtime_checkable
 class Relaying(Protocol):
-    """A backend that has relays."""
+    """A backend that has relays.
+
+    ``relay_from`` is from how many ranks on its groups have some; None: as ``PHALANX_RELAY_FROM`` says.
+    """
+
+    relay_from: int | None
 
     def relays(self, tree: RelayTree, endpoints: Sequence[Endpoint]) -> Relays:
-        """Start the relays of a tree over these ranks; does not wait for them."""
+        """Start the relays of a tree over these ranks; does not wait for them, but where there are hundreds."""
         ...

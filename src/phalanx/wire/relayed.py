@@ -26,7 +26,8 @@ class Envelope(NamedTuple):
     ``serial`` names the call to relays. ``ranks`` are those that take part; None: all of the relay's, in its order.
     ``messages`` are the distinct ones, each with the positions of its references among those that come with the
     envelope; ``which`` says which of them each rank gets, None: all the first. ``bare`` is how many calls without a
-    message each rank has been sent before, where this is one.
+    message each rank has been sent before, where this is one. ``over`` are calls before it that nobody asks for any
+    more.
     """
 
     serial: int
@@ -37,6 +38,7 @@ class Envelope(NamedTuple):
     messages: Sequence[tuple[bytes, Sequence[int]]]
     which: Sequence[int] | None
     bare: Sequence[int] = ()
+    over: Sequence[int] = ()
 
     def pack(self) -> bytes:
         """As bytes; numbers by rank as arrays."""

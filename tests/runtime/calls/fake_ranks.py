@@ -39,6 +39,9 @@ class FakeTransport:
     def alive(self, endpoint: Endpoint) -> bool:
         return endpoint.handle not in self.dead
 
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [position for position, endpoint in enumerate(endpoints) if not self.alive(endpoint)]
+
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         self.killed += [endpoint.handle for endpoint in endpoints]
         return ()

@@ -122,6 +122,28 @@ def test_relays_keep_nothing_of_calls_that_nobody_holds(
     del held
 
 
+def test_a_call_takes_along_which_ones_before_it_are_over(
+    group: px.WorkerGroup, relaying: LocalRelaying
+) -> None:
+    for _ in range(3):
+        group.note(1)
+
+    assert len(relays(relaying).kept) == 2  # the last one, at each head
+    assert relays(relaying).forgotten == 0
+
+
+def test_heads_that_get_no_calls_are_told_what_is_over(
+    group: px.WorkerGroup, relaying: LocalRelaying
+) -> None:
+    group.note(1)
+    group[0].note(2)
+    group.core.door.look()
+    group.core.door.look()
+
+    assert not relays(relaying).kept
+    assert relays(relaying).forgotten == 2
+
+
 def test_a_failure_is_that_of_its_rank(group: px.WorkerGroup) -> None:
     with pytest.raises(KeyError, match="rank 5"):
         group.refuse(5)

@@ -38,11 +38,13 @@ class LocalRelays:
     hops: int = 0
     lost: set[int] = field(default_factory=set[int])
     kept: dict[tuple[int, int], list[Ticket]] = field(default_factory=dict[tuple[int, int], list[Ticket]])
+    forgotten: int = 0  # messages that said so
     passed: list[int] = field(default_factory=list[int])  # references, by message to a relay
 
     def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
         if head in self.lost:
             return InlineRef(lost=Lost("it was ended"))
+        self._forget(head, envelope.over)
         tickets = self._forward(self.tree.head_indices[head], envelope.pack(), refs)
         self.kept[head, envelope.serial] = tickets
         values = [ticket.value for ticket in tickets]
@@ -84,6 +86,10 @@ class LocalRelays:
         return self.transport.submit(endpoint, envelope.role, envelope.method, data, own, envelope.returns)
 
     def forget(self, head: int, serials: Sequence[int]) -> None:
+        self.forgotten += 1
+        self._forget(head, serials)
+
+    def _forget(self, head: int, serials: Sequence[int]) -> None:
         for serial in serials:
             self.kept.pop((head, serial), None)
 

@@ -82,6 +82,9 @@ def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
     with pytest.MonkeyPatch.context() as patch, px.ResourcePool([8], use_gpu=False, backend="ray") as pool:
         patch.setenv("PHALANX_RELAY_FROM", "2")
         patch.setenv("PHALANX_RELAY_FAN_OUT", "2")
+        patch.setattr(
+            "phalanx.transport.waves.AT_ONCE", 4
+        )  # the six relays come in two waves, as the ranks do
         yield px.WorkerGroup(pool, Counter)
 
 

@@ -63,6 +63,11 @@ class RelayedArrivals:
         return self._count
 
     @property
+    def returned(self) -> bool:
+        """Whether it is known that all ranks returned."""
+        return self._returned
+
+    @property
     def sent_as(self) -> list[tuple[int, int]]:
         """By which heads it went, and its serial there."""
         return [(part.head, self._serial) for part in self._sent]

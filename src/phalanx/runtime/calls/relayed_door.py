@@ -70,7 +70,10 @@ class RelayedDoor:
         #: While calls go directly: those through relays that these wait for, and what sends them so.
         self._before: list[Arrivals] = []
         self._later: DirectDoor | None = None
+        #: Calls that nobody asks for any more, as they are collected; and of the present relays, by head: each is told
+        #: with its next call, or by the second look from now on.
         self._over: deque[tuple[Relays, int, Sequence[int]]] = deque()
+        self._unsaid: dict[int, list[int]] = {}
 
     def prepare(self, epoch: Epoch) -> None:
         """Start the relays of an epoch, so that its first call finds them; ends those of another one."""
@@ -164,9 +167,14 @@ class RelayedDoor:
 
     def _through(self, relays: Relays, epoch: Epoch, call: Outgoing) -> RelayedArrivals:
         envelope, refs = self._envelope(next(self._serials), epoch, call)
+        self._behind = [
+            one for one in self._behind if not (isinstance(one, RelayedArrivals) and one.returned)
+        ]
+        self._note_over(relays)
         sent: list[Sent] = []
         for head, positions, ranks in self._shares.of(envelope.ranks):
             part, used = part_of(envelope, positions if len(positions) < len(call.ranks) else None, ranks)
+            part = part._replace(over=self._unsaid.pop(head, ()))
             sent.append(Sent(head, positions, relays.send(head, part, [refs[place] for place in used])))
             call.reached += len(positions)
         return RelayedArrivals(
@@ -201,20 +209,23 @@ class RelayedDoor:
         return Envelope(serial, call.role, call.method, call.returns, ranks, messages, which, bare), refs
 
     def look(self) -> None:
-        over, self._over = self._over, deque()
-        by_head: dict[int, list[int]] = {}
-        for relays, serial, heads in over:
-            if relays is self._relays:
-                for head in heads:
-                    by_head.setdefault(head, []).append(serial)
         relays = self._relays
         if relays is None:
             return
-        for head, serials in by_head.items():
+        unsaid, self._unsaid = self._unsaid, {}
+        for head, serials in unsaid.items():
             relays.forget(head, serials)
         self._forget_ended()
+        self._note_over(relays)
         if self._takes_calls() and relays.gone() is not None:
             self._on_lost()
+
+    def _note_over(self, relays: Relays) -> None:
+        with contextlib.suppress(IndexError):  # there is none left
+            while True:
+                of, serial, heads = self._over.popleft()
+                for head in heads if of is relays else ():
+                    self._unsaid.setdefault(head, []).append(serial)
 
     def whereabouts(self) -> list[tuple[str, int, str, int]]:
         """For each relay what it is called, how many ranks it reaches, its host and its process id."""
@@ -227,6 +238,7 @@ class RelayedDoor:
     def end(self) -> None:
         """End the relays, whatever is under way through them. Idempotent."""
         relays, self._relays, self._epoch, self._way = self._relays, None, None, None
+        self._unsaid = {}
         self._let_go()
         if relays is not None:
             relays.end()

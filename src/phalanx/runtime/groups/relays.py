@@ -8,9 +8,16 @@ from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.topology.relays import HEADS
+from phalanx.transport.base import Transport
 from phalanx.transport.relaying import Relaying
 
 _TAKES = (State.STARTING, State.READY)
+
+
+def least_for(transport: Transport) -> int:
+    """From how many ranks on groups of a backend have relays; 0: never."""
+    own = transport.relay_from if isinstance(transport, Relaying) else 0
+    return settings().relay_from if own is None else own
 
 
 def use_relays(core: GroupCore, epoch: Epoch) -> None:
@@ -24,7 +31,7 @@ def use_relays(core: GroupCore, epoch: Epoch) -> None:
         core.card.independent
         or core.card.detached
         or not isinstance(transport, Relaying)
-        or not 0 < given.relay_from <= epoch.size
+        or not 0 < least_for(transport) <= epoch.size
     ):
         return  # relays end with this process, which detached ranks outlive
     if not isinstance(core.door, RelayedDoor):

@@ -100,8 +100,7 @@ class Epoch:
 
     def dead(self, transport: Transport) -> list[int]:
         """The ranks that calls go to and that are known to be gone; cheap."""
-        present = self.endpoints[: self.size]
-        return [rank for rank, endpoint in enumerate(present) if not transport.alive(endpoint)]
+        return transport.dead_of(self.endpoints[: self.size])
 
 
 class Ground(Protocol):

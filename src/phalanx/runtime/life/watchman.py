@@ -57,7 +57,8 @@ class Watchman:
             key = id(life.transport)
             if key not in said:
                 said[key] = _going(life.transport)
-            life.notices.see(said[key], seats_of(life))
+            if said[key]:
+                life.notices.see(said[key], seats_of(life))
             _call(life)
         return LOOK_EVERY_S if lives else None
 

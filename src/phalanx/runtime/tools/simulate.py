@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.config import settings
+from phalanx.runtime.groups.relays import least_for
 from phalanx.runtime.session import connection as cluster
 from phalanx.runtime.tools.trace import Tracer
 from phalanx.tracing.events import Trace
@@ -19,7 +18,6 @@ from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.relays import SimulatedRelays
 from phalanx.transport.simulated.transport import SimulatedTransport
 
-_RELAY_FROM = "PHALANX_RELAY_FROM"
 Shape = tuple[int, int]
 """Nodes, and ranks on each."""
 
@@ -51,9 +49,8 @@ class Simulation:
 
         ``time.time``, ``time.perf_counter`` and ``time.sleep`` are those of the simulation meanwhile.
         """
-        transport = SimulatedTransport(self.model, self.costs)
+        transport = SimulatedTransport(self.model, self.costs, self.relay_from)
         with (
-            _relaying_from(self.relay_from),
             _clocks_of(transport),
             cluster.standing_in(transport, self.reshaped),
         ):
@@ -89,7 +86,7 @@ class Simulation:
 
 def ways(transport: SimulatedTransport) -> tuple[str, ...]:
     """Which way the calls of the script's groups were assumed to go: a line for each shape of a tree of relays."""
-    least = settings().relay_from
+    least = least_for(transport)
     by_shape: dict[str, list[SimulatedRelays]] = {}
     for relays in transport.made_relays:
         tree = relays.tree
@@ -100,10 +97,10 @@ def ways(transport: SimulatedTransport) -> tuple[str, ...]:
         by_shape.setdefault(f"{shape}, {tree.hops} hops", []).append(relays)
     if not by_shape:
         why = f"no group has {least} ranks or more" if least else "no group has relays"
-        return (f"Calls went from the driver to each rank: {why} (PHALANX_RELAY_FROM={least}).",)
+        return (f"Calls went from the driver to each rank: {why} (--relays, PHALANX_RELAY_FROM: {least}).",)
     sent = [sum(relays.counted.messages for relays in alike) for alike in by_shape.values()]
     return tuple(
-        f"Calls went to {shape}, in {messages:,} messages (PHALANX_RELAY_FROM={least})."
+        f"Calls went to {shape}, in {messages:,} messages (--relays, PHALANX_RELAY_FROM: {least})."
         for shape, messages in zip(by_shape, sent, strict=True)
     )
 
@@ -112,20 +109,6 @@ def _text(blocks: tuple[int, ...]) -> str:
     if len(set(blocks)) == 1:
         return f"{len(blocks)} x {blocks[0]}"
     return str(list(blocks))
-
-
-@contextlib.contextmanager
-def _relaying_from(ranks: int | None) -> Generator[None]:
-    """Let groups of so many ranks have relays meanwhile; None: as it was."""
-    before = os.environ.get(_RELAY_FROM)
-    if ranks is not None:
-        os.environ[_RELAY_FROM] = str(ranks)
-    try:
-        yield
-    finally:
-        if ranks is not None:
-            os.environ.pop(_RELAY_FROM, None)
-            os.environ.update({} if before is None else {_RELAY_FROM: before})
 
 
 @contextlib.contextmanager

@@ -114,6 +114,7 @@ class Relay:
         self._sequences = [0] * len(below.relays)
         self._turns: dict[int, asyncio.Future[None]] = {}
         self._calls: dict[int, _ToRanks | _ToRelays] = {}
+        self._over: list[list[int]] = [[] for _ in below.relays]  # calls that those below are still to forget
         self._threads = ThreadPoolExecutor(_MOST_WAITS, "phalanx-relay")
         # These threads wait, and not the loop, as Ray would warn.
         ray_worker.blocking_get_inside_async_warned = True
@@ -134,7 +135,9 @@ class Relay:
         await self._turn(sequence)
         try:
             envelope = Envelope.unpack(data)
+            self._forget(envelope.over)
             call = self._calls[envelope.serial] = self._send(envelope, refs)
+            self._have_forgotten()  # by those to which this one did not go
         finally:
             self._begin_next()
         batch = await asyncio.get_running_loop().run_in_executor(self._threads, call.collect)
@@ -144,13 +147,23 @@ class Relay:
         """Keep nothing of these calls any more."""
         await self._turn(sequence)
         try:
-            for serial in serials:
-                self._calls.pop(serial, None)
-            for index, (_, handle, _) in enumerate(self._below.relays):
-                handle.forget.remote(self._sequences[index], serials)
-                self._sequences[index] += 1
+            self._forget(serials)
+            self._have_forgotten()
         finally:
             self._begin_next()
+
+    def _forget(self, serials: Sequence[int]) -> None:
+        for serial in serials:
+            self._calls.pop(serial, None)
+        for over in self._over:
+            over += serials
+
+    def _have_forgotten(self) -> None:
+        for index, (_, handle, _) in enumerate(self._below.relays):
+            if self._over[index]:
+                handle.forget.remote(self._sequences[index], self._over[index])
+                self._sequences[index] += 1
+                self._over[index] = []
 
     async def ended(self, sequence: int, serial: int) -> None:
         """Return once a call that was forwarded before has ended on all ranks, whatever came of it."""
@@ -199,6 +212,7 @@ class Relay:
         through: list[tuple[int, Any]] = []
         for index, positions, ranks in self._shares.of(envelope.ranks):
             part, used = part_of(envelope, positions if count > len(positions) else None, ranks)
+            part, self._over[index] = part._replace(over=self._over[index]), []
             name, handle, _ = self._below.relays[index]
             args = (part.pack(), [refs[place] for place in used]) if used else (part.pack(),)
             sent.append((name, handle, positions, handle.forward.remote(self._sequences[index], *args)))

@@ -15,6 +15,8 @@ from ray import exceptions as rayx
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.topology.relays import RelayTree
+from phalanx.transport import waves
+from phalanx.transport.ray.ray_values import state_of_actors
 from phalanx.transport.ray.relay import Below, Relay, first_line
 from phalanx.transport.ray.sending import submit
 from phalanx.transport.ray.streams import RayStream, stream
@@ -26,10 +28,14 @@ from phalanx.wire.relayed import Batch, Envelope, Gone, unpacked_outputs
 _AT_ONCE = 10_000
 _DEAD = 4  # ray.core.generated.gcs_pb2.ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 _ENDED_WITHIN_S = 2.0
+_THERE_WITHIN_S = 60.0
 
 
 class RayRelays:
-    """Relays as actors of this process on the ranks' nodes: they end with it, and take no CPU of the cluster's."""
+    """Relays as actors of this process on the ranks' nodes: they end with it, and take no CPU of the cluster's.
+
+    They are started in waves, as ranks are.
+    """
 
     def __init__(
         self,
@@ -50,6 +56,8 @@ class RayRelays:
         made = ray.remote(actor)
         try:
             for index, relay in enumerate(tree.relays):
+                if index >= waves.AT_ONCE:
+                    self._await(index - waves.AT_ONCE)
                 self._handles.append(self._start(made, relay.node, self._below(index, endpoints)))
         except BaseException:
             self.end()
@@ -73,6 +81,10 @@ class RayRelays:
             enable_task_events=False,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(below)
+
+    def _await(self, index: int) -> None:
+        """Wait for a relay to be there, or for a while: one that never comes is told by the first call."""
+        ray.wait([self._handles[index].whereabouts.remote()], timeout=_THERE_WITHIN_S, fetch_local=False)
 
     def _subtree(self, index: int) -> list[int]:
         return [index, *(under for below in self.tree.relays[index].below for under in self._subtree(below))]
@@ -132,8 +144,9 @@ class RayRelays:
         if not self._connected():
             return None
         indices = range(len(self._handles)) if head is None else self._under[self.tree.head_indices[head]]
+        state = state_of_actors()
         for index in indices:
-            if self._handles[index]._get_local_state() == _DEAD:
+            if state(self._handles[index]._ray_actor_id) == _DEAD:
                 return Gone(self._names[index], "its process has ended")
         return None
 

@@ -29,7 +29,7 @@ from phalanx.transport.ray.errors import (
     with_post_mortem,
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
-from phalanx.transport.ray.ray_values import address_of, reference_to
+from phalanx.transport.ray.ray_values import address_of, reference_to, state_of_actors
 from phalanx.transport.ray.relays import RayRelays
 from phalanx.transport.ray.sending import submit
 from phalanx.transport.ray.start import NAMESPACE, started
@@ -63,6 +63,7 @@ class RayTransport:
 
     name = "ray"
     immediate = False
+    relay_from: int | None = None
 
     def __init__(self) -> None:
         self._agents = OwnRanks()
@@ -194,6 +195,13 @@ class RayTransport:
 
     def alive(self, endpoint: Endpoint) -> bool:
         return self.connected() and endpoint.handle._get_local_state() != _DEAD
+
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        if not self.connected():
+            return list(range(len(endpoints)))
+        state = state_of_actors()
+        ids = [endpoint.handle._ray_actor_id for endpoint in endpoints]
+        return [position for position, actor in enumerate(ids) if state(actor) == _DEAD]
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         if not self.connected() or not endpoints:

@@ -131,6 +131,8 @@ class SimulatedRelays:
     def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
         index = self.tree.head_indices[head]
         data = envelope.pack()
+        for serial in envelope.over:
+            self._kept.pop((head, serial), None)
         tickets, postings = self._prepared(index, envelope, refs)
         self._kept[head, envelope.serial] = tickets
         returned: list[Any] = [ticket.value for ticket in tickets]

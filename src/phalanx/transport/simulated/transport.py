@@ -46,9 +46,10 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
 
     name = "simulated"
 
-    def __init__(self, model: Model, costs: Costs | None = None) -> None:
+    def __init__(self, model: Model, costs: Costs | None = None, relay_from: int | None = None) -> None:
         super().__init__({})
         self.model = model
+        self.relay_from = relay_from
         self.costs = costs or Costs()
         self.clock = SteppedClock()
         self.messages = 0
