@@ -138,6 +138,7 @@ def test_a_rank_that_is_gone_is_replaced_before_the_backend_knows(monkeypatch: p
         transport = group.core.transport
         faults.kill(group, 1)
         monkeypatch.setattr(transport, "alive", lambda endpoint: True)
+        monkeypatch.setattr(transport, "dead_of", lambda endpoints: [])
 
         assert px.replace(group) == (1,)
 

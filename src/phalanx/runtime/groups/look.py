@@ -40,9 +40,8 @@ def look_after(life: GroupLife, under_way: CallsUnderWay) -> None:
 def seen_gone(life: GroupLife) -> list[int]:
     """The ranks whose processes are gone as a look at them tells, which the backend may not have noticed yet."""
     transport, epoch = life.transport, life.epoch
-    ranks = [
-        rank for rank in epoch.everyone[: len(epoch.endpoints)] if transport.alive(epoch.endpoints[rank])
-    ]
+    dead = set(transport.dead_of(epoch.endpoints))
+    ranks = [rank for rank in epoch.everyone[: len(epoch.endpoints)] if rank not in dead]
     sights = transport.sights([epoch.endpoints[rank] for rank in ranks], False) if ranks else []
     return [rank for rank, sight in zip(ranks, sights, strict=True) if sight.gone]
 
