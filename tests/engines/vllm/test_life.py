@@ -69,7 +69,7 @@ def cycle(folder: str, kind: str) -> None:
 SOAKED = [pytest.param(kind, 10, marks=(pytest.mark.soak, pytest.mark.timeout(1800))) for kind in KINDS]
 
 
-@pytest.mark.parametrize(("kind", "cycles"), [("own", 1), *SOAKED])
+@pytest.mark.parametrize(("kind", "cycles"), [("own", 3), *SOAKED])
 def test_engines_that_were_closed_leave_nothing(
     cluster: None, models: dict[str, str], kind: str, cycles: int
 ) -> None:
