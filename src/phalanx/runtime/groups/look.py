@@ -38,12 +38,13 @@ def look_after(life: GroupLife, under_way: CallsUnderWay) -> None:
 
 
 def seen_gone(life: GroupLife) -> list[int]:
-    """The ranks whose processes are gone as a look at them tells, which the backend may not have noticed yet."""
+    """The ranks that are gone as the backend knows, or as a look at their processes tells, which may be sooner."""
     transport, epoch = life.transport, life.epoch
     dead = set(transport.dead_of(epoch.endpoints))
     ranks = [rank for rank in epoch.everyone[: len(epoch.endpoints)] if rank not in dead]
     sights = transport.sights([epoch.endpoints[rank] for rank in ranks], False) if ranks else []
-    return [rank for rank, sight in zip(ranks, sights, strict=True) if sight.gone]
+    gone = {rank for rank, sight in zip(ranks, sights, strict=True) if sight.gone}
+    return sorted(gone | {rank for rank in dead if rank < epoch.size})
 
 
 def _lost(life: GroupLife, epoch: Epoch, dead: Sequence[int]) -> None:

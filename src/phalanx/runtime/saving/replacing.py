@@ -81,7 +81,7 @@ def lost_ranks(core: GroupCore) -> Sequence[int]:
     named = {one.rank for one in died}
     lost_nodes = {nodes[one.rank] for one in died if one.exit == "node lost" and one.rank < len(nodes)}
     with_them = (rank for rank, node in enumerate(nodes) if rank in named or node in lost_nodes)
-    return sorted({*core.epoch.dead(core.transport), *seen_gone(core.life), *with_them})
+    return sorted({*seen_gone(core.life), *with_them})
 
 
 def heal(core: GroupCore, restart: Callable[[], None]) -> None:

@@ -108,7 +108,7 @@ class NodeAgent:
 
     def _sight(self, target: Target) -> Sight:
         process = target.same()
-        if process is None:
+        if process is None or target.dies():
             return Sight(reachable=False, note="its process is gone", gone=target.side is not None)
         seen = side_channel.Reading({}, frozenset(), {})
         with contextlib.suppress(OSError):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from typing import NamedTuple
 
 from phalanx.transport.ray import reaper
 from phalanx.wire import side_channel
 from phalanx.wire.messages import SideChannel
+
+_KILLED = 1 << (signal.SIGKILL - 1)
 
 
 class Target(NamedTuple):
@@ -23,6 +27,15 @@ class Target(NamedTuple):
         if process is None or self.side is None or process.started != self.side.started:
             return None
         return process
+
+    def dies(self) -> bool:
+        """Whether the process was killed and is on its way out, which takes a while where it holds much memory.
+
+        proc(5), ``status``: SIGKILL stays among the signals that are pending for the whole process.
+        """
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status", "rb") as status:
+            return any(int(line.split()[1], 16) & _KILLED for line in status if line.startswith(b"ShdPnd:"))
+        return False
 
     def open(self, fd: int, flags: int) -> int:
         """One of the process's own file descriptors, opened anew."""
