@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 import phalanx as px
 from phalanx.runtime.links import channel as channels
+from phalanx.runtime.links import connection as connections
 from phalanx.runtime.links import staleness as stalenesses
 from phalanx.runtime.links.connection import Address, Connection
 from phalanx.runtime.links.server import Server
@@ -96,4 +101,61 @@ def test_what_a_callback_raises_is_told_and_stops_nobody(
         staleness.advance(2)
         assert staleness.version == 2
         assert lease.overdue
-    assert "of the user" in caplog.text
+    assert within(WITHIN, lambda: "of the user" in caplog.text)
+
+
+def test_a_callback_may_drop_the_rows_that_it_hears_of(staleness: px.Staleness) -> None:
+    dropped = threading.Event()
+
+    def abort() -> None:
+        lease.drop(2, "aborted")
+        dropped.set()
+
+    with staleness.begin(2, WITHIN, on_overdue=abort) as lease:
+        staleness.advance(1)
+        assert dropped.wait(WITHIN)
+    assert staleness.paced.dropped == {"aborted": 2}
+
+
+class Early(Future[Any]):
+    """As another thread sees it, a moment before it is done."""
+
+    def done(self) -> bool:
+        return False
+
+
+class EndsAfterwards:
+    """The lock of a connection, which ends as soon as that is let go of for the first time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, connection._lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._connection._lock = self._lock
+        self._lock.release()
+        self._connection._end()
+
+
+def test_what_is_asked_as_a_connection_ends_is_answered_once(
+    far: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "Future", Early)
+    monkeypatch.setattr(far, "_lock", EndsAfterwards(far))
+    assert far.ask("channel/elsewhere/1", "look").future.result(0) == ("gone", connections.OWNER_GONE)
+
+
+def test_nothing_is_written_to_what_has_the_number_of_a_stopped_servers_pipe() -> None:
+    server = Server("127.0.0.1")
+    number = server._woken
+    reader, writer = os.pipe()
+    server.stop()
+    os.dup2(writer, number)
+    server.wake()
+    os.set_blocking(reader, False)
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    for each in (reader, writer, number):
+        os.close(each)

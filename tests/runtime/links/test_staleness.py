@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -113,6 +114,21 @@ def test_whoever_generates_hears_that_its_rows_are_too_old(staleness: px.Stalene
         assert heard.wait(WITHIN)
         assert lease.overdue
         assert lease.accept(2, 0) == ()
+
+
+def test_whoever_hears_that_rows_are_too_old_may_wait_for_another_thread(staleness: px.Staleness) -> None:
+    dropped = threading.Event()
+
+    def abort() -> None:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(lease.drop, 2, "aborted").result(WITHIN)
+        dropped.set()
+
+    with staleness.begin(2, on_overdue=abort) as lease:
+        staleness.advance(1)
+        staleness.advance(2)
+        assert dropped.wait(WITHIN)
+    assert staleness.paced.dropped == {"aborted": 2}
 
 
 def test_a_saved_staleness_goes_on_and_what_ran_is_dropped(staleness: px.Staleness) -> None:

@@ -28,7 +28,7 @@ class CallsUnderWay(CallListener):
         #: Those that were sent, the oldest first; whoever sends one appends it.
         self.recent: deque[weakref.ref[Call]] = deque()
         self._chosen: dict[int, tuple[Epoch, Sequence[int], Arrivals]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a call while it is held
         self._streams: list[weakref.ref[Call]] = []
 
     def add_chosen(self, call: Call) -> None:
@@ -46,8 +46,9 @@ class CallsUnderWay(CallListener):
 
     def add_stream(self, call: Call) -> None:
         """Note a call whose ranks wait for its reader."""
-        self._streams = [one for one in self._streams if (known := one()) is not None and not known.over]
-        self._streams.append(weakref.ref(call))
+        with self._lock:
+            there = [one for one in self._streams if (known := one()) is not None and not known.over]
+            self._streams = [*there, weakref.ref(call)]
 
     def read_here(self, call: HeardCall) -> Call | None:
         """A stream that this thread reads, at whose call ranks of ``call`` are: one may wait for the other."""

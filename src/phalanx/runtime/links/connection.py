@@ -66,16 +66,20 @@ class Connection:
 
     def ask(self, key: str, verb: str, *args: Any) -> Reply:
         reply = Reply(next(self._tickets), Future())
-        with self._lock:
-            if not self._over:
+        message = framed((key, reply.ticket, verb, args))
+        with self._lock:  # either it is over, or whoever ends it settles this
+            over = self._over
+            if not over:
                 self._replies[reply.ticket] = reply.future
-        if self._over:
-            _settle(reply.future)
-        self._out.put(framed((key, reply.ticket, verb, args)))
+        if over:
+            reply.future.set_result(("gone", OWNER_GONE))
+        else:
+            self._out.put(message)
         return reply
 
     def say(self, key: str, verb: str, *args: Any) -> None:
-        self._out.put(framed((key, None, verb, args)))
+        if not self._over:  # else nobody takes it out
+            self._out.put(framed((key, None, verb, args)))
 
     def hear(self, key: str, listener: Callable[[Any], None]) -> None:
         self._listeners[key] = listener
@@ -111,16 +115,11 @@ class Connection:
             self._over = True
             replies, self._replies = self._replies, {}
         for future in replies.values():
-            _settle(future)
+            future.set_result(("gone", OWNER_GONE))
         for listener in list(self._listeners.values()):
             listener(("gone", OWNER_GONE))
         self._out.put(None)
         self._sock.close()
-
-
-def _settle(future: Future[Any]) -> None:
-    if not future.done():
-        future.set_result(("gone", OWNER_GONE))
 
 
 class _Gone:
@@ -130,9 +129,9 @@ class _Gone:
     over = True
 
     def ask(self, key: str, verb: str, *args: Any) -> Reply:
-        future: Future[Any] = Future()
-        _settle(future)
-        return Reply(0, future)
+        reply = Reply(0, Future())
+        reply.future.set_result(("gone", OWNER_GONE))
+        return reply
 
     def say(self, key: str, verb: str, *args: Any) -> None:
         """Nobody hears it."""

@@ -111,9 +111,9 @@ class OpenChannels:
         """Note that one was closed."""
         with self._lock:
             one = self._open.pop(key, None)
+            told = self._told.pop(key, None)
         if one is not None:
             one.transport.publish(published_key(one.transport, one.card.name), None)
-            told = self._told.pop(key, None)
             if told is not None:
                 one.transport.publish(told.key, None)
 
@@ -123,9 +123,10 @@ class OpenChannels:
             if one.transport.immediate or not one.transport.connected():
                 continue
             entry = entry_of(one.card, one.service.look())
-            if self._told.get(one.card.key) != replace(entry, changed=0.0):
-                self._told[one.card.key] = replace(entry, changed=0.0)
-                one.transport.publish(entry.key, to_bytes(entry))
+            with self._lock:  # one that is closed meanwhile is not published any more
+                if one.card.key in self._open and self._told.get(one.card.key) != replace(entry, changed=0.0):
+                    self._told[one.card.key] = replace(entry, changed=0.0)
+                    one.transport.publish(entry.key, to_bytes(entry))
         return _TOLD_EVERY_S if self._open else None
 
     def close_all(self, transport: Transport | None) -> None:

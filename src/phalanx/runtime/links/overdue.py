@@ -14,7 +14,9 @@ class Late(Protocol):
 
     number: int
 
-    def became_overdue(self) -> None: ...
+    def became_overdue(self) -> None:
+        """Note it. Called by what brings the news, with locks held: it does not wait."""
+        ...
 
 
 class Overdue:
@@ -22,23 +24,26 @@ class Overdue:
 
     def __init__(self) -> None:
         self._leases: weakref.WeakValueDictionary[int, Late] = weakref.WeakValueDictionary()
-        self._told: set[int] = set()
+        self._early: set[int] = set()
+        """Told of before this process had the answer that there is such a lease."""
         self._lock = threading.Lock()
 
     def add(self, lease: Late) -> None:
         """Tell it when it is overdue, which it may be already."""
         with self._lock:
             self._leases[lease.number] = lease
-            told = lease.number in self._told
-        if told:
+            late = lease.number in self._early
+            self._early.discard(lease.number)
+        if late:
             lease.became_overdue()
 
     def __call__(self, note: Any) -> None:
         if note[0] != "overdue":
             return
         with self._lock:
-            self._told.add(note[1])
             lease = self._leases.get(note[1])
+            if lease is None:
+                self._early.add(note[1])
         if lease is not None:
             lease.became_overdue()
 
@@ -48,8 +53,6 @@ _overdue: weakref.WeakKeyDictionary[Any, dict[str, Overdue]] = weakref.WeakKeyDi
 
 def overdue_of(port: Port, key: str) -> Overdue:
     """Those of one home; whoever makes leases adds them."""
-    of_port = _overdue.setdefault(port, {})
-    if key not in of_port:
-        of_port[key] = Overdue()
-        port.hear(key, of_port[key])
-    return of_port[key]
+    found = _overdue.setdefault(port, {}).setdefault(key, Overdue())  # the same for all threads
+    port.hear(key, found)
+    return found

@@ -79,7 +79,8 @@ class Kept:
 
     def count(self, channel: str) -> int:
         """How many of a channel are kept."""
-        return sum(kept[0] == channel for kept in self._refs.values())
+        with self._lock:
+            return sum(kept[0] == channel for kept in self._refs.values())
 
 
 kept = Kept()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -14,6 +15,7 @@ from phalanx.runtime.links.overdue import overdue_of
 from phalanx.runtime.links.requests import answered_async
 from phalanx.runtime.links.services import Port, of_one_process
 from phalanx.runtime.links.staleness_home import Lies
+from phalanx.runtime.session.waiters import waiters
 from phalanx.wire.value import Reduced, Value
 
 _log = logging.getLogger("phalanx")
@@ -130,12 +132,8 @@ class RowLease:
     def became_overdue(self) -> None:
         """Note that its rows are too old."""
         self.overdue = True
-        if self._on_overdue is None:
-            return
-        try:
-            self._on_overdue()
-        except Exception:  # of the user: whoever tells of it goes on
-            _log.warning("on_overdue of a lease on %d rows failed", self.rows, exc_info=True)
+        if self._on_overdue is not None:  # which may ask homes: not on the thread that brings their answers
+            waiters.submit(functools.partial(_tell, self._on_overdue, self.rows))
 
     def __enter__(self) -> RowLease:
         return self
@@ -149,6 +147,13 @@ class RowLease:
         raise DeclarationError(
             "a lease on rows belongs to the process that began it; pass the px.Staleness and begin there"
         )
+
+
+def _tell(on_overdue: Callable[[], object], rows: int) -> None:
+    try:
+        on_overdue()
+    except Exception:  # of the user: nobody else would hear of it
+        _log.warning("on_overdue of a lease on %d rows failed", rows, exc_info=True)
 
 
 def _rows_of(item: Value) -> int:

@@ -91,7 +91,7 @@ class Server:
         os.set_blocking(self._woken, False)
         self._writing: set[RemotePeer] = set()
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopped = self._ended = False
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="phalanx-services", daemon=True)
@@ -100,18 +100,19 @@ class Server:
     def stop(self) -> None:
         """End all connections. Idempotent."""
         self._stopped = True
-        with contextlib.suppress(OSError):
-            os.write(self._woken, b"x")
+        self.wake()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
     def wake(self, peer: RemotePeer | None = None) -> None:
         """Have the thread send to a peer what it could not take at once, or look at its deadlines anew."""
         with self._lock:
+            if self._ended:  # what has the number of the pipe now is somebody else's
+                return
             if peer is not None:
                 self._writing.add(peer)
-        with contextlib.suppress(OSError):
-            os.write(self._woken, b"x")
+            with contextlib.suppress(BlockingIOError):  # it is full: the thread will wake
+                os.write(self._woken, b"x")
 
     def _serve(self) -> None:
         while not self._stopped:
@@ -125,8 +126,10 @@ class Server:
                 key.data.sock.close()
         self._listening.close()
         self._selector.close()
-        os.close(self._wake)
-        os.close(self._woken)
+        with self._lock:
+            self._ended = True
+            os.close(self._wake)
+            os.close(self._woken)
 
     def _handle(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.fileobj is self._listening:

@@ -139,8 +139,8 @@ class Staleness:
         Args:
             rows: how many.
             timeout: seconds to wait at most; None waits as long as it takes.
-            on_overdue: called, on a thread of the library, when these rows have become too old while they still run:
-                abort them. It should not block.
+            on_overdue: called, on a thread of the library's own, when these rows have become too old while they still
+                run: abort them.
 
         Raises:
             StalenessTimeout: training was too far behind for all of that time; the message says how far.
