@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import phalanx as px
+from bench.accounts import thread_seconds
 from phalanx.runtime.groups.relays import use_relays
 from phalanx.runtime.tools.simulate import Simulation
 from phalanx.transport.simulated.constants import Constants
@@ -35,6 +36,8 @@ from phalanx.transport.simulated.model import Model
 STEPS = ("measure", "predict", "check")
 FITTED, PREDICTED = (8, 16), (32, 64)
 WARM = 3
+RUNS = 2
+"""Of each size: the least counts, of those that are fitted and of those that are predicted alike."""
 RESULTS = Path(__file__).resolve().parent / "results" / "calibration.json"
 MEGABYTES = (1, 16)
 THROUGH = ", relays"
@@ -52,6 +55,9 @@ ALLOWED = {
 }
 SWEPT_BYTES = 128 << 20
 SHARE = "share of the process"
+IDLE = "cpu of an idle rank"
+"""Seconds of it in one second."""
+SETTLES_S, IDLE_S = 3.0, 4.0
 COPYING = 6
 """Threads with which Ray copies a large value into its store."""
 
@@ -100,7 +106,17 @@ def program(ranks: int, calls: int, only: str = "") -> Figures:
             with _relays_from(2):
                 use_relays(group.core, group.core.epoch)
             found |= _of_calls(group, relayed, calls, only)
+        if only == "":
+            found[IDLE] = _idle([endpoint.facts.pid for endpoint in group.core.endpoints])
     return found
+
+
+def _idle(pids: Sequence[int]) -> float:
+    """What one of these processes takes of a core while nobody calls it."""
+    time.sleep(SETTLES_S)
+    begun, cpu = time.perf_counter(), thread_seconds(pids)
+    time.sleep(IDLE_S)
+    return (thread_seconds(pids) - cpu) / (time.perf_counter() - begun) / len(pids)
 
 
 @contextlib.contextmanager
@@ -171,6 +187,7 @@ def fitted(truth: Mapping[int, Figures]) -> Constants:
     put = _mean([busy["broadcast 1 MB"] - busy["small call"] for busy in driver]) - stored * (1 << 20)
     made = replace(
         Constants(),
+        idle_s=_mean([few[IDLE], many[IDLE]]),
         put_s=max(0.0, put),
         store_bytes_per_s=min(cores, COPYING) / max(1e-12, stored),
         submit_s=0.55 * cpu,
@@ -265,8 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure() -> None:
-    """Groups of 8 and 16, twice."""
-    _write({"measured": {ranks: measured(ranks, 2) for ranks in FITTED}})
+    """Groups of 8 and 16."""
+    _write({"measured": {ranks: measured(ranks, RUNS) for ranks in FITTED}})
 
 
 def _predict() -> None:
@@ -282,7 +299,7 @@ def _check() -> None:
     """Measure what was predicted."""
     for ranks in PREDICTED:
         found = _read()
-        found["measured"][str(ranks)] = measured(ranks, 1)
+        found["measured"][str(ranks)] = measured(ranks, RUNS)
         _write(found)
 
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # what relays run is found there
 
 import phalanx as px  # noqa: E402
+from bench.accounts import thread_seconds  # noqa: E402
 from bench.hosted import Counted, HostedTransport, Light  # noqa: E402
 
 ROUNDS, CALLS = 5, 20
 SETTLES_S = 2.5  # in the second after a call of each rank Ray tells the cluster of these tasks, one by one
 IDLE_S = 4.0
 RELAYS, DIRECT = "relays", "direct"
-
-
-def thread_seconds(pids: Iterable[int]) -> float:
-    """Seconds for which the threads of these processes have run, to the nanosecond."""
-    nanoseconds = 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
-                nanoseconds += int(task.read_text().split()[0])
-            except OSError:  # that thread has ended
-                continue
-    return nanoseconds / 1e9
 
 
 @dataclass

@@ -89,7 +89,11 @@ def test_a_trace_of_a_run_gives_the_costs_of_the_next(script: Path, tmp_path: Pa
     [
         (("--cost", "update=fast"), "expected a number"),
         (("--cost", "update=1s,length=3"), "expected NAME=SECONDS"),
+        (("--cost", "update=1e400s"), "expected a number, 0 or more"),
+        (("--cost", "update=1s,fail=200%"), "expected a probability"),
         (("--set", "speed=3"), "there is no constant 'speed'"),
+        (("--set", "network_bytes_per_s=0"), "more than 0 bytes a second"),
+        (("--node-mtbf-hours", "0"), "more than 0 hours"),
         (("--pool", "rollout=8"), "NODESxRANKS"),
         (("--pools", "written"), "can never be placed"),
     ],
@@ -98,3 +102,26 @@ def test_what_makes_no_sense_is_said(script: Path, words: tuple[str, ...], says:
     ran = CliRunner().invoke(main.app, ["simulate", str(script), "--ranks-per-node", "2", *words])
     assert ran.exit_code == main.FAILED
     assert says in ran.output
+
+
+def test_what_is_stated_of_nothing_is_told(script: Path) -> None:
+    _, made = simulated(script, "--cost", "Trainer.updat=1s", "--cost", "*=0s", "--pool", "rollout=1x2")
+    assert "Costs of methods that nobody called: Trainer.updat." in made["notes"]
+    assert "Shapes of pools that were not made: rollout." in made["notes"]
+
+
+def test_a_script_that_raises_is_told_with_its_line_and_the_report_of_what_it_did(
+    script: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = CliRunner().invoke(main.app, ["simulate", str(script), "--cost", "Trainer.update=1s,fail=100%"])
+    assert ran.exit_code == 1
+    told = ran.output + capfd.readouterr().err
+    assert "joined = group.update(torch.ones(2 * group.world_size, 1))" in told
+    assert "fails by chance" in told
+    assert "Failures" in told
+
+
+def test_long_tables_are_whole_where_all_is_asked_for(script: Path) -> None:
+    words = ["simulate", str(script), "--ranks-per-node", "20"]
+    assert "--all shows them" in CliRunner().invoke(main.app, words).output
+    assert "--all shows them" not in CliRunner().invoke(main.app, [*words, "--all"]).output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import runpy
 import sys
@@ -16,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from phalanx.cli.trace import ROWS, print_report
-from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.errors import DeclarationError, PlacementError
 from phalanx.runtime.tools.simulate import Shape, Simulation
 from phalanx.tracing.events import Trace
 from phalanx.tracing.files import check_path, write
@@ -75,6 +76,7 @@ Constant = Annotated[
 To = Annotated[
     list[Path] | None, typer.Option("--to", help="Write the trace: .html (a report), .json or .jsonl.")
 ]
+Every = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -94,6 +96,7 @@ def simulate(
     seed: Seed = 0,
     constant: Constant = None,
     to: To = None,
+    every: Every = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a script on a simulated cluster of any size: how long its calls and starts would take there.
@@ -107,10 +110,12 @@ def simulate(
 
       phalanx simulate train.py --nodes 64 --costs measured.json --run one --to report.html
 
-    Exit codes: 0 done; 2 the script cannot be run so; else the script's own.
+    Exit codes: 0 done; 2 the script cannot be run so; else the script's own, 1 where it raised.
     """
     for path in to or ():
         check_path(path)
+    if mtbf is not None and not 0 < mtbf < math.inf:
+        raise DeclarationError(f"--node-mtbf-hours {mtbf:g}: expected more than 0 hours")
     model = Model(
         nodes=nodes,
         ranks_per_node=ranks,
@@ -124,7 +129,7 @@ def simulate(
     simulation = Simulation(model, _stated(costs or (), cost or ()), shapes_of(pool or ()), relay_from=relays)
     code = _run(simulation, script, arguments or ())
     if simulation.trace is not None:
-        _show(simulation.trace, to or (), as_json)
+        _show(simulation.trace, to or (), as_json, None if every else ROWS)
     if code:
         raise typer.Exit(code)
 
@@ -139,7 +144,7 @@ def _stated(files: Sequence[Path], words: Sequence[str]) -> Costs:
     return stated
 
 
-def _show(trace: Trace, to: Sequence[Path], as_json: bool) -> None:
+def _show(trace: Trace, to: Sequence[Path], as_json: bool, rows: int | None) -> None:
     """Write the trace where it is wanted, and print the report."""
     for path in to:
         write(trace, path)
@@ -148,7 +153,7 @@ def _show(trace: Trace, to: Sequence[Path], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=1, default=str))
     else:
-        print_report(made, ROWS)
+        print_report(made, rows)
 
 
 def _run(simulation: Simulation, script: Path, arguments: Sequence[str]) -> int:
@@ -160,7 +165,7 @@ def _run(simulation: Simulation, script: Path, arguments: Sequence[str]) -> int:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as left:
             return left.code if isinstance(left.code, int) else int(left.code is not None)
-        except PhalanxError:
+        except PlacementError:  # of the cluster that was asked for
             raise
         except Exception:
             traceback.print_exc()
@@ -193,6 +198,8 @@ def constants_of(given: Sequence[str]) -> Constants:
             known = ", ".join(Constants.names())
             raise DeclarationError(f"--set {text}: there is no constant {name!r}; there are: {known}")
         changed[name] = quantity(value, {}, f"--set {text}")
+        if name.endswith("_per_s") and not changed[name]:
+            raise DeclarationError(f"--set {text}: expected more than 0 bytes a second")
     return replace(Constants(), **changed)
 
 

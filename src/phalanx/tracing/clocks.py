@@ -46,6 +46,8 @@ def estimate(host: str, bounds: Iterable[Bounds]) -> Clock | None:
 
 def corrected(part: Part, offset: int) -> Part:
     """The part with its rank's times on the driver's clock."""
+    if not offset:
+        return part
     return replace(
         part,
         received=_less(part.received, offset),

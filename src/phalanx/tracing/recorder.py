@@ -93,12 +93,20 @@ class Draft:
         for position, rank in enumerate(self.ranks):
             journal = reading.get(TrackKey(self.place.group, self.place.epoch, rank))
             seen = (journal.parts.get(self.number) if journal else None) or Part(rank)
-            yield replace(
-                seen,
-                encoded=_at(self.encoded, position),
-                sent=_at(self.sent, position),
-                fetched=self.fetched.get(position),
-                message_bytes=_at(self.message_bytes, position) or 0,
+            yield Part(  # not replace(), which takes twice as long: there are as many as ranks, for each call
+                rank,
+                _at(self.encoded, position),
+                _at(self.sent, position),
+                seen.received,
+                seen.started,
+                seen.finished,
+                seen.returned,
+                self.fetched.get(position),
+                _at(self.message_bytes, position) or 0,
+                seen.argument_bytes,
+                seen.result_bytes,
+                seen.error,
+                seen.items,
             )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from phalanx.transport.simulated.costs import Cost, Costs, parse, read
 from phalanx.transport.simulated.events import Events
 from phalanx.transport.simulated.machines import Node, Wires
 from phalanx.transport.simulated.model import Model
+from phalanx.transport.simulated.processes import Process, World
 from phalanx.transport.simulated.transport import SimulatedTransport
 
-FREE = Constants(0, 0, 0, 0, 0, 0, 0, 0, 0, math.inf, math.inf, math.inf, 0, 1e9, get_s=0, argument_s=0)
+FREE = Constants(
+    0, 0, 0, 0, 0, 0, 0, 0, 0, math.inf, math.inf, math.inf, 0, 1e9, get_s=0, argument_s=0, idle_s=0
+)
 
 
 class Two(px.Worker):
@@ -64,13 +68,31 @@ def test_a_value_for_many_nodes_spreads_from_those_that_have_it() -> None:
 
 
 def test_ranks_of_a_node_share_its_cores() -> None:
-    with group({"short": Cost(0.0)}, constants=Constants(0, 0, 0, 0, 1.0, 0, 0, 0, 0), cores=1) as (
+    with group({"short": Cost(0.0)}, constants=Constants(0, 0, 0, 0, 1.0, 0, 0, 0, 0, idle_s=0), cores=1) as (
         made,
         now,
     ):
         begun = now()
         made.short()
         assert now() - begun == pytest.approx(2.0, abs=0.01)  # two ranks of one second on one core
+
+
+def test_what_processes_take_without_calls_is_not_there_for_calls() -> None:
+    constants = replace(FREE, handle_s=1.0, idle_s=0.25)  # two on each node leave half a core
+    with group({"short": Cost(0.0)}, constants=constants, cores=1) as (made, now):
+        begun = now()
+        made[0].short()
+        assert now() - begun == pytest.approx(2.0)
+
+
+def test_a_process_that_ended_takes_nothing() -> None:
+    node = Node("node-0", [0.0])
+    world = World(replace(FREE, idle_s=0.5), node)
+    process = Process(world, node, 0.0)
+    assert node.compute(0.0, 1.0) == 2.0
+    process.end()
+    process.end()
+    assert node.compute(2.0, 1.0) == 3.0
 
 
 def test_calls_of_one_rank_wait_for_each_other_and_those_of_others_do_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -18,6 +19,7 @@ from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.relays import SimulatedRelays
 from phalanx.transport.simulated.transport import SimulatedTransport
 
+_YOUNG = 100_000
 Shape = tuple[int, int]
 """Nodes, and ranks on each."""
 
@@ -35,10 +37,12 @@ class Simulation:
     relay_from: int | None = None
     trace: Trace | None = None
     made: list[str] = field(default_factory=list[str])
+    named: set[str] = field(default_factory=set[str])
 
     def reshaped(self, name: str | None, asked: tuple[int, ...]) -> tuple[int, ...]:
         """The blocks that a pool of the script gets."""
         nodes, ranks = self.pools.get(name or "", (self.model.nodes, self.model.ranks_per_node))
+        self.named.add(name or "")
         given = (ranks,) * nodes if self.model.fill or name in self.pools else asked
         self.made.append(f"{name or 'pool'}: {list(asked)} in the script, here {_text(given)}")
         return given
@@ -51,6 +55,7 @@ class Simulation:
         """
         transport = SimulatedTransport(self.model, self.costs, self.relay_from)
         with (
+            _collecting_seldom(),
             _clocks_of(transport),
             cluster.standing_in(transport, self.reshaped),
         ):
@@ -81,6 +86,10 @@ class Simulation:
         elif unknown:
             ranks = "one rank, whose time counts for all" if model.run == "one" else "each rank"
             lines.append(f"Run in this process on {ranks}: {', '.join(unknown)}.")
+        if self.costs.unused:
+            lines.append(f"Costs of methods that nobody called: {', '.join(self.costs.unused)}.")
+        if unused := sorted(self.pools.keys() - self.named):
+            lines.append(f"Shapes of pools that were not made: {', '.join(unused)}.")
         return tuple(lines)
 
 
@@ -109,6 +118,17 @@ def _text(blocks: tuple[int, ...]) -> str:
     if len(set(blocks)) == 1:
         return f"{len(blocks)} x {blocks[0]}"
     return str(list(blocks))
+
+
+@contextlib.contextmanager
+def _collecting_seldom() -> Generator[None]:
+    """Look for garbage seldom: thousands of ranks and messages live long, and half the time would go into that."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], _YOUNG), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import math
 import re
 import statistics
 import sys
@@ -56,23 +58,39 @@ class Costs:
     stated: dict[str, Cost] = field(default_factory=dict[str, Cost])
     #: Methods that were called and of which nothing is stated.
     unknown: set[str] = field(default_factory=set[str])
+    #: Names of ``stated`` that were looked up.
+    used: set[str] = field(default_factory=set[str])
+    _found: dict[tuple[str, str, str], Cost] = field(default_factory=dict[tuple[str, str, str], Cost])
 
     def of(self, cls: str, role: str, method: str) -> Cost:
         """What a call costs; 0 seconds for a method of which nothing is stated, and a note of that."""
-        stated = self.stated
-        for name in (f"{cls}.{method}", f"{role}.{method}", method):
-            if name in stated:
-                return stated[name]
-        if method == STARTING:
-            return UNKNOWN
-        if "*" in stated:
-            return stated["*"]
-        self.unknown.add(f"{cls or role}.{method}")
+        key = (cls, role, method)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._looked_up(cls, role, method)
+        return found
+
+    def _looked_up(self, cls: str, role: str, method: str) -> Cost:
+        names = [f"{cls}.{method}", f"{role}.{method}", method]
+        if method != STARTING:
+            names.append("*")
+        for name in names:
+            if name in self.stated:
+                self.used.add(name)
+                return self.stated[name]
+        if method != STARTING:
+            self.unknown.add(f"{cls or role}.{method}")
         return UNKNOWN
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of which something is stated, and that no call had."""
+        return sorted(self.stated.keys() - self.used - {"*"})
 
     def add(self, others: Mapping[str, Cost]) -> None:
         """State more; what was stated of the same name before is replaced."""
         self.stated.update(others)
+        self._found.clear()
 
 
 def parse(text: str) -> dict[str, Cost]:
@@ -168,6 +186,8 @@ def _cost(name: str, given: Mapping[str, Value]) -> Cost:
                 made = replace(made, out=int(quantity(value, _BYTES, where)))
             case "spread" | "fail":
                 part = quantity(value, {"": 1.0, "%": 0.01}, where)
+                if key == "fail" and part > 1:
+                    raise DeclarationError(f"{where}: expected a probability, from 0 to 1 or to 100%")
                 made = replace(made, spread=part) if key == "spread" else replace(made, fail=part)
             case "returns":
                 made = replace(made, returns=value, gives=True)
@@ -180,16 +200,18 @@ def quantity(value: Value, units: Mapping[str, float], where: str) -> float:
     """A number, or one with a unit behind it.
 
     Raises:
-        DeclarationError: something else, or below 0.
+        DeclarationError: something else, below 0 or without end.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
     found = _NUMBER.match(value) if isinstance(value, str) else None
     if found is not None and (found[2] in units or not found[2]):
-        try:
-            return float(found[1]) * units.get(found[2], 1.0)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            number = float(found[1]) * units.get(found[2], 1.0)
+    if math.isfinite(number) and number >= 0:
+        return number
+    named = ", ".join(filter(None, units))
     raise DeclarationError(
-        f"{where}: expected a number, with one of these units: {', '.join(filter(None, units))}"
+        f"{where}: expected a number, 0 or more" + (f", with one of these units: {named}" if named else "")
     )

@@ -13,7 +13,8 @@ from phalanx.transport.simulated.constants import Constants
 class Node:
     """One machine. ``cores`` are when each of them is free; ``sends`` and ``takes`` when its link is, either way.
 
-    ``waiting`` are processes that nobody has taken: Ray starts as many as a node has cores.
+    ``waiting`` are processes that nobody has taken: Ray starts as many as a node has cores. ``background`` is the CPU
+    that its processes take in each second without being called, which work on its cores waits for.
     """
 
     name: str
@@ -25,6 +26,8 @@ class Node:
     held: int = 0
     accelerators: list[int] = field(default_factory=list[int])
     waiting: int = -1
+    background: float = 0.0
+    _slowed: float = 1.0
 
     def __post_init__(self) -> None:
         if self.waiting < 0:
@@ -34,9 +37,14 @@ class Node:
         """When work that is ready at ``time`` is done, on the core that is free first."""
         if seconds <= 0:
             return time
-        done = max(time, self.cores[0]) + seconds
+        done = max(time, self.cores[0]) + seconds * self._slowed
         heapq.heapreplace(self.cores, done)
         return done
+
+    def has(self, idle_s: float) -> None:
+        """Note that a process is there which takes so much CPU in each second; below 0 that it has ended."""
+        self.background = max(0.0, self.background + idle_s)
+        self._slowed = 1 / max(_LEFT, 1 - self.background / len(self.cores))
 
     def process(self, time: float, seconds: float) -> float:
         """When a process that is asked for at ``time`` is there: one that waits, or a new one."""
@@ -117,4 +125,5 @@ class Wires:
         return done
 
 
+_LEFT = 0.05  # of a node's cores at least for calls
 _SMALL = 64 << 10  # bytes; smaller messages interleave with whatever the link is at

@@ -63,6 +63,7 @@ class Process:
         self._queue: deque[Work] = deque()
         self._running: list[Work] = []
         self._ended = False
+        node.has(world.constants.idle_s)
 
     def arrive(self, work: Work, time: float) -> None:
         """Take a call up, once it is its turn."""
@@ -73,6 +74,8 @@ class Process:
 
     def end(self) -> list[Work]:
         """The process is gone; the calls that it had not given an answer to."""
+        if not self._ended:
+            self.node.has(-self._world.constants.idle_s)
         self._ended = True
         left = [*self._running, *self._queue]
         self._running.clear()

@@ -49,13 +49,20 @@ class RelayProcess:
         self.node = node
         self._queue: deque[tuple[float, Callable[[float], Ended]]] = deque()
         self._busy = True
-        self.ended = False
+        self._ended = False
+        node.has(world.constants.idle_s)
         world.events.at(since, self._go_on)
 
     @property
     def alive(self) -> bool:
         """Whether it is there, and its node."""
-        return not self.ended and self.node.fails_at > self._world.events.now
+        return not self._ended and self.node.fails_at > self._world.events.now
+
+    def end(self) -> None:
+        """It is not there any more. Idempotent."""
+        if not self._ended:
+            self.node.has(-self._world.constants.idle_s)
+        self._ended = True
 
     def do(self, time: float, seconds: float, act: Callable[[float], Ended]) -> None:
         """Be busy for so long once what came before is done; then ``act(time)``."""
@@ -316,5 +323,5 @@ class SimulatedRelays:
 
     def end(self) -> None:
         for process in self._processes:
-            process.ended = True
+            process.end()
         self._kept.clear()

@@ -16,7 +16,7 @@ from phalanx.topology.relays import RelayTree
 from phalanx.tracing.events import STARTING
 from phalanx.tracing.journal import path_of
 from phalanx.transport.inline import InlineRank, InlineServices, InlineTransport
-from phalanx.transport.inline_values import InlineRef, InlineStream
+from phalanx.transport.inline_values import InlineRef
 from phalanx.transport.simulated.costs import Cost, Costs
 from phalanx.transport.simulated.ground import Ground
 from phalanx.transport.simulated.machines import Node, make_nodes
@@ -27,6 +27,7 @@ from phalanx.transport.simulated.processes import Process, Value, Work, World
 from phalanx.transport.simulated.rank import Answer, StandIn
 from phalanx.transport.simulated.refs import SimulatedRef, value_of
 from phalanx.transport.simulated.relays import SimulatedRelays
+from phalanx.transport.simulated.streams import SimulatedStream, stated_items
 from phalanx.transport.simulated.waiting import EventCalls
 from phalanx.transport.timed import FOR_EVER, SteppedClock, TimedRef, plain
 from phalanx.transport.values import Endpoint, Lost, RankStream, Ref, Sight, SpawnRequest, Ticket
@@ -35,7 +36,7 @@ from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import BARE, HOST, NO_ARGUMENTS, Facts, RankCall, RankSetup
-from phalanx.wire.outputs import OUTPUT, StreamEnd
+from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.side_channel import SETUP_CALL
 
 _FIRST_PID = 100_000
@@ -176,12 +177,29 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
         stand_in = rank.stand_in
         call = self._unpack(data)
         name = method if call is None else call.method
-        is_ours = name.startswith(HOST)
-        cost = Cost(0.0) if is_ours else self.costs.of(_class_of(stand_in, role), role, _shown(name))
+        cost = self._cost_of(stand_in, role, name)
         given = {"value": cost.returns} if cost.gives else None
         answer = stand_in.call(self, endpoint, role, name, call, data, refs, returns, given)
         if call is None:
             endpoint.bare_calls += 1
+        posting = self._of_call(endpoint, call, data, refs, cost, answer)
+        info, rest = answer.ticket.info, answer.ticket.rest
+        return Ticket(posting.ref, self._with(posting.ref, info), self._with(posting.ref, rest)), posting
+
+    def _cost_of(self, stand_in: StandIn, role: str, name: str) -> Cost:
+        if name.startswith(HOST):
+            return Cost(0.0)
+        return self.costs.of(_class_of(stand_in, role), role, _shown(name))
+
+    def _of_call(
+        self,
+        endpoint: Endpoint,
+        call: RankCall | None,
+        data: bytes,
+        refs: Sequence[Ref],
+        cost: Cost,
+        answer: Answer,
+    ) -> Posting:
         number = -endpoint.bare_calls if call is None else call.call
         trace = None
         if call is not None and call.trace:
@@ -190,9 +208,7 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
         cpu = constants.handle_s + (
             0.0 if call is None or call.body == NO_ARGUMENTS else constants.argument_s
         )
-        posting = self._message(endpoint, data, refs, cost, answer, cpu, number, trace)
-        info, rest = answer.ticket.info, answer.ticket.rest
-        return Ticket(posting.ref, self._with(posting.ref, info), self._with(posting.ref, rest)), posting
+        return self._message(endpoint, data, refs, cost, answer, cpu, number, trace)
 
     def _with(self, ref: TimedRef, other: Ref | None) -> Ref | None:
         """Another object that a call gives, there with its value."""
@@ -286,13 +302,26 @@ class SimulatedTransport(Ground, EventCalls, InlineTransport):
     def stream(
         self, endpoint: Endpoint, role: str, method: str, data: bytes, refs: Sequence[Ref], buffer: int | None
     ) -> RankStream:
-        """The items come without taking time; the method's stated cost is that of the call."""
-        stand_in = endpoint.handle.stand_in
-        self.spend(self.model.constants.submit_s)
+        """All items are there once the method's stated time is over; each then costs the driver what a value does."""
+        stand_in: StandIn = endpoint.handle.stand_in
+        call = RankCall.unpack(data)
+        cost = self._cost_of(stand_in, role, call.method)
+        with self._lock:
+            posting = self._of_call(endpoint, call, data, refs, cost, Answer(Ticket(InlineRef())))
+            self._posted(posting)
         host = stand_in.endpoint.handle.host
-        if self.model.run == "none" or host is None:
-            return InlineStream(iter((StreamEnd(0),)), lambda work: InlineRef(work()))
-        return InlineStream(host.stream(data, plain(refs)), lambda work: self._step(stand_in.endpoint, work))
+        if self.model.run == "none" or host is None or cost.gives:
+            items = stated_items(cost)
+            return SimulatedStream(items, lambda work: InlineRef(work()), posting.ref, self._through)
+        if call.trace:  # its journal is the simulation's
+            data = call._replace(trace="").pack()
+        items = host.stream(data, plain(refs))
+        return SimulatedStream(
+            items, lambda work: self._step(stand_in.endpoint, work), posting.ref, self._through
+        )
+
+    def _through(self, ref: SimulatedRef) -> None:
+        self._reach([ref], 1, FOR_EVER, stop_at_failure=False)
 
     def put(self, value: wire.Value) -> Ref:
         constants = self.model.constants
