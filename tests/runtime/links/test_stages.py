@@ -246,6 +246,8 @@ def test_a_stage_of_another_step_leaves_everything_as_it_was(
     sync.stage(step=1).result()
     sync.commit()
     assert generator.total() == trainer.total()
+    sync.stage().result()
+    assert sync.commit().number == 3  # the number of the refused stage was given again, but once
 
 
 def test_parameters_that_are_the_sources_own_cannot_be_staged(pool: px.ResourcePool) -> None:

@@ -325,6 +325,7 @@ def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved
         assert same(target.values()[0], initial)
         version = sync(step=1)
         assert (version.step, version.number) == (1, 1)
+        assert sync().number == 2  # the number of the refused one was given again, but once
 
 
 def test_a_step_cannot_be_asked_of_a_source_that_tells_none() -> None:

@@ -193,8 +193,12 @@ def _check_stageable(plan: Plan, movers: Mapping[Hop, str]) -> None:
 
 def _described(source: WeightsSide, target: WeightsSide) -> tuple[list[Description], list[Description]]:
     calls = [_ask(side, "described", questions.describe, side.asked) for side in (source, target)]
-    sources, targets = (_answers(side, call) for side, call in zip((source, target), calls, strict=True))
-    return sources, targets
+    try:
+        return _answers(source, calls[0]), _answers(target, calls[1])
+    except PhalanxError:  # the other side may refuse too: Ray prints the traceback of what nobody fetches
+        with contextlib.suppress(PhalanxError):
+            calls[1].result(1.0)
+        raise
 
 
 def _answers(side: WeightsSide, call: Call) -> list[Any]:

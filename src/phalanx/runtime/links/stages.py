@@ -92,7 +92,8 @@ class Stages:
             pairs = self.pairs.present()
             with all_in_order([self._source.core]):
                 if all(pair.current for pair in pairs):
-                    return self._send(pairs, numbered(pairs, self._unused), step, since, on_version)
+                    number, self._unused = numbered(pairs, self._unused), None
+                    return self._send(pairs, number, step, since, on_version)
 
     def drop(self) -> None:
         """Something newer comes: what was staged is not to be committed any more."""

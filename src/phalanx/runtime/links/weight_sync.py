@@ -286,7 +286,7 @@ class WeightSync:
         self, pairs: Sequence[Pair], step: int | None, expect_change: bool | None, verify: Verify
     ) -> SyncFuture:
         began = time.monotonic()
-        number = self._next_number(pairs, self._unused)
+        number, self._unused = self._next_number(pairs, self._unused), None
         for pair in pairs:  # now, for nobody needs to ask what became of it before a restart
             pair.target.core.life.had_weights.setdefault(pair.target.key, number)
         sent: list[PairCalls] = []
