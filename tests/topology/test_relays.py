@@ -48,23 +48,26 @@ def test_a_relay_reaches_what_those_below_it_reach_and_is_reached_by_one(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "per_node", "fan_out", "heads", "relays", "hops"),
+    ("ranks", "per_node", "fan_out", "most", "relays", "heads", "hops"),
     [
-        (8, 8, 2, 2, 6, 3),  # small enough to be tried
-        (64, 64, 32, 8, 2, 2),
-        (64, 8, 32, 8, 8, 2),
-        (1024, 8, 32, 8, 132, 3),
-        (1024, 32, 32, 8, 36, 3),
-        (4096, 32, 32, 8, 132, 3),
-        (16384, 8, 32, 8, 2116, 4),
+        (8, 8, 2, 2, 6, 2, 3),  # small enough to be tried
+        (64, 64, 32, 8, 2, 2, 2),
+        (24, 8, 32, 8, 3, 3, 2),
+        (64, 8, 32, 8, 10, 2, 3),
+        (128, 128, 32, 8, 6, 2, 3),
+        (1024, 8, 32, 8, 132, 4, 3),
+        (1024, 32, 32, 8, 36, 4, 3),
+        (4096, 32, 32, 8, 132, 4, 3),
+        (8192, 32, 32, 8, 264, 8, 3),
+        (16384, 8, 32, 8, 2116, 4, 4),
     ],
 )
-def test_as_few_relays_and_hops_as_the_fan_out_allows(
-    ranks: int, per_node: int, fan_out: int, heads: int, relays: int, hops: int
+def test_few_relays_heads_and_hops(
+    ranks: int, per_node: int, fan_out: int, most: int, relays: int, heads: int, hops: int
 ) -> None:
-    tree = plan_relays([str(rank // per_node) for rank in range(ranks)], fan_out, heads)
+    tree = plan_relays([str(rank // per_node) for rank in range(ranks)], fan_out, most)
 
-    assert (len(tree.relays), tree.hops) == (relays, hops)
+    assert (len(tree.relays), tree.heads, tree.hops) == (relays, heads, hops)
 
 
 def test_the_path_to_a_rank_begins_at_a_head_and_ends_beside_it() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import isqrt
 
 FAN_OUT = 32
 HEADS = 8
+LEAVES = 3
+"""How many relays with ranks below them a driver calls itself. Each costs it about the CPU of two ranks; where there
+are more, fewer relays over these cost it less, for one more hop."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ class RelayTree:
 def plan_relays(nodes: Sequence[str], fan_out: int = FAN_OUT, heads: int = HEADS) -> RelayTree:
     """The tree for ranks that lie on these nodes, by rank.
 
-    Those of one node are shared out evenly over as few relays there as have ``fan_out`` each at most; relays over
-    those until ``heads`` at most are left, as few as have ``fan_out`` each, but half of ``heads`` at least, so that
-    several work at a time.
+    Those of one node are shared out evenly over as few relays there as have ``fan_out`` each at most. Over more than
+    ``LEAVES`` of these, and over more relays than ``heads``, there are others until no more are left: as few as have
+    ``fan_out`` each, but several where there are many to reach, which then work at a time.
 
     Raises:
         ValueError: no ranks, or a number below 2 of ``fan_out``, or below 1 of ``heads``.
@@ -79,13 +83,14 @@ def plan_relays(nodes: Sequence[str], fan_out: int = FAN_OUT, heads: int = HEADS
         for begin, end in _even(len(ranks), -(-len(ranks) // fan_out))
     ]
     level = range(len(relays))
-    while len(level) > heads:
-        count = max(-(-len(level) // fan_out), heads // 2, 1)
+    most = min(LEAVES, heads)
+    while len(level) > most:
+        count = max(-(-len(level) // fan_out), min(isqrt(len(level)), heads // 2))
         for begin, end in _even(len(level), count):
             below = tuple(level[begin:end])
             ranks = tuple(chain.from_iterable(relays[index].ranks for index in below))
             relays.append(Relay(relays[below[0]].node, ranks, below))
-        level = range(len(relays) - count, len(relays))
+        level, most = range(len(relays) - count, len(relays)), heads
     return RelayTree(tuple(relays), len(level))
 
 
