@@ -111,12 +111,16 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """What a backend knows of a process that is gone; ``relay`` names that one, where it is none of the ranks."""
+    """What a backend knows of a process that is gone; ``relay`` names that one, where it is none of the ranks.
+
+    ``intended``: it was ended on purpose; ``owner_gone``: since the process that owned it ended.
+    """
 
     reason: str
     exit: str | None = None
     hint: str | None = None
     intended: bool = False
+    owner_gone: bool = False
     node_lost: bool = False
     log_tail: tuple[str, ...] = ()
     log_path: str | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 import phalanx as px
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups import travel
+from phalanx.runtime.groups.following import Follower
+from phalanx.runtime.groups.open_groups import open_groups
 from phalanx.runtime.groups.selection import Selection
+from phalanx.testing import faults
 from phalanx.transport.inline import InlineRank
 
 
@@ -30,6 +35,28 @@ class Answerer(px.Worker):
     def answers(self, xs: list[int]) -> list[int]:
         self.answered += len(xs)
         return [10 * x for x in xs]
+
+
+class Together(px.Worker):
+    """Ranks that work together: all of them make each step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @px.register
+    def step(self) -> tuple[int, int]:
+        self.steps += 1
+        return self.rank, self.steps
+
+    @px.register
+    def count(self, to: int) -> Iterator[int]:
+        yield from range(to)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
 
 
 _ranks: dict[int, InlineRank] = {}
@@ -59,12 +86,30 @@ def group() -> Iterator[px.WorkerGroup]:
         yield px.WorkerGroup(pool, Answerer)
 
 
-def view_of(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> GroupView:
-    """The group as another process sees it."""
+def view_of(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch, *, beside_owner: bool = False
+) -> GroupView:
+    """The group as another process sees it, or the one that owns it, to which a view came back."""
     with monkeypatch.context() as patch:
         patch.setattr(group.core.transport, "immediate", False)
         portable = travel.pack(group.core)
-    return GroupView(Selection.whole(travel.unpack(portable)))
+        if not beside_owner:
+            patch.setattr(open_groups, "owner_of", lambda *_: None)
+        return GroupView(Selection.whole(travel.unpack(portable)))
+
+
+@contextlib.contextmanager
+def unaware(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """The time in which a view has not heard yet that processes are gone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Follower, "look", lambda _: None)
+        yield
+
+
+@pytest.fixture
+def together() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Together)
 
 
 def answered(group: px.WorkerGroup) -> int:
@@ -131,11 +176,12 @@ def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_agai
     later = view_of(group, monkeypatch)
     px.resize(group, 2)
 
-    with pytest.raises(px.StaleEpoch):
+    with unaware(monkeypatch), pytest.raises(px.StaleEpoch):
         view.answers(list(range(8)))  # nobody knows what the former rank 1 had begun
+    with unaware(monkeypatch):
+        assert later.answers(list(range(6))) == [10 * x for x in range(6)]
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
-    assert later.answers(list(range(6))) == [10 * x for x in range(6)]
 
 
 def test_of_ranks_that_a_restart_ended_calls_are_stale(
@@ -145,7 +191,7 @@ def test_of_ranks_that_a_restart_ended_calls_are_stale(
     group.restart()
     px.resize(group, 2)
 
-    with pytest.raises(px.StaleEpoch):
+    with unaware(monkeypatch), pytest.raises(px.StaleEpoch):
         view.answers(list(range(8)))
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
@@ -171,3 +217,132 @@ def test_the_roster_is_taken_back_with_the_group(
 
     assert there
     assert group.core.transport.published(key) is None
+
+
+def replace_one(group: px.WorkerGroup) -> None:
+    px.replace(group, 1)
+
+
+def replace_a_lost_one(group: px.WorkerGroup) -> None:
+    faults.kill(group, rank=1)
+    assert px.replace(group) == (1,)
+
+
+def restart(group: px.WorkerGroup) -> None:
+    group.restart()
+
+
+@pytest.mark.parametrize("change", [replace_one, replace_a_lost_one, restart])
+def test_a_view_goes_on_with_ranks_that_have_other_processes(
+    change: Callable[[px.WorkerGroup], None], together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, part = view_of(together, monkeypatch), view_of(together, monkeypatch)[1]
+    together.step()
+    px.snapshot(together)
+    change(together)
+    steps = 2 if change is not restart else 1
+
+    assert view.step() == [(rank, steps) for rank in range(3)]
+    assert part.step() == (1, steps + 1)
+    assert together.state == "ready"
+
+
+def test_a_view_goes_on_after_a_group_mended_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Together, on_failure=px.Replace())
+        view = view_of(group, monkeypatch)
+        px.snapshot(group)
+        faults.kill(group, rank=2)
+        with pytest.raises(px.WorkerDiedError):
+            view.step()
+        with pytest.raises(px.GroupBroken):
+            view.step()  # nobody has mended it yet
+        with pytest.raises(px.WorkerDiedError):
+            group.step()
+        group.step()
+
+        assert view.step() == [(rank, 2) for rank in range(3)]
+
+
+def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_is_stale(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, all_of_them = view_of(together, monkeypatch)[0], view_of(together, monkeypatch)
+    px.replace(together, 1, state="none")
+
+    with unaware(monkeypatch):
+        assert one.step() == (0, 1)
+        with pytest.raises(px.StaleEpoch):
+            all_of_them.step()
+
+    assert all_of_them.step() == [(0, 2), (1, 1), (2, 1)]
+
+
+def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_closed(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(together, monkeypatch)
+    together.core.transport.kill([together.core.endpoints[1]])  # as px.replace begins
+
+    with pytest.raises(px.StaleEpoch, match="its owner, in another process"):
+        view.step()
+    assert [together.core.transport.alive(one) for one in together.core.endpoints] == [True, False, True]
+    px.replace(together, state="none")
+    assert view.step() == [(0, 2), (1, 1), (2, 2)]
+
+    together.close()
+    with pytest.raises(px.GroupClosed):
+        view.step()
+
+
+def test_streams_of_a_view_go_on_after_one_was_stale(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(together, monkeypatch)[0]
+    px.replace(together, 1, state="none")
+
+    with unaware(monkeypatch), pytest.raises(px.StaleEpoch):
+        list(view.count.stream(3))
+
+    assert list(view.count.stream(3)) == [0, 1, 2]
+
+
+def test_a_view_that_was_made_after_ranks_left_is_not_refused(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    px.resize(group, 2)
+    view = view_of(group, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Follower, "learn", lambda _: pytest.fail("a rank refused a call"))
+
+        assert view.answers(list(range(4))) == [0, 10, 20, 30]
+
+
+def test_each_of_many_ranks_may_refuse_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with px.ResourcePool([30], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        px.resize(group, 29)
+        view = view_of(group, monkeypatch)
+        px.resize(group, 30)
+
+        assert view.answers(list(range(60))) == [10 * x for x in range(60)]
+
+
+def test_a_view_follows_ranks_that_work_together_to_another_number(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    view = view_of(together, monkeypatch)
+    together.step()
+    px.resize(together, 2, via=tmp_path)
+
+    assert view.step() == [(0, 2), (1, 2)]
+
+
+def test_a_view_that_came_back_to_the_owner_goes_on(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(together, monkeypatch, beside_owner=True)
+    view.step()
+    px.replace(together, 1, state="peer")
+
+    assert view.step() == [(rank, 2) for rank in range(3)]

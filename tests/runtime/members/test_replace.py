@@ -310,3 +310,25 @@ def test_ranks_that_are_none_are_refused(three: px.ResourcePool, ranks: Any) -> 
     group = px.WorkerGroup(three, Counter)
     with pytest.raises(px.DeclarationError, match=r"expected ranks from 0 to 2"):
         px.replace(group, ranks)
+
+
+def test_whoever_interrupts_a_replacement_twice_has_a_broken_group_and_can_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted_too(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Counter)
+        group.add(1)
+        px.snapshot(group)
+        with monkeypatch.context() as patch:
+            patch.setattr(Counter, "rejoin", interrupted_too)
+            patch.setattr("phalanx.runtime.groups.processes.settle", interrupted_too)
+            with pytest.raises(KeyboardInterrupt):
+                px.replace(group, 1)
+        state = group.state
+        px.replace(group)
+
+        assert state == "broken"
+        assert group.add(1) == [2.0, 4.0, 6.0]

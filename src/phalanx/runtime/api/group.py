@@ -14,6 +14,7 @@ from phalanx.errors import DeclarationError
 from phalanx.runtime.api.attach import leave_record
 from phalanx.runtime.api.views import GroupView
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.following import withdraw
 from phalanx.runtime.groups.members import Members
 from phalanx.runtime.groups.owned import Owned
 from phalanx.runtime.groups.processes import GroupProcesses
@@ -328,11 +329,11 @@ class WorkerGroup(GroupView):
             self._end(self._processes.patience())
 
     def _end(self, patience: float) -> None:
+        withdraw(self.core.life, self.core.roster_key)
         if self._processes.standbys is not None:
             self._processes.standbys.close()
         self._processes.end(self.core.epoch, patience)
         self._pool.unclaim(self)
-        self._members.forget()
         self.core.life.finish_close()
 
     def __enter__(self) -> WorkerGroup:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from phalanx.collect.join import gather
 from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.errors import CallCancelled, CallTimeout, PhalanxError
+from phalanx.errors import CallCancelled, CallTimeout, PhalanxError, StaleEpoch
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, decide
 from phalanx.runtime.calls.finding import (
@@ -292,6 +292,8 @@ class Call:
         if not self.rules.consequences:
             return
         life, epoch = self.life, self.epoch
+        if isinstance(ending.error, StaleEpoch) and life.changed_elsewhere is not None:
+            life.changed_elsewhere()
         epoch.stopped.update(ending.stop)
         if ending.closes:
             life.begin_close()

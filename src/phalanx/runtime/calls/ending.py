@@ -18,7 +18,7 @@ class Seen:
     ``reports`` tell of every rank that matters; ``pending`` are the ranks that had not ended when its grace was
     over. ``why`` somebody looked: a rank failed, the caller's patience or the call's deadline is over, or somebody
     cancels it. ``waited`` are seconds. ``severed``: connections of process groups were cut. ``by_owner``: all ranks
-    that are gone were ended by the owner of the group.
+    that are gone were ended by the owner of the group, or with it, if that is ``owner_gone`` itself.
     """
 
     why: Literal["failed", "impatient", "expired", "cancelled"]
@@ -29,6 +29,7 @@ class Seen:
     waited: float | None = None
     severed: bool = False
     by_owner: bool = False
+    owner_gone: bool = False
     closed: bool = False
     init: bool = False
 

@@ -119,4 +119,11 @@ def failed(call: LookedAt) -> Ending:
     life.check_current(call.epoch, ranks, call.method)
     if life.closed:
         return decide(Seen("failed", life.name, call.method, closed=True))
+    if (
+        seen.by_owner
+        and not seen.owner_gone
+        and life.changed_elsewhere is not None
+        and life.changed_elsewhere()
+    ):
+        return Ending(life.lifecycle.changing_error(call.method))
     return decide(seen)

@@ -49,11 +49,15 @@ class Watch:
             gone, pending = self._gone(pending)
             reports += gone
         severed = False
-        if self.spare and pending:
+        lost = [] if self.owner else self._lost_of(reports)  # here it would be closed
+        by_owner = bool(lost) and all(one.intended for one in lost)
+        if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
+            self._freed(pending)  # for what the owner has them do next; it alone may stop them
+            pending = []
+        # Ranks of another process's group may be cut off only where that will learn that it is broken.
+        if self.spare and pending and (self.owner or lost):
             freed, pending, severed = self._freed(pending)
             reports += freed
-        dead = [report for report in reports if report.kind == "died"]
-        by_owner = bool(dead) and all(self._intended(self.ranks.index(report.rank)) for report in dead)
         if not by_owner:
             reports += self._stopped(pending)
         return Seen(
@@ -64,6 +68,7 @@ class Watch:
             [self.ranks[position] for position in pending],
             severed=severed,
             by_owner=by_owner,
+            owner_gone=any(one.owner_gone for one in lost),
             init=self.init,
         )
 
@@ -145,6 +150,8 @@ class Watch:
         self._cancel(busy)
         self.arrivals.leave()
         cut = pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
+        if not self.owner:  # what else they are at may be what the owner mends the group by
+            cut = pending = self._at_it_now(pending)
         if cut:  # in a collective, which nothing else ends
             self.transport.sever([self.endpoints[position] for position in cut])
             pending = self._still_at_it(cut, self.grace_s)
@@ -243,12 +250,16 @@ class Watch:
             stack=lost.stack,
         )
 
-    def _intended(self, position: int) -> bool:
-        """Whether the process of an ended rank was ended on purpose, by the owner of the group."""
-        if self.owner:
-            return False  # then it would be closed
-        lost = self.arrivals.outcome(position).lost
-        return lost is not None and lost.intended
+    def _lost_of(self, reports: Sequence[RankReport]) -> list[Lost]:
+        """What is known of those that died; of a process that ended on purpose the owner of the group ended it."""
+        died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
+        found = [self.arrivals.outcome(position).lost for position in died]
+        return [one or Lost("unknown") for one in found]
+
+    def _at_it_now(self, positions: Sequence[int]) -> list[int]:
+        """Of some positions those that are at this very call, and not at another one before it."""
+        sights = self.transport.sights([self.endpoints[position] for position in positions], False)
+        return [p for p, sight in zip(positions, sights, strict=True) if self.numbers[p] in sight.running]
 
     def _stopped(self, positions: Sequence[int]) -> list[RankReport]:
         """The reports of ranks that had not ended and are about to be stopped, with where they stood."""

@@ -58,8 +58,10 @@ class GroupCore:
     threads in one order.
     """
 
-    def __init__(self, card: GroupCard, transport: Transport, size: int, *, owner: bool) -> None:
-        self.life = GroupLife(card, transport, size, owner=owner)
+    def __init__(
+        self, card: GroupCard, transport: Transport, size: int, *, owner: bool, number: int = 0
+    ) -> None:
+        self.life = GroupLife(card, transport, size, owner=owner, number=number)
         self.book = Book(process)
         self.listeners = Listeners(everywhere)
         self.under_way = CallsUnderWay()
@@ -70,9 +72,9 @@ class GroupCore:
         self._listeners_of_chosen = Listeners(self.listeners)
         self._listeners_of_chosen.add(self.under_way)
         self.door: Door = DirectDoor(transport)
-        #: Of a view elsewhere: what it knows of the roster, where that may change.
+        #: Of a view elsewhere: what it knows of the roster.
         self.follower: Follower | None = None
-        #: Where views elsewhere find the newest roster; "" where the group never travelled, or its roster stays.
+        #: Where views elsewhere find the newest roster; "" where the group never travelled, or is detached.
         self.roster_key = ""
         room = Room(transport, open_groups.wait_for_a_call)
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
@@ -149,7 +151,7 @@ class GroupCore:
         """
         epoch = self.check(mend=request.mends)
         plan, spec, streaming = request.plan, request.spec, request.streaming
-        if self.card.independent:
+        if self.card.independent or self.follower is not None:
             self._check_there(epoch, request)
         call = self.call(epoch, request, spec.title or spec.name, self.new_number())
         heard = call.heard
@@ -195,7 +197,9 @@ class GroupCore:
             raise self.lifecycle.stale_error(epoch.number, request.spec.name)
 
     def began(self) -> int:
-        """Now, in nanoseconds since 1970, where somebody hears of calls that are planned; else 0."""
+        """Note that a call will be planned; now, in nanoseconds since 1970, where somebody hears of it, else 0."""
+        if self.follower is not None:
+            self.follower.look()
         return time.time_ns() if self.listeners.heard.planned else 0
 
     @property
@@ -293,7 +297,7 @@ class GroupCore:
     def _epoch_told(self, call: Call) -> int:
         """The epoch of which the ranks of a call are to be; a view of another process does not know its owner's."""
         if self.follower is not None:
-            return self.follower.number  # ranks that know of a newer roster refuse it
+            return call.epoch.number  # ranks that know of a newer roster refuse it
         together = not self.card.independent and len(call.plan.ranks) == call.epoch.size
         return call.epoch.number if self.life.owner and together else ANY_EPOCH
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import cloudpickle
 
 from phalanx.runtime.calls.door import Arrivals, DirectArrivals, DirectDoor, Outgoing
 from phalanx.runtime.life.epoch import Epoch, GroupLife
+from phalanx.runtime.life.lifecycle import State
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Transport
 from phalanx.transport.values import Endpoint, FetchFailed, Outcome, Ticket
@@ -65,33 +67,61 @@ def key_of(facts: Facts) -> tuple[int, float]:
     return facts.pid, facts.started
 
 
-class Follower:
-    """What a view knows of the roster; ``key`` is where the owner leaves the newest one."""
+def publish(life: GroupLife, key: str) -> None:
+    """Leave the roster where views of other processes look, after every change of members; "": there are none."""
+    epoch = life.epoch
+    if key and not life.closed:
+        members = tuple(map(Member.of, epoch.endpoints[: epoch.size]))
+        life.transport.publish(key, Roster(epoch.number, members, dict(life.in_peace_since)).to_bytes())
 
-    def __init__(self, life: GroupLife, key: str, number: int) -> None:
+
+def withdraw(life: GroupLife, key: str) -> None:
+    """Take back what was left for views of other processes: the group is closed."""
+    if key and life.transport.connected():
+        life.transport.publish(key, None)
+
+
+class Follower:
+    """What a view knows of the roster; ``key`` is where the owner leaves the newest one, while the group is open."""
+
+    def __init__(self, life: GroupLife, key: str) -> None:
         self._life = life
         self._key = key
-        self.number = number
         self._roster: Roster | None = None
+        self._changed = False
+        self._lock = threading.RLock()
+
+    def note_change(self) -> bool:
+        """Note that the ranks are others by now, or will be; False where the group is closed."""
+        self._changed = True
+        return self._life.transport.published(self._key) is not None
+
+    def look(self) -> None:
+        """Learn of the newest roster before a call is planned, where there is a sign of one."""
+        life = self._life
+        if self._changed or life.lifecycle.state is State.BROKEN or life.epoch.dead(life.transport):
+            self.learn()
 
     def learn(self) -> None:
-        """Read the newest roster, and go on with it."""
-        found = self._life.transport.published(self._key)
-        if found is None:
-            return
-        roster: Roster = pickle.loads(found)
-        if roster.number <= self.number or self._life.closed:
-            return
-        self._roster = roster
-        known = {key_of(one.facts): one for one in self._life.epoch.endpoints}
-        for rank, endpoint in enumerate(known.values()):
-            endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
-        members = [known.get(key_of(one.facts)) or one.endpoint() for one in roster.members]
-        self.number = roster.number
-        self._life.change(members, len(members))
+        """Read the newest roster, and go on with it; without one the group is closed."""
+        with self._lock:
+            found = self._life.transport.published(self._key)
+            if found is None:
+                self._life.begin_close()
+                self._life.finish_close()
+                return
+            roster: Roster = pickle.loads(found)
+            if roster.number <= self._life.epoch.number:
+                return
+            self._roster, self._changed = roster, False
+            known = {key_of(one.facts): one for one in self._life.epoch.endpoints}
+            for rank, endpoint in enumerate(known.values()):
+                endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
+            members = [known.get(key_of(one.facts)) or one.endpoint() for one in roster.members]
+            self._life.told(members, roster.number)
 
     def refused(self, outcome: Outcome, rank: int, endpoint: Endpoint) -> bool:
-        """Whether a rank did not begin a call since the group has other ranks by now; learns of them then."""
+        """Whether a rank did not begin a call, since the group has other ranks by now; learns of them then."""
         if outcome.failure is not None:
             if outcome.failure.report.kind != "stale":
                 return False
@@ -104,7 +134,11 @@ class Follower:
 
 
 class FollowingDoor(DirectDoor):
-    """The way of a view: what a rank refused goes to a rank of the newest roster."""
+    """The way of a view: what a rank refused goes to a rank of the newest roster.
+
+    Of ranks that work together, only a call of one rank is made again: nobody knows whether those of its peers that are
+    gone had begun it.
+    """
 
     def __init__(self, transport: Transport, follower: Follower, life: GroupLife) -> None:
         super().__init__(transport)
@@ -114,8 +148,10 @@ class FollowingDoor(DirectDoor):
         if call.streaming is not None:
             return super().submit(epoch, call)
         call.messages = list(call.messages)
-        tickets = super().submit(epoch, call)
-        return FollowingArrivals(tickets, epoch, call, *self._following)
+        arrivals = super().submit(epoch, call)
+        if not self._following[2].card.independent and len(call.ranks) > 1:
+            return arrivals
+        return FollowingArrivals(arrivals, epoch, call, *self._following)
 
 
 class FollowingArrivals(DirectArrivals):
@@ -133,8 +169,9 @@ class FollowingArrivals(DirectArrivals):
         tickets = [sent.reference(position) for position in range(len(sent))]
         super().__init__(transport, tickets, halved=call.returns == HALVED)
         self._call, self._follower, self._life = call, follower, life
+        self._number = epoch.number
         self._at = [(rank, epoch.endpoints[rank]) for rank in call.ranks]
-        self._repeats = 0
+        self._repeats = [0] * len(tickets)
 
     def fetch(self, timeout: float | None) -> list[Any]:
         while True:
@@ -166,18 +203,27 @@ class FollowingArrivals(DirectArrivals):
         again = False
         for position in positions:
             found = super().outcome(position)
-            if found.ok or self._repeats >= _MOST_REPEATS:
+            if found.ok or self._repeats[position] >= _MOST_REPEATS:
                 continue
-            if self._follower.refused(found, *self._at[position]):
-                self._repeats += 1
+            if self._follower.refused(found, *self._at[position]) and self._is_there(position):
+                self._repeats[position] += 1
                 self._put(position, *self._send(position))
                 again = True
         return again
 
+    def _is_there(self, position: int) -> bool:
+        """Whether a rank is known that may do the call: any of independent ones, else the same in a later epoch."""
+        epoch = self._life.epoch
+        if self._life.card.independent:
+            return epoch.size > 0
+        return epoch.number > self._number and self._call.ranks[position] < epoch.size
+
     def _send(self, position: int) -> tuple[Ticket, int, Endpoint]:
         epoch, call = self._life.epoch, self._call
         data, refs = list(call.messages)[position]
-        message = Message(RankCall.unpack(data)._replace(epoch=ANY_EPOCH).pack(), refs)
+        number = ANY_EPOCH if self._life.card.independent else epoch.number
+        self._number = epoch.number
+        message = Message(RankCall.unpack(data)._replace(epoch=number).pack(), refs)
         rank = call.ranks[position] % epoch.size
         arrivals = DirectDoor(self._life.transport).submit(
             epoch, Outgoing(call.role, call.method, [rank], [message], call.returns)

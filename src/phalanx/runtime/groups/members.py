@@ -10,7 +10,7 @@ from phalanx.execution import questions
 from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.bringing import bring_to_joined, mend_sources
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.following import Member, Roster
+from phalanx.runtime.groups.following import publish
 from phalanx.runtime.groups.processes import GroupProcesses
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.roster import Change
@@ -88,23 +88,10 @@ class Members:
 
     def _tell(self, epoch: Epoch) -> None:
         """Tell the ranks of the group how many they are, each after the calls that it has; and views elsewhere."""
-        self._publish(epoch)
+        publish(self._core.life, self._core.roster_key)
         meshes = {name: self._core.mesh(name) for name in self._core.card.meshes}
         asked = ask(self._core, "follow", epoch.everyone, questions.follow, epoch.number, epoch.size, meshes)
         asked.watch.arrivals.disregard()
-
-    def _publish(self, epoch: Epoch) -> None:
-        """Leave the roster where views of other processes look once a rank refuses them."""
-        core = self._core
-        if core.roster_key:
-            members = tuple(map(Member.of, epoch.endpoints[: epoch.size]))
-            roster = Roster(epoch.number, members, dict(core.life.in_peace_since))
-            core.transport.publish(core.roster_key, roster.to_bytes())
-
-    def forget(self) -> None:
-        """Take back what was left for views of other processes."""
-        if self._core.roster_key and self._core.transport.connected():
-            self._core.transport.publish(self._core.roster_key, None)
 
     def _finish(self, timeout: float | None) -> None:
         """Wait for the ranks that leave, and end their processes."""
@@ -129,7 +116,7 @@ class Members:
         self._leaving = None
         if core.closed:
             raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)
-        core.life.change(epoch.endpoints[: epoch.size], epoch.size)
+        self._tell(core.life.change(epoch.endpoints[: epoch.size], epoch.size))
         self._pool.unclaim(self._tenant, [endpoint.slot for endpoint in leavers])
 
     def _late(self, epoch: Epoch, limit: float | None) -> list[int]:

@@ -15,6 +15,7 @@ from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.bringing import bring_to_replaced
 from phalanx.runtime.groups.core import GroupCore
+from phalanx.runtime.groups.following import publish
 from phalanx.runtime.groups.launch import Launched, Present, launch, request_like
 from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.settling import settle
@@ -80,10 +81,16 @@ class GroupProcesses:
         except BaseException as error:
             call.tell_end(error)
             raise
-        core.life.started()
+        self._ready()
         if not core.transport.immediate:
             monitor.add(core)
             watchman.add(core.life)
+
+    def _ready(self) -> None:
+        """Take calls on the ranks that are there, and leave word of them for views in other processes."""
+        core = self._core
+        core.life.started()
+        publish(core.life, core.roster_key)
         if self.standbys is not None:
             self.standbys.begin()
         if self._after_start is not None:
@@ -213,9 +220,11 @@ class GroupProcesses:
                 self._pool.repair(self._options.start_timeout)
                 self.start()
             except BaseException as error:
-                self._abandon()
-                if core.life.epoch.number == begun:
-                    core.life.broken(_as_cause(core.name, error), core.life.epoch)
+                try:
+                    self._abandon()
+                finally:  # also where whoever waits is impatient, and ends that too
+                    if core.life.epoch.number == begun:
+                        core.life.broken(_as_cause(core.name, error), core.life.epoch)
                 raise
             if core.closed:
                 self._abandon()
@@ -234,23 +243,31 @@ class GroupProcesses:
             bring_back()
             bring_to_replaced(core, gone)
         except BaseException as error:
-            core.transport.kill([one for one in core.endpoints if one not in left.endpoints])
-            if core.life.epoch.number == begun:
-                if not core.endpoints:  # those that stay are members again: for another try, or to be ended
-                    core.life.enter(left.endpoints)
-                settle(core, left.endpoints)
-                core.life.broken(_as_cause(core.name, error), core.life.epoch)
-            if core.closed:  # close() found no members to end
-                self.end(core.epoch, 0.0)
+            try:
+                self._left_as_they_are(left, begun)
+            finally:  # also where whoever waits is impatient, and ends that too
+                if core.life.epoch.number == begun:
+                    core.life.broken(_as_cause(core.name, error), core.life.epoch)
             raise
-        core.life.started()
-        if self.standbys is not None:
-            self.standbys.begin()
+        self._ready()
         if core.closed:
             self._abandon()
             raise GroupClosed(
                 f"group {core.name!r} was closed while ranks of it were replaced", group=core.name
             )
+
+    def _left_as_they_are(self, left: Epoch, begun: int) -> None:
+        """End the ranks that were started where a replacement failed; have the others ready for another try."""
+        core = self._core
+        here = core.life.epoch.number == begun
+        started = [one for one in core.endpoints if one not in left.endpoints]
+        if here and not core.endpoints:  # those that stay are members again: for another try, or to be ended
+            core.life.enter(left.endpoints)
+        core.transport.kill(started)
+        if here:
+            settle(core, left.endpoints)
+        if core.closed:  # close() found no members to end
+            self.end(core.epoch, 0.0)
 
     def _rejoined(self, left: Epoch, gone: Collection[int]) -> None:
         core, options = self._core, self._options

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.errors import DeclarationError
+from phalanx.errors import DeclarationError, GroupBroken
 from phalanx.runtime.calls.door import Arrivals, DirectDoor, Outgoing
 from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.following import Follower, FollowingDoor
+from phalanx.runtime.groups.following import Follower, FollowingDoor, publish
 from phalanx.runtime.groups.open_groups import OpenGroup, open_groups, same_processes
 from phalanx.runtime.life.epoch import Epoch, GroupCard
 from phalanx.runtime.session import connection as cluster
@@ -48,11 +48,14 @@ def pack(core: GroupCore) -> PortableGroup:
         )
     if core.life.ground is not None:
         core.life.ground.keep()  # the view there is to work even if nobody here holds the group
+    if not core.endpoints:
+        with core.restarting:  # whoever makes its ranks anew is about to be done
+            pass
+    if core.owned is not None and not core.card.detached and not core.roster_key:
+        core.roster_key = f"roster/{RUN_ID}/{core.card.number}"
+        publish(core.life, core.roster_key)
     epoch = core.epoch
     present = epoch.endpoints[: epoch.size]
-    if core.card.independent and core.life.owner and not core.card.detached:
-        core.roster_key = f"roster/{RUN_ID}/{core.card.number}"
-    number = epoch.number if core.follower is None else core.follower.number
     return PortableGroup(
         backend=core.transport.name,
         card=core.card,
@@ -62,7 +65,7 @@ def pack(core: GroupCore) -> PortableGroup:
         names=tuple(endpoint.name for endpoint in present),
         since=tuple(endpoint.since for endpoint in present),
         roster=core.roster_key,
-        number=number,
+        number=epoch.number,
     )
 
 
@@ -74,16 +77,21 @@ def unpack(portable: PortableGroup) -> GroupCore:
             portable.slots, portable.handles, portable.facts, portable.names, portable.since, strict=True
         )
     ]
-    core = GroupCore(portable.card, cluster.transport(portable.backend), len(endpoints), owner=False)
+    transport = cluster.transport(portable.backend)
+    core = GroupCore(portable.card, transport, len(endpoints), owner=False, number=portable.number)
     core.life.enter(endpoints)
     core.life.started()
+    if not endpoints:
+        text = f"group {portable.card.name!r} had no ranks when it was sent here: its restart had failed"
+        core.life.broken(GroupBroken(text, group=portable.card.name))
+    owner = open_groups.owner_of(portable.card, portable.facts)
     if portable.roster:
         core.roster_key = portable.roster
-        core.follower = Follower(core.life, portable.roster, portable.number)
+        core.follower = Follower(core.life, portable.roster)
+        core.life.changed_elsewhere = core.follower.note_change
+        core.rules = replace(core.rules, spare=True)  # ranks that live are the owner's to end
         core.door = FollowingDoor(core.transport, core.follower, core.life)
-        return core
-    owner = open_groups.owner_of(portable.card, portable.facts)
-    if owner is not None:
+    if owner is not None and not portable.card.independent:
         core.door = DoorOfOwner(core.transport, owner)
     return core
 

@@ -20,6 +20,7 @@ from phalanx.runtime.life.lifecycle import (
     RestartEvent,
     StartedEvent,
     State,
+    ToldEvent,
 )
 from phalanx.runtime.life.preemption import Notice, NoticeBoard
 from phalanx.saving.copies import Snapshot
@@ -114,13 +115,15 @@ class Ground(Protocol):
 class GroupLife:
     """Card, present epoch and state of a group. ``owner`` is False in a view that came from another process."""
 
-    def __init__(self, card: GroupCard, transport: Transport, size: int, *, owner: bool) -> None:
+    def __init__(
+        self, card: GroupCard, transport: Transport, size: int, *, owner: bool, number: int = 0
+    ) -> None:
         self.card = card
         self.name = card.name
         self.transport = transport
         self.owner = owner
-        self.lifecycle = Lifecycle(card.name)
-        self.epoch = Epoch(0, size)
+        self.lifecycle = Lifecycle(card.name, epoch=number)
+        self.epoch = Epoch(number, size)
         #: Held by whoever can call the group, or waits for a call of it.
         self.ground: Ground | None = None
         self._lock = threading.RLock()
@@ -147,6 +150,8 @@ class GroupLife:
         #: By rank: those of its processes that came with this epoch or later, and are gone, have left in peace.
         self.in_peace_since: dict[int, int] = {}
         self._behind = 0  # ranks that the epoch before a restart had
+        #: Of a view elsewhere: notes that the ranks are others by now, or will be; False where the owner has closed it.
+        self.changed_elsewhere: Callable[[], bool] | None = None
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()
 
@@ -197,6 +202,15 @@ class GroupLife:
             self.snapshot = None  # of other ranks
         self._tell()
         return self.epoch
+
+    def told(self, endpoints: Sequence[Endpoint], number: int) -> None:
+        """Go on with the ranks of an epoch that the owner, in another process, has begun."""
+        with self._lock:
+            if self.closed:
+                return
+            self.lifecycle.handle(ToldEvent(number))
+            self.epoch = Epoch(number, len(endpoints), endpoints)
+        self._tell()
 
     def begin_restart(self, size: int | None = None, gone: Collection[int] | None = None) -> Epoch:
         """Leave the present epoch, and give it; until :meth:`enter` the next one has no processes.

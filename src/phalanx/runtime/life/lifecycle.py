@@ -4,6 +4,7 @@
         '------break-----> broken <---break---' |
                              '------restart-----'
     ready ---members--> ready, as the next epoch
+    ready, broken ---told--> ready, of a view elsewhere, once the owner has given the group other ranks
     close leads from every state to closing, closed from there to closed.
 
 Everything that changes the state of a group is an event given to `Lifecycle.handle`, and everything that an
@@ -40,6 +41,7 @@ __all__ = [
     "StartedEvent",
     "State",
     "Step",
+    "ToldEvent",
 ]
 
 _STORY_LENGTH = 50
@@ -82,6 +84,13 @@ class MembersEvent:
 
 
 @dataclass(frozen=True)
+class ToldEvent:
+    """A view learnt which ranks the group has in an epoch that its owner, in another process, has begun."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class CloseEvent:
     """Somebody wants the group gone."""
 
@@ -91,7 +100,7 @@ class ClosedEvent:
     """Nothing of the group is left."""
 
 
-Event = StartedEvent | BreakEvent | RestartEvent | MembersEvent | CloseEvent | ClosedEvent
+Event = StartedEvent | BreakEvent | RestartEvent | MembersEvent | ToldEvent | CloseEvent | ClosedEvent
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,8 @@ TRANSITIONS: Mapping[tuple[State, type[Event]], State] = MappingProxyType(
         (State.READY, RestartEvent): State.RESTARTING,
         (State.BROKEN, RestartEvent): State.RESTARTING,
         (State.READY, MembersEvent): State.READY,
+        (State.READY, ToldEvent): State.READY,
+        (State.BROKEN, ToldEvent): State.READY,
         (State.STARTING, CloseEvent): State.CLOSING,
         (State.READY, CloseEvent): State.CLOSING,
         (State.BROKEN, CloseEvent): State.CLOSING,
@@ -185,7 +196,8 @@ class Lifecycle:
         after = TRANSITIONS.get((self.state, type(event)))
         if after is None or told_epoch > self._epoch:
             raise self._illegal(event)
-        step = Step(self.state, event, after, self._epoch + isinstance(event, RestartEvent | MembersEvent))
+        epoch = self._epoch + isinstance(event, RestartEvent | MembersEvent)
+        step = Step(self.state, event, after, event.epoch if isinstance(event, ToldEvent) else epoch)
         self._cause = self._cause_after(event, after)
         self.state, self._epoch = step.after, step.epoch
         return self._note(step)
@@ -242,6 +254,16 @@ class Lifecycle:
             f"{epoch}, the group is in epoch {self._epoch}; make the call again",
             group=self._group,
             epoch=epoch,
+            current=self._epoch,
+        )
+
+    def changing_error(self, method: str) -> StaleEpoch:
+        """What a call of a view gets whose ranks the owner has ended, and has not followed by others yet."""
+        return StaleEpoch(
+            f"group {self._group!r}: its owner, in another process, has ended ranks of this call of {method}, to "
+            "give the group other ones; make the call again once it has",
+            group=self._group,
+            epoch=self._epoch,
             current=self._epoch,
         )
 

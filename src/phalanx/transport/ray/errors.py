@@ -25,9 +25,8 @@ _INTENDED = (
     "INTENDED_USER_EXIT",
     "INTENDED_SYSTEM_EXIT",
     "ray.actor.exit_actor",
-    "owner has died",
-    "OWNER_DIED",
 )
+_OWNER_GONE = ("owner has died", "OWNER_DIED")
 _EXIT_CODE = re.compile(r"exit code[: ]+(-?\d+)", re.IGNORECASE)
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.IGNORECASE)
 _NODE_GONE = re.compile(r"node (?:was terminated|has died|died|is dead|failure)|its node", re.IGNORECASE)
@@ -114,8 +113,9 @@ def lost_of(error: BaseException) -> Lost:
             hint = "its node was preempted"
         if _NODE_GONE.search(text) and _DETAIL.search(text) is None:
             return Lost("its node is gone", "node lost", hint or _TUNING, node_lost=True)
-        intended = any(word in text for word in _INTENDED)
-        return Lost(_reason(text), _exit_of(text), hint, intended=intended)
+        owner_gone = any(word in text for word in _OWNER_GONE)
+        intended = owner_gone or any(word in text for word in _INTENDED)
+        return Lost(_reason(text), _exit_of(text), hint, intended=intended, owner_gone=owner_gone)
     return Lost(f"{type(error).__name__}: {_first_line(text)}", None, hint)
 
 
