@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx.topology import relays as planned
 from phalanx.topology.relays import RelayTree
 from phalanx.transport.ray.relay import Below, Relay
 from phalanx.transport.ray.relays import RayRelays
-from phalanx.wire.relayed import Batch, Envelope
+from phalanx.wire.relayed import Batch, Envelope, Gone
 
 
 class Head:
@@ -44,6 +45,21 @@ def test_no_number_is_given_twice_by_threads_that_send_at_once() -> None:
             one.result()
 
     assert head.numbers == [0, 1]
+
+
+def test_a_head_of_which_nobody_knows_whether_it_has_its_number_counts_as_gone() -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    relays = RayRelays(RelayTree((), 0), (), connected=lambda: True)
+    relays.tree = RelayTree((planned.Relay("node", (0,)),), 1)
+    relays._heads, relays._sequences = [SimpleNamespace(forward=SimpleNamespace(remote=interrupted))], [0]
+    relays._names = ["relay 0 of ranks 0"]
+
+    with pytest.raises(KeyboardInterrupt):
+        relays.send(0, Envelope(0, "", "add", 1, None, [(b"", ())], None, []), ())
+
+    assert relays.gone() == relays.gone(0) == Gone("relay 0 of ranks 0", "sending to it was interrupted")
 
 
 class Lower:

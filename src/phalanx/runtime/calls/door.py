@@ -22,7 +22,7 @@ class Outgoing:
     """One call on its way out: its messages by rank, made when they are asked for. Equal ones are the same object.
 
     ``returns`` is how many objects each rank gives back; ``streaming`` says of which ranks items are wanted one by one.
-    ``reached`` counts the ranks that have been sent theirs, ``nbytes`` the bytes of these messages.
+    ``reached`` are the positions of the ranks that have been sent theirs, ``nbytes`` the bytes of these messages.
     """
 
     role: str
@@ -30,7 +30,7 @@ class Outgoing:
     ranks: Sequence[int]
     messages: Iterable[Message]
     returns: int = OUTPUT
-    reached: int = 0
+    reached: Sequence[int] = ()
     nbytes: int = 0
     streaming: Streaming | None = None
 
@@ -168,7 +168,7 @@ class DirectDoor:
                 tickets.append(submit(endpoints[rank], role, method, data, refs, returns))
                 nbytes += len(data)
         finally:
-            call.reached, call.nbytes = len(tickets), nbytes
+            call.reached, call.nbytes = range(len(tickets)), nbytes
         return DirectArrivals(self._transport, tickets, halved=returns == HALVED)
 
     def look(self) -> None:
@@ -186,5 +186,5 @@ class DirectDoor:
                     parts.append(sender.submit(endpoint, role, method, data, refs))
                 call.nbytes += len(data)
         finally:
-            call.reached = len(parts)
+            call.reached = range(len(parts))
         return StreamArrivals(self._transport, parts, streaming)

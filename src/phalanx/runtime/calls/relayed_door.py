@@ -176,7 +176,7 @@ class RelayedDoor:
             part, used = part_of(envelope, positions if len(positions) < len(call.ranks) else None, ranks)
             part = part._replace(over=self._unsaid.pop(head, ()))
             sent.append(Sent(head, positions, relays.send(head, part, [refs[place] for place in used])))
-            call.reached += len(positions)
+            call.reached = [*call.reached, *positions]
         return RelayedArrivals(
             self._transport,
             relays,

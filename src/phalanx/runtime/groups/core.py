@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phalanx.collect.message import rank_list
 from phalanx.config import settings
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
@@ -347,12 +348,12 @@ class GroupCore:
         call.was_sent = True
         call.tell(call.heard.sent, outgoing.nbytes)
 
-    def _half_sent(self, call: Call, reached: int, error: BaseException) -> None:
+    def _half_sent(self, call: Call, reached: Sequence[int], error: BaseException) -> None:
         """Note that only some ranks got a call: they would wait for the others in the next collective."""
-        ranks = call.plan.ranks
+        got = {call.plan.ranks[position] for position in reached}
         text = (
-            f"group {self.name!r}, {call.method}: ranks {list(ranks[:reached])} got the call, ranks "
-            f"{list(ranks[reached:])} did not, since sending was ended by {type(error).__name__}: {error}"
+            f"group {self.name!r}, {call.method}: {rank_list(got)} got the call, "
+            f"{rank_list(set(call.plan.ranks) - got)} did not: sending was ended by {type(error).__name__}: {error}"
         )
         self.life.broken(CallCancelled(text, group=self.name, method=call.method), call.epoch)
 

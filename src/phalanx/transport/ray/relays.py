@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class RayRelays:
         self._handles: list[Any] = []
         self._under = {head: self._subtree(head) for head in tree.head_indices}
         self._sequences = [0] * tree.heads
+        self._interrupted: set[int] = set()  # heads that may wait for ever for the number that they have next
         self._endpoints = endpoints
         # A head waits for each number: one that two threads took at once would be waited for without end.
         self._numbering = threading.Lock()
@@ -91,16 +92,24 @@ class RayRelays:
 
     def send(self, head: int, envelope: Envelope, refs: Sequence[Ref]) -> Ref:
         args = (envelope.pack(), list(refs)) if refs else (envelope.pack(),)
-        with self._numbering:
-            ref = self._heads[head].forward.remote(self._sequences[head], *args)
-            self._sequences[head] += 1
-        return ref
+        with self._numbered(head) as number:
+            return self._heads[head].forward.remote(number, *args)
 
     def forget(self, head: int, serials: Sequence[int]) -> None:
         if self._connected():
-            with self._numbering:
-                self._heads[head].forget.remote(self._sequences[head], list(serials))
-                self._sequences[head] += 1
+            with self._numbered(head) as number:
+                self._heads[head].forget.remote(number, list(serials))
+
+    @contextlib.contextmanager
+    def _numbered(self, head: int) -> Generator[int]:
+        """The number of the message to a head that is sent meanwhile."""
+        with self._numbering:
+            try:
+                yield self._sequences[head]
+            except BaseException:  # Ctrl-C: nobody knows whether it was sent
+                self._interrupted.add(head)
+                raise
+            self._sequences[head] += 1
 
     def batches(self, refs: Sequence[Ref], timeout: float | None) -> list[Batch]:
         return [Batch.unpack(packed) for packed in _got(refs, timeout)]
@@ -126,12 +135,9 @@ class RayRelays:
 
     def after(self, calls: Sequence[tuple[int, int]]) -> Later:
         ended: dict[int, list[Any]] = {}
-        with self._numbering:
-            for head, serial in calls:
-                ended.setdefault(head, []).append(
-                    self._heads[head].ended.remote(self._sequences[head], serial)
-                )
-                self._sequences[head] += 1
+        for head, serial in calls:
+            with self._numbered(head) as number:
+                ended.setdefault(head, []).append(self._heads[head].ended.remote(number, serial))
         return Later(
             {
                 self._endpoints[rank].handle: ended[head]
@@ -143,6 +149,9 @@ class RayRelays:
     def gone(self, head: int | None = None) -> Gone | None:
         if not self._connected():
             return None
+        for one in self._interrupted:
+            if head in (None, one):
+                return Gone(self._names[self.tree.head_indices[one]], "sending to it was interrupted")
         indices = range(len(self._handles)) if head is None else self._under[self.tree.head_indices[head]]
         state = state_of_actors()
         for index in indices:
