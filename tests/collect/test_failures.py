@@ -301,6 +301,13 @@ def test_the_text_of_a_timeout() -> None:
     )
 
 
+def test_a_start_that_needs_more_time_is_told_of_the_option_that_gives_it() -> None:
+    text = str(combine("actor", "__init__", [late(0, stack=COLLECTIVE)], timeout=5, init=True))
+
+    assert "start_timeout= for the group" in text
+    assert ".options(" not in text
+
+
 def test_the_text_of_a_constructor_that_failed() -> None:
     text = str(combine("actor", "__init__", [bad(1)], init=True))
 

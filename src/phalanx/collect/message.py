@@ -24,6 +24,9 @@ _OWN = re.compile(r"^__phalanx_(\w+)__$")
 Alike = tuple[RankReport, ...]
 """Reports of ranks that failed in the same way, the first one first."""
 
+_MORE_TIME = ".options(timeout=...) for one call, call_timeout= for the group, PHALANX_CALL_TIMEOUT for all"
+_MORE_FOR_A_START = "start_timeout= for the group, PHALANX_START_TIMEOUT for all"
+
 
 def render(
     group: str,
@@ -47,8 +50,7 @@ def render(
         sections.append(f"finished: {rank_list(finished)}")
     if any(report.kind == "timeout" for alike in causes for report in alike):
         sections.append(
-            "If it only needs more time, give it more: .options(timeout=...) for one call, "
-            "call_timeout= for the group, PHALANX_CALL_TIMEOUT for all."
+            f"If it only needs more time, give it more: {_MORE_FOR_A_START if init else _MORE_TIME}."
         )
     return "\n\n".join(sections)
 

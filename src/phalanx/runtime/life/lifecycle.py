@@ -271,7 +271,8 @@ class Lifecycle:
         """What a call on a broken group gets: with the cause, and what to do."""
         return GroupBroken(
             f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its "
-            f"ranks anew, close() frees them. {self.remark + ' ' if self.remark else ''}"
+            f"ranks anew, px.replace(group) those that are lost, close() frees them. "
+            f"{self.remark + ' ' if self.remark else ''}"
             f"The failure was: {_first_line(self._cause)}",
             group=self._group,
             cause=self._cause,

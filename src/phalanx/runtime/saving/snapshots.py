@@ -146,8 +146,8 @@ def check_held(core: GroupCore, gone: Collection[int]) -> Snapshot:
     if lost:
         told = ", ".join(f"of rank {rank} (held by rank {found.holders[rank]})" for rank in lost)
         raise GroupBroken(
-            f"px.replace({core.name}): {found} cannot be restored: the only other copy of the state {told} is lost "
-            "too. restart() makes all ranks anew; px.load brings back what was saved",
+            f"px.replace({core.name}): snapshot {found.number} cannot be restored: the only other copy of the "
+            f"state {told} is lost too. restart() makes all ranks anew; px.load brings back what was saved",
             group=core.name,
             cause=core.lifecycle.cause,
         )
