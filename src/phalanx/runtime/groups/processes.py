@@ -21,7 +21,7 @@ from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.groups.standbys import Standbys
 from phalanx.runtime.groups.startbar import Starting
-from phalanx.runtime.groups.starts import constructors, joined, make_again, sent_to
+from phalanx.runtime.groups.starts import constructors, given_up, joined, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
@@ -79,7 +79,7 @@ class GroupProcesses:
                 core.life.constructed = call.result(None)
                 make_again(core, options.start_timeout, call.trace)
         except BaseException as error:
-            call.tell_end(error)
+            given_up(call, error)
             raise
         self._ready()
         if not core.transport.immediate:
@@ -144,7 +144,7 @@ class GroupProcesses:
             make_again(core, options.start_timeout, call.trace, ranks)
             yield
         except BaseException as error:
-            call.tell_end(error)
+            given_up(call, error)
             if launched is not None:
                 self._send_away(launched, old)
             raise
@@ -224,7 +224,7 @@ class GroupProcesses:
                     self._abandon()
                 finally:  # also where whoever waits is impatient, and ends that too
                     if core.life.epoch.number == begun:
-                        core.life.broken(_as_cause(core.name, error), core.life.epoch)
+                        core.life.broken(_as_cause(core.name, "be restarted", error), core.life.epoch)
                 raise
             if core.closed:
                 self._abandon()
@@ -247,7 +247,7 @@ class GroupProcesses:
                 self._left_as_they_are(left, begun)
             finally:  # also where whoever waits is impatient, and ends that too
                 if core.life.epoch.number == begun:
-                    core.life.broken(_as_cause(core.name, error), core.life.epoch)
+                    core.life.broken(_as_cause(core.name, "be given new ranks", error), core.life.epoch)
             raise
         self._ready()
         if core.closed:
@@ -296,7 +296,7 @@ class GroupProcesses:
             make_again(core, options.start_timeout, call.trace)
         except BaseException as error:
             core.transport.kill(list(standing.values()))
-            call.tell_end(error)
+            given_up(call, error)
             raise
 
     def _abandon(self) -> None:
@@ -309,8 +309,8 @@ class GroupProcesses:
             core.transport.kill(core.endpoints)
 
 
-def _as_cause(group: str, error: BaseException) -> PhalanxError:
+def _as_cause(group: str, what: str, error: BaseException) -> PhalanxError:
     if isinstance(kept := raisable(error), PhalanxError):  # a copy: the group keeps no frames of its caller
         return kept
-    text = f"group {group!r} could not be restarted: {type(error).__name__}: {error}"
-    return GroupBroken(text, group=group)
+    why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return GroupBroken(f"group {group!r} could not {what}: {why}", group=group)

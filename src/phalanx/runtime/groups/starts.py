@@ -47,6 +47,13 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
     call.tell(call.heard.sent, 0)
 
 
+def given_up(call: Call, error: BaseException) -> None:
+    """Note that constructors failed, or whoever waited was interrupted: nobody asks for what else they tell."""
+    if call.was_sent:
+        call.arrivals.disregard()
+    call.tell_end(error)
+
+
 def joined(
     core: GroupCore, call: Call, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
 ) -> list[Ticket]:
