@@ -11,6 +11,8 @@ from typing import Any
 _IMAGE = re.compile(
     r'<p>\s*<img alt="(?P<alt>[^"]*)" src="(?P<source>[^"]*diagrams/(?P<name>[\w-]+)\.svg)"[^>]*>\s*</p>'
 )
+_ROLE = re.compile(r":(?:attr|class|func|meth|mod):<code>~?")
+_COLONS = re.compile(r"::</p>")
 _COMMANDS = "<!-- commands -->"
 _RESERVED = "<!-- reserved names -->"
 
@@ -23,8 +25,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Put the diagrams into the page itself: as files they would not see whether it is light or dark."""
+    """Put the diagrams into the page itself: as files they would not see whether it is light or dark.
+
+    Of docstrings, marks of reStructuredText go, which Markdown does not know.
+    """
     folder = Path(config["docs_dir"]) / "assets" / "diagrams"
+    html = _COLONS.sub(":</p>", _ROLE.sub(r"<code>", html))
     return _IMAGE.sub(lambda found: _inlined(folder / f"{found['name']}.svg", found["alt"]), html)
 
 

@@ -7,6 +7,7 @@ itself costs next to nothing and loads neither ray nor torch nor numpy.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -218,7 +219,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(_MODULES[name])
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+        raise AttributeError(  # with name and obj a traceback says which name is near
+            f"module 'phalanx' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -69,6 +69,11 @@ def test_the_page_has_a_curve_of_each_series() -> None:
 
     assert "channel answers: items that wait, over 10 s" in page
     assert "channel answers: age of the oldest, ms, over 10 s" in page
+    assert [mark for mark in ("0.75", "1", "2", "3") if f'text-anchor="end">{mark}<' in page] == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
 def test_a_report_has_no_such_table_without_channels() -> None:

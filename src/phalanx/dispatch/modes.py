@@ -168,7 +168,9 @@ def _dealt(
 
 def _shape(value: Any) -> str:
     name = type(value).__name__
-    return f"a {name} of {len(value)} elements" if isinstance(value, list | tuple) else f"a {name}"
+    if isinstance(value, list | tuple):
+        return f"a {name} of {len(value)} elements"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _plan_rows(call: Call) -> CallPlan:

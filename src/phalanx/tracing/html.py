@@ -57,10 +57,12 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
             + "</div>\n"
         )
     curves = "".join(_chart(name, list(values)) for name, values in (charts or {}).items())
-    curves += "".join(_counters(trace))
     if curves:
         yield f'<section class="card charts">{curves}</section>\n'
     yield _TIMELINE
+    counted = "".join(_counters(trace))
+    if counted:
+        yield f'<section class="card charts many">{counted}</section>\n'
     for table in made.tables:
         heading = f"<h2>{html.escape(table.title)}</h2>"
         yield f'<section class="card">{heading}<div class="wide">{_table(table)}</div></section>\n'
@@ -252,12 +254,12 @@ def _chart(name: str, values: list[float], seconds: float | None = None) -> str:
     if not known:
         return f'<div class="chart"><h2>{html.escape(name)}</h2><p class="soft">no values</p></div>'
     low, most = min([*known, 0.0]), max(known)
-    most = most if most > low else low + 1.0
-    marks = [low + (most - low) * tick / 4 for tick in range(5)]
-    left = max(left, 10 + 7 * max(len(f"{value:.3g}") for value in marks))
+    marks = _marks(low, most if most > low else low + 1.0, 4)
+    low, most = marks[0], marks[-1]
+    left = max(left, 10 + 7 * max(len(_mark(value)) for value in marks))
     window = max(1, len(values) // 30)
 
-    def x(index: int) -> float:
+    def x(index: float) -> float:
         return left + (wide - left - 8) * index / max(1, len(values) - 1)
 
     def y(value: float) -> float:
@@ -271,18 +273,36 @@ def _chart(name: str, values: list[float], seconds: float | None = None) -> str:
         parts.append(
             f'<line class="grid" x1="{left}" x2="{wide - 8}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
         )
-        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-    for tick in range(6):
-        index = round((len(values) - 1) * tick / 5)
-        anchor = "end" if tick == 5 else "middle"
-        label = str(index + 1) if seconds is None else f"{seconds * tick / 5:.3g}"
-        parts.append(f'<text x="{x(index):.1f}" y="{high - 6}" text-anchor="{anchor}">{label}</text>')
+        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{_mark(value)}</text>')
+    last = max(1, len(values) - 1)
+    if seconds:
+        under = [(last * at / seconds, _mark(at)) for at in _marks(0.0, seconds, 5) if at <= seconds]
+    else:
+        under = [
+            (place, str(place + 1)) for place in (round((len(values) - 1) * tick / 5) for tick in range(6))
+        ]
+    for place, label in under:
+        anchor = "end" if place > 0.97 * last else "middle"
+        parts.append(f'<text x="{x(place):.1f}" y="{high - 6}" text-anchor="{anchor}">{label}</text>')
     means = [_mean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
     parts.append(
         f'<polyline class="each" points="{line(values)}"/><polyline class="mean" points="{line(means)}"/>'
     )
     parts.append("</svg></div>")
     return "".join(parts)
+
+
+def _marks(low: float, most: float, parts: int) -> list[float]:
+    """Round numbers at even distances, about ``parts`` of them, from ``low`` or below to ``most`` or above."""
+    rough = (most - low) / parts
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(one * power for one in (1, 2, 2.5, 5, 10) if one * power >= rough * (1 - 1e-9))
+    return [step * place for place in range(math.floor(low / step), math.ceil(most / step - 1e-9) + 1)]
+
+
+def _mark(value: float) -> str:
+    """A number at an axis: 0.25, 7.5, 12,500."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _mean(values: Sequence[float]) -> float:

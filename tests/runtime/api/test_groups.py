@@ -146,6 +146,18 @@ def test_an_unknown_role_or_method_is_named_with_what_there_is(colocated: Any) -
         _ = colocated.reward
     with pytest.raises(AttributeError, match="did you mean 'update'"):
         _ = colocated.actor.updat
+    with pytest.raises(AttributeError, match=r"Call group\.critic\.call\('values', \.\.\.\)"):
+        colocated.call("values")
+    with pytest.raises(AttributeError, match="None of them has a method 'valuez'"):
+        colocated.call("valuez")
+
+
+def test_whoever_looks_for_remote_is_told_of_submit(plain: Any) -> None:
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'remote': call it bare, or same\.submit\(\.\.\.\)"
+    ):
+        _ = plain.same.remote
+    assert not hasattr(plain.same, "other")
 
 
 def test_a_process_group_forms_from_the_environment_alone(colocated: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.spec import MethodSpec
@@ -185,6 +185,18 @@ class BoundMethod(Generic[P, B, V]):
         chosen = {name: value for name, value in given.items() if value is not None}
         changed = replace(self._options, **chosen)
         return type(self)(self._selection, self._spec, self._handle, changed)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for what is not there; whoever comes from Ray looks for ``remote``."""
+            hint = (
+                f": call it bare, or {self._spec.name}.submit(...) for a future" if name == "remote" else ""
+            )
+            text = (
+                f"{self.__dict__.get('__qualname__', 'a method of a group')} has no attribute {name!r}{hint}"
+            )
+            raise AttributeError(text, name=name, obj=self)
 
     @property
     def spec(self) -> MethodSpec:

@@ -109,11 +109,23 @@ class Selection:
             return spec
         known = self.core.card.callables.get(self.role, frozenset[str]())
         if name not in known and "__getattr__" not in known:
+            where = self.core.card.classes.get(self.role)
+            if where is None:
+                raise AttributeError(self._whose(name))
             raise AttributeError(
-                f"{self.name}: class {self.core.card.classes.get(self.role)} has no method {name!r}"
+                f"{self.name}: class {where} has no method {name!r}"
                 + "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(name, known, n=1))
             )
         return MethodSpec(name)
+
+    def _whose(self, name: str) -> str:
+        """Why a group of several roles has no method of its own, and which role has it."""
+        roles = self.core.card.callables
+        having = sorted(role for role, known in roles.items() if name in known)
+        text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)}. "
+        if not having:
+            return f"{text}None of them has a method {name!r}"
+        return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
 
     def unknown(self, name: str) -> str:
         """Why there is no method of that name to be had as an attribute, and what to do."""
