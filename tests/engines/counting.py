@@ -19,6 +19,7 @@ class CountingMachine(Machine):
         self.answers: dict[int, Answer] = {}
         self.changes = 0
         self.fails = False
+        self.held = False
         self._room = room
 
     def room(self) -> int | None:
@@ -27,7 +28,15 @@ class CountingMachine(Machine):
     def add(self, answers: Sequence[Answer]) -> None:
         self.answers.update((answer.key, answer) for answer in answers)
 
+    def hold(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+
     def step(self) -> list[Drawn]:
+        if self.held:  # as one that draws beside its steps
+            return []
         if self.fails:
             raise ArithmeticError("the kernel is broken")
         return [

@@ -20,7 +20,7 @@ SOAK_ON_RAY = True
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
-def small_llama(tied: bool = False) -> LlamaForCausalLM:
+def small_llama(tied: bool = False, context: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -28,7 +28,7 @@ def small_llama(tied: bool = False) -> LlamaForCausalLM:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=context,
         initializer_range=0.4,
         pad_token_id=None,
         bos_token_id=None,
@@ -152,6 +152,49 @@ def test_continuous_batching_refuses_rows_that_it_cannot_draw() -> None:
 
     assert "temperature 0.7" in str(made.error)
     engine.close()
+
+
+def test_what_the_cache_of_continuous_batching_cannot_hold_is_an_error_of_its_row() -> None:
+    engine = TransformersRollout(lambda: small_llama(context=1024), scheduler="continuous", num_blocks=2)
+    greedy = Sampling(max_tokens=2, temperature=0)
+
+    long, short = asyncio.run(engine.generate([[5] * 600, [5, 6]], greedy))
+
+    assert "the context of 512" in str(long.error) and len(short.tokens) == 2
+    full, other = asyncio.run(
+        engine.generate([[5] * 500, [5] * 300], Sampling(max_tokens=100, temperature=0))
+    )
+    assert (len(full.tokens), len(other.tokens)) == (12, 100)
+    engine.close()
+
+
+def test_continuous_batching_that_failed_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = rollout_here(scheduler="continuous", num_blocks=4)
+    greedy = Sampling(max_tokens=2, temperature=0)
+    forward = engine.model.forward
+
+    def failing(*_: Any, **__: Any) -> Any:
+        monkeypatch.setattr(engine.model, "forward", forward)
+        raise ArithmeticError("the kernel is broken")
+
+    monkeypatch.setattr(engine.model, "forward", failing)
+    with pytest.raises(RuntimeError, match="the kernel is broken"):
+        asyncio.run(engine.generate([[5, 6]], greedy))
+
+    assert len(asyncio.run(engine.generate([[5, 6]], greedy))[0].tokens) == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("wrong", [{"max_running": 0}, {"num_blocks": 0}])
+def test_an_engine_that_could_take_no_answer_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="expected a number from 1"):
+        rollout_here(**wrong)
+
+
+@pytest.mark.parametrize("folder", ["/no/such/model", "./no-such-model"])
+def test_a_folder_that_there_is_not_is_named(folder: str) -> None:
+    with pytest.raises(ValueError, match=f"model='{folder}': there is no such folder"):
+        TransformersRollout(folder)
 
 
 @pytest.mark.slow_on_cluster

@@ -208,4 +208,7 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
         made.__dict__.setdefault("_phalanx_context", context)
     else:
         note_context(made, context)
+    check: Callable[[], None] | None = getattr(made, "__phalanx_made__", None)
+    if check is not None:  # what every class of a kind has to see to in its constructor
+        check()
     return made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+import reprlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -10,7 +12,16 @@ from typing import Any
 from phalanx.engines.leaves import Completion, Prompt, Sampling, Tokens
 from phalanx.engines.requests import Answer, Row
 
-__all__ = ["TAGS", "EngineCall", "check_tags", "each_row", "of_prompt", "rows_of", "samplings_of"]
+__all__ = [
+    "TAGS",
+    "EngineCall",
+    "check_tags",
+    "each_row",
+    "of_prompt",
+    "prefixes_of",
+    "rows_of",
+    "samplings_of",
+]
 
 TAGS = ("weights", "kv_cache")
 
@@ -24,6 +35,7 @@ class EngineCall:
         self._leave = leave
         self._events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
         self._told = {id(answer): len(answer.tokens) for row in rows for answer in row.answers}
+        self._told_end = set[int]()
 
     def drew(self, answer: Answer) -> None:
         """An answer got tokens."""
@@ -33,6 +45,8 @@ class EngineCall:
     def _tell(self, answer: Answer) -> None:
         told, now = self._told[id(answer)], len(answer.tokens)
         self._told[id(answer)] = now
+        if answer.finish_reason is not None:
+            self._told_end.add(id(answer))
         self._events.put_nowait(
             Tokens(
                 row=answer.row.index,
@@ -53,13 +67,12 @@ class EngineCall:
 
     def _tell_end(self, row: Row, version: int) -> None:
         """What no token said: that a row was aborted, cannot be served, or was at its end before."""
-        if row.done is not None:
-            done = row.done
+        for sample, done in enumerate(row.done.all if row.done is not None else ()):
             self._events.put_nowait(
-                Tokens(row.index, row.id, (), (), version, done.finish_reason, error=done.error)
+                Tokens(row.index, row.id, (), (), version, done.finish_reason, sample, done.error)
             )
         for answer in row.answers:
-            if answer.finish_reason == "abort":
+            if id(answer) not in self._told_end:
                 self._tell(answer)
 
     def failed(self, error: BaseException) -> None:
@@ -108,20 +121,42 @@ def rows_of(prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]] | 
     """
     if isinstance(prompts, str):
         raise ValueError("prompts is a text; give a list of prompts")
-    return [_tokens_of(prompt, encode) for prompt in prompts]
+    return [_tokens_of_prompt(prompt, encode) for prompt in prompts]
 
 
-def _tokens_of(prompt: Any, encode: Callable[[str], Sequence[int]] | None) -> list[int]:
+def _tokens_of_prompt(prompt: Any, encode: Callable[[str], Sequence[int]] | None) -> list[int]:
     if isinstance(prompt, str):
         if encode is None:
             raise ValueError(
                 "a prompt is a text, and the engine has no tokenizer: give tokens, or tokenizer="
             )
         return list(encode(prompt))
-    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
-        raise ValueError(f"a prompt is {prompt!r}; expected a list of tokens, such as [1, 15, 3]")
-    return list(given)
+    return _tokens_of("prompt", prompt, "a list of tokens, such as [1, 15, 3]")
+
+
+def _tokens_of(what: str, given: Any, expected: str) -> list[int]:
+    """Numbers of Python, from lists of numbers of whatever library, arrays and tensors."""
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        if isinstance(listed, Sequence) and not isinstance(listed, str | bytes):
+            return [operator.index(token) for token in listed]
+    except TypeError:
+        pass
+    raise ValueError(f"a {what} is {reprlib.repr(given)}; expected {expected}")
+
+
+def prefixes_of(prefixes: Any, count: int) -> list[Completion | list[int] | None]:
+    """What there is of each answer already.
+
+    Raises:
+        ValueError: one is none of these, or there is not one for each row.
+    """
+    rows = each_row("prefix", [None] * count if prefixes is None else prefixes, count)
+    expected = "the Completion that came back, its tokens, or None"
+    return [
+        one if one is None or isinstance(one, Completion) else _tokens_of("prefix", one, expected)
+        for one in rows
+    ]
 
 
 def each_row(what: str, given: Any, count: int) -> list[Any]:

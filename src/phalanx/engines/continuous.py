@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -100,6 +100,8 @@ class ContinuousMachine(Machine):
         max_batch_tokens: int = 1024,
         seed: int | None = None,
     ) -> None:
+        # An answer for which the cache is too small would end the manager, and with it all others.
+        vocabulary = replace(vocabulary, context=min(vocabulary.context, num_blocks * _PAGE))
         self.vocabulary = vocabulary
         self.capabilities = Capabilities(
             context=vocabulary.context, seeds=False, top=0, text=vocabulary.text is not None
@@ -151,6 +153,9 @@ class ContinuousMachine(Machine):
 
     def _manager(self, draws: bool) -> _Held:
         held = self._managers.get(draws)
+        if held is not None and not held.manager.is_running():  # it failed; its calls have heard of it
+            held.stop()
+            held = None
         if held is None:
             held = self._managers[draws] = self._started(draws)
         return held

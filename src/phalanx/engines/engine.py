@@ -11,7 +11,16 @@ from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weights import Probing, WeightsDeclared
 from phalanx.declare.worker import Worker
-from phalanx.engines.calls import TAGS, EngineCall, check_tags, each_row, of_prompt, rows_of, samplings_of
+from phalanx.engines.calls import (
+    TAGS,
+    EngineCall,
+    check_tags,
+    each_row,
+    of_prompt,
+    prefixes_of,
+    rows_of,
+    samplings_of,
+)
 from phalanx.engines.leaves import (
     Capabilities,
     Completion,
@@ -27,7 +36,7 @@ from phalanx.engines.meter import Meter
 from phalanx.engines.requests import Requests, Row, probe_prompts
 from phalanx.engines.telling import Teller
 from phalanx.engines.work import Work
-from phalanx.errors import WeightsTorn
+from phalanx.errors import DeclarationError, WeightsTorn
 
 __all__ = ["RolloutEngine"]
 
@@ -84,6 +93,12 @@ class RolloutEngine(Worker):
         )
         if "engine" not in self._context.registered:
             self.register_mesh("engine", {"dp": self.rank})
+
+    def __phalanx_made__(self) -> None:
+        if "_work" not in self.__dict__:
+            raise DeclarationError(
+                f"{type(self).__name__} has nothing that draws tokens: call self.serve(machine) in its constructor"
+            )
 
     def accept_weights(self, name: str, model: Any = None, **how: Any) -> None:
         """As of ``px.Worker``; what is generated is compared with the source then (see ``px.WeightSync(probe=)``)."""
@@ -206,6 +221,7 @@ class RolloutEngine(Worker):
         if mode == "abort":
             work.abort(lambda _: True)
         elif mode == "wait":
+            self._machine.release()  # where a pause before this one holds it
             await work.until_idle()
         if work.gate.mode is not None:
             self._machine.hold()
@@ -284,7 +300,7 @@ class RolloutEngine(Worker):
         texts = rows_of(prompts, self._encode)
         count = len(texts)
         samplings = samplings_of(sampling, count)
-        prefixes = each_row("prefix", [None] * count if prefix is None else prefix, count)
+        prefixes = prefixes_of(prefix, count)
         names = each_row("ids", [None] * count if ids is None else ids, count)
         rows = self._requests.rows(names, texts, samplings, prefixes, self.version)
         return self._work.begin(rows, tokens=tokens)

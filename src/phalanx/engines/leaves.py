@@ -104,7 +104,7 @@ class Completion:
     Attributes:
         tokens: drawn after the prompt, those of ``prefix=`` included.
         log_probs: of each token, by the weights that drew it; empty where none were asked for; nan of tokens that
-            were given as a prefix of plain tokens.
+            were given as a prefix without them.
         finish_reason: "stop", "length", "abort", or "error".
         versions: runs of (version, tokens): with which weights how many tokens in a row were drawn. 0 are those
             from before the first sync, -1 those that were given as a prefix of plain tokens. An answer without
@@ -266,7 +266,7 @@ def joined_runs(runs: Sequence[tuple[int, int]], version: int, count: int) -> Ru
 
 def _stops(given: Any) -> tuple[Stop, ...]:
     stops: list[Stop] = []
-    for one in [given] if isinstance(given, int | str) else given:
+    for one in () if given is None else [given] if isinstance(given, int | str) else given:
         if isinstance(one, str) or (isinstance(one, int) and not isinstance(one, bool)):
             stops.append(one)
         elif isinstance(one, Sequence) and one and all(_whole(token, 0) for token in one):

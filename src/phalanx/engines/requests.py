@@ -128,6 +128,10 @@ class Answer:
             return tuple(self.tokens[-len(stop) :]) == stop
         if vocabulary.text is None:
             return False
+        # Tokens before were looked at already. A character has four tokens at most; those before are told otherwise
+        # where they are the first ones.
+        if stop not in vocabulary.text(self.tokens[-4 * len(stop) - 8 :]):
+            return False
         text = vocabulary.text(self.tokens)
         if stop not in text:
             return False
@@ -219,7 +223,8 @@ class Requests:
         ``whole``: the context need not have room for an answer.
         """
         self._rows += 1
-        made = Row(index, id or f"request-{self._rows}", tuple(prompt), sampling)
+        name = f"request-{self._rows}" if id is None else id
+        made = Row(index, name, tuple(prompt), sampling)
         fault = self._fault(made, prefix, self.vocabulary.context - (not whole))
         if fault is not None:
             made.done = Completion((), (), "error", ((version, 0),), made.id, error=fault)
@@ -262,18 +267,23 @@ class Requests:
                 f"its prompt has {len(row.prompt)} tokens, where the context of {self.vocabulary.context} has room for "
                 f"{longest}; shorten the prompt, or give the engine a longer context"
             )
-        size = self.vocabulary.size
-        wrong = [token for token in row.prompt if token < 0 or (size is not None and token >= size)]
-        if wrong:
-            return (
-                f"its prompt has the token {wrong[0]}; tokens are from 0, and below {size or 'their number'}"
-            )
+        for what, tokens in (("prompt", row.prompt), *(("prefix", one) for one in _tokens_of(prefix))):
+            fault = self._fault_of_tokens(what, tokens)
+            if fault is not None:
+                return fault
         texts = [stop for stop in row.sampling.stop if isinstance(stop, str)]
         if texts and self.vocabulary.text is None:
             return f"it is to stop at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
         if isinstance(prefix, Completion) and len(prefix.all) != row.sampling.n:
             return f"prefix has {len(prefix.all)} answers, and Sampling(n={row.sampling.n}) wants others"
         return self._refuses(row.sampling)
+
+    def _fault_of_tokens(self, what: str, tokens: Sequence[int]) -> str | None:
+        size = self.vocabulary.size
+        if not tokens or (min(tokens) >= 0 and (size is None or max(tokens) < size)):
+            return None
+        wrong = next(token for token in tokens if token < 0 or (size is not None and token >= size))
+        return f"its {what} has the token {wrong}; tokens are from 0, and below {size or 'their number'}"
 
     def put(self, row: Row) -> None:
         """Let the answers of a row wait for the engine."""
@@ -310,6 +320,12 @@ class Requests:
         return [one for one in answers if self.running.pop(one.key, None) or self.waiting.pop(one.key, None)]
 
 
+def _tokens_of(prefix: Prefix) -> list[Sequence[int]]:
+    if isinstance(prefix, Completion):
+        return [one.tokens for one in prefix.all]
+    return [] if prefix is None else [prefix]
+
+
 def _go_on_with(answer: Answer, prefix: Prefix) -> None:
     if prefix is None:
         return
@@ -320,9 +336,20 @@ def _go_on_with(answer: Answer, prefix: Prefix) -> None:
         return
     one = prefix.all[answer.sample]
     answer.tokens, answer.log_probs, answer.top = list(one.tokens), list(one.log_probs), list(one.top)
+    if not one.finished:
+        _align(answer)
     answer.versions = one.versions if one.tokens else ()
     if one.finished:
         answer.finish_reason, answer.text = one.finish_reason, one.text
+
+
+def _align(answer: Answer) -> None:
+    """What is told of each token is told of each: what the prefix does not know is nan, or no tokens."""
+    sampling, count = answer.sampling, len(answer.tokens)
+    missing = count - len(answer.log_probs)
+    answer.log_probs = [] if sampling.logprobs is None else [*answer.log_probs, *[math.nan] * missing][:count]
+    top = [*answer.top, *({} for _ in range(count - len(answer.top)))]
+    answer.top = top[:count] if sampling.logprobs else []
 
 
 @dataclass

@@ -14,7 +14,7 @@ from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.machine import Machine
 from phalanx.engines.padded import PaddedMachine
 from phalanx.engines.requests import Vocabulary
-from phalanx.engines.texts import decoder, tokenizer_of
+from phalanx.engines.texts import check_folder, decoder, tokenizer_of
 
 __all__ = ["TransformersRollout"]
 
@@ -38,7 +38,7 @@ class TransformersRollout(RolloutEngine):
         dtype: of a model that is loaded from a folder; None for the one that it was saved in.
         context: tokens of prompt and answer together; None for what the model says.
         max_running: answers at once at most.
-        num_blocks: of the cache for "continuous", of 256 tokens each.
+        num_blocks: of the cache for "continuous", of 256 tokens each; the context is no longer than all of them.
         seed: of the seeds of rows that name none; None for others in every run.
 
     Raises:
@@ -60,6 +60,9 @@ class TransformersRollout(RolloutEngine):
     ) -> None:
         if scheduler not in ("padded", "continuous"):
             raise ValueError(f'scheduler={scheduler!r}: expected "padded" or "continuous"')
+        for name, number in (("max_running", max_running), ("num_blocks", num_blocks)):
+            if number < 1:
+                raise ValueError(f"{name}={number}: expected a number from 1")
         self.model = _made(model, dtype).to(self.device).eval().requires_grad_(False)
         text = tokenizer_of(tokenizer)
         vocabulary = vocabulary_of(self.model, context, decoder(text))
@@ -106,6 +109,7 @@ def _made(model: Any, dtype: torch.dtype | None) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     if isinstance(model, str | Path):
+        check_folder("model", model)
         from transformers import AutoModelForCausalLM
 
         loaded: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype or "auto")

@@ -7,14 +7,11 @@ swapped per rank.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -27,6 +24,7 @@ from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, pla
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.files import read_file
 from phalanx.transport.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
+from phalanx.transport.own_folder import OwnFolder
 from phalanx.transport.values import (
     Endpoint,
     GoingNode,
@@ -113,7 +111,7 @@ class InlineTransport:
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[int, InlineReservation] = {}
         self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
-        self._folder: str | None = None
+        self._folder: OwnFolder | None = None
         self._published: dict[str, bytes] = {}
 
     def connected(self) -> bool:
@@ -185,9 +183,8 @@ class InlineTransport:
     def _own_folder(self) -> str:
         """A folder for the files of all ranks, until this process exits."""
         if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="phalanx-")
-            atexit.register(_remove, self._folder, os.getpid())
-        return self._folder
+            self._folder = OwnFolder()
+        return self._folder.path
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         setup, _ = RankSetup.unpack(data)
@@ -349,11 +346,6 @@ class InlineTransport:
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         return frozenset()
-
-
-def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # not in a process that was forked
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _inline(reservation: Reservation) -> InlineReservation:

@@ -109,6 +109,29 @@ def env_of_script() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
+def check_that_nothing_is_left_of_one_that_is_killed(
+    folder: Path, model: str, kind: str, before: tuple[set[str], set[str]]
+) -> None:
+    one = Driver(folder, model, kind)
+    told = one.told()
+    one.kill()
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (shared_memory() - before[0] or any(map(lives, told["pids"]))):
+        time.sleep(0.05)
+    assert told["pids"] and not [pid for pid in told["pids"] if lives(pid)]
+    assert shared_memory() <= before[0]
+    assert folders_of_sockets() <= before[1]
+    for place in map(urlparse, told["urls"]):
+        assert refuses(place.hostname or "", place.port or 0)
+
+
+def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
+    before = shared_memory(), folders_of_sockets()
+
+    check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], "beside", before)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,18 +145,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
     try:
         other.told()
         before = shared_memory(), folders_of_sockets()
-        one = Driver(folders[0], models["untied"], kind)
-        told = one.told()
-        one.kill()
-
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and (shared_memory() - before[0] or any(map(lives, told["pids"]))):
-            time.sleep(0.05)
-        assert told["pids"] and not [pid for pid in told["pids"] if lives(pid)]
-        assert shared_memory() <= before[0]
-        assert folders_of_sockets() <= before[1]
-        for place in map(urlparse, told["urls"]):
-            assert refuses(place.hostname or "", place.port or 0)
+        check_that_nothing_is_left_of_one_that_is_killed(folders[0], models["untied"], kind, before)
         assert other.told(after=other.told()["number"])["pids"]
     finally:
         other.kill()

@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from phalanx.engines.leaves import Capabilities, FinishReason
+from phalanx.engines.leaves import Capabilities, FinishReason, Sampling
 from phalanx.engines.requests import Answer, Drawn, Vocabulary
 from phalanx.engines.vllm.library import find, on_cpu
 from phalanx.engines.vllm.seeds import EXTRA
 
 __all__ = ["Asking", "capabilities_of", "drawn", "of_prompt", "prompt_of", "vocabulary_of"]
+
+_WORD = (1 << 64) - 1
+"""What vLLM passes on of a number, and what a seed is drawn by."""
 
 
 def vocabulary_of(engine: Any) -> Vocabulary:
@@ -52,31 +55,54 @@ class Asking:
     def __init__(self, vocabulary: Vocabulary, *, seeds: bool) -> None:
         self._vocabulary = vocabulary
         self._seeds = seeds
+        self._taken: Sampling | None = None
         self._params = find("vllm.sampling_params.SamplingParams")
         self._delta = find("vllm.sampling_params.RequestOutputKind").DELTA
+
+    def refuses(self, sampling: Sampling) -> str | None:
+        """Why vLLM does not take a sampling, in its words; None where it does."""
+        if sampling is not self._taken:  # most rows of a call have the same one
+            try:
+                self._params_of(sampling, 0, None)
+            except Exception as error:  # its own, which are no ValueError
+                return f"vLLM refuses {sampling}: {error}"
+            self._taken = sampling
+        return None
 
     def of(self, answer: Answer) -> Any:
         """Of the tokens that an answer still gets."""
         sampling, had = answer.sampling, len(answer.tokens)
-        stops = {stop for stop in sampling.stop if isinstance(stop, int)}
-        end = frozenset[int]() if sampling.ignore_eos else self._vocabulary.end
         seeded = (self._seeds or sampling.seed is not None) and sampling.temperature > 0
+        return self._params_of(sampling, had, (answer.seed & _WORD, answer.sample, had) if seeded else None)
+
+    def _params_of(self, sampling: Sampling, had: int, seed: tuple[int, int, int] | None) -> Any:
+        size = self._vocabulary.size
+        ends = {one for one in sampling.stop if isinstance(one, int)}
+        ends |= frozenset[int]() if sampling.ignore_eos else self._vocabulary.end
+        # Others never come, and vLLM would refuse them.
+        ends = {one for one in ends if one >= 0 and (size is None or one < size)}
         return self._params(
             max_tokens=sampling.max_tokens - had,
             temperature=sampling.temperature,
             # What draws by seed does it by top_p itself, and leaves one token.
             top_p=sampling.top_p,
             logprobs=sampling.logprobs,
-            stop_token_ids=sorted(stops | end) or None,
+            stop_token_ids=sorted(ends) or None,
             ignore_eos=True,  # vLLM has no tokenizer here; the end tokens are among the stops
-            extra_args={EXTRA: (answer.seed, answer.sample, had)} if seeded else None,
+            extra_args=None if seed is None else {EXTRA: seed},
             detokenize=False,
             output_kind=self._delta,
         )
 
-    def of_prompt(self) -> Any:
-        """Of a prompt whose log-probabilities are wanted."""
-        return self._params(max_tokens=1, prompt_logprobs=0, temperature=0.0, detokenize=False)
+    def of_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Any]:
+        """Of a prompt whose log-probabilities are wanted; and the prompt for it.
+
+        vLLM takes none that has no room for a token. Of one that fills the context the last token is drawn.
+        """
+        told = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
+        if len(prompt) < self._vocabulary.context:
+            return prompt, self._params(**told)
+        return prompt[:-1], self._params(**told, logprobs=0, allowed_token_ids=[prompt[-1]])
 
 
 def drawn(answer: Answer, output: Any, version: int | None = None) -> Iterable[Drawn]:
@@ -103,13 +129,16 @@ def _top(told: dict[int, Any], count: int) -> dict[int, float] | None:
     return {token: one.logprob for token, one in likeliest}
 
 
-def of_prompt(output: Any) -> list[float]:
-    """The log-probabilities of a prompt's tokens but the first."""
+def of_prompt(prompt: Sequence[int], output: Any) -> list[float]:
+    """The log-probabilities of the tokens of ``prompt`` but the first; see :meth:`Asking.of_prompt`."""
     tokens = output.prompt_token_ids[1:]
-    return [
+    found = [
         one[token].logprob if one else math.nan
         for token, one in zip(tokens, output.prompt_logprobs[1:], strict=True)
     ]
+    if len(tokens) + 1 < len(prompt):
+        found.append(output.outputs[0].logprobs[0][prompt[-1]].logprob)
+    return found
 
 
 def _end_tokens(model_config: Any, hf: Any) -> frozenset[int]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from phalanx.engines.leaves import Capabilities
+from phalanx.engines.leaves import Capabilities, Sampling
 from phalanx.engines.machine import Machine
 from phalanx.engines.requests import Answer, Drawn, Vocabulary
 from phalanx.engines.vllm.asking import Asking, drawn, of_prompt, prompt_of
 from phalanx.engines.vllm.core import AsyncCore
 from phalanx.engines.vllm.kept import KeptWeights
+from phalanx.engines.vllm.sleeping import SLEEP, orders
 from phalanx.errors import InternalError, PhalanxError, WeightsError
 
 __all__ = ["AsyncVllmMachine"]
@@ -53,12 +54,17 @@ class AsyncVllmMachine(Machine):
         self._error: BaseException | None = None
         self._held = set[str]()  # why it stands still
         self._broken: str | None = None
+        self._asleep = frozenset[str]()
         self._version = 0
         self._asked = 0
 
     def room(self) -> int | None:
         """See :class:`Machine`: twice vLLM's ``max_num_seqs``, so that it never waits for what comes next."""
         return max(0, 2 * self._slots - len(self._answers))
+
+    def refuses(self, sampling: Sampling) -> str | None:
+        """See :class:`Machine`."""
+        return super().refuses(sampling) or self._asking.refuses(sampling)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """See :class:`Machine`."""
@@ -100,14 +106,16 @@ class AsyncVllmMachine(Machine):
             some, self._drawn = self._drawn, []
             error, self._error = self._error, None
         if error is not None:
-            self._broken = f"vLLM's engine failed: {type(error).__name__}: {error}"
+            if self._core.llm.errored:  # else vLLM did not take a request
+                self._broken = f"vLLM's engine failed: {type(error).__name__}: {error}"
             raise error
         return some
 
     def remove(self, answers: Sequence[Answer]) -> None:
         """See :class:`Machine`."""
-        self._answers.difference_update(answer.key for answer in answers)
-        going = [answer.key for answer in answers if answer.key in self._tasks]
+        # One that was just added has no task yet: it is begun before this is done.
+        going = [answer.key for answer in answers if answer.key in self._answers]
+        self._answers.difference_update(going)
         if going and self._broken is None:
             self._core.soon(self._drop(going))
         if not self._answers:
@@ -115,7 +123,7 @@ class AsyncVllmMachine(Machine):
 
     async def _drop(self, keys: Sequence[int]) -> None:
         for key in keys:
-            task = self._tasks.get(key)
+            task = self._tasks.pop(key, None)  # by itself it does not go, if it has not begun
             if task is not None:
                 task.cancel()
 
@@ -194,10 +202,9 @@ class AsyncVllmMachine(Machine):
     async def _read_one(self, prompt: Sequence[int]) -> list[float]:
         self._asked += 1
         found: list[float] = []
-        async for output in self._core.llm.generate(
-            prompt_of(prompt), self._asking.of_prompt(), f"prompt-{self._asked}"
-        ):
-            found = of_prompt(output)
+        tokens, params = self._asking.of_prompt(prompt)
+        async for output in self._core.llm.generate(prompt_of(tokens), params, f"prompt-{self._asked}"):
+            found = of_prompt(prompt, output)
         return found
 
     def cache_use(self) -> float:
@@ -214,12 +221,20 @@ class AsyncVllmMachine(Machine):
         """See :class:`Machine`."""
         self._stand(*tags)
         self.reset_cache()
-        self._core.wait(self._core.llm.sleep(level=1, mode="keep"))
+        self._core.wait(self._let_sleep(self._asleep.union(tags)))
 
     def wake(self, tags: Sequence[str]) -> None:
         """See :class:`Machine`."""
-        self._core.wait(self._core.llm.wake_up(tags=list(tags)))
+        self._core.wait(self._let_sleep(self._asleep.difference(tags)))
         self._go_on(*tags)
+
+    async def _let_sleep(self, wanted: frozenset[str]) -> None:
+        for told in orders(self._asleep, wanted):
+            if told == SLEEP:
+                await self._core.llm.sleep(level=1, mode="keep")
+            else:
+                await self._core.llm.wake_up(tags=list(told))
+        self._asleep = wanted
 
     def close(self) -> None:
         """See :class:`Machine`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -14,10 +15,11 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from phalanx.engines.vllm.library import find
+from phalanx.engines.vllm.library import arguments_of, find
 from phalanx.engines.vllm.shared_memory import disown_semaphores, own_semaphores, unlink_shared_memory
 from phalanx.errors import PhalanxError
 from phalanx.execution.control import MARK_VARIABLE
+from phalanx.transport.own_folder import OwnFolder
 
 __all__ = ["AsyncCore"]
 
@@ -62,12 +64,10 @@ class AsyncCore:
 
     async def _made(self, arguments: dict[str, Any]) -> Any:
         """Start the engine; afterwards nothing of it has a name, so that nothing is left however it ends."""
-        # With the mark in its name it goes with this process, also where that is killed during the start.
-        folder = tempfile.mkdtemp(prefix=f"phalanx-{os.environ.get(MARK_VARIABLE, 'vllm')}-")
-        before, others = os.environ.get(_SOCKETS), own_semaphores()
-        os.environ[_SOCKETS] = folder
+        before, others, ends = os.environ.get(_SOCKETS), own_semaphores(), contextlib.ExitStack()
+        os.environ[_SOCKETS] = _folder_of_sockets(ends)
         try:
-            given = find("vllm.engine.arg_utils.AsyncEngineArgs")(**arguments)
+            given = arguments_of("AsyncEngineArgs", arguments)
             engine = find("vllm.v1.engine.async_llm.AsyncLLM")
             made = engine.from_engine_args(given, stat_loggers=[self._listener()])
             try:
@@ -81,7 +81,7 @@ class AsyncCore:
             return made
         finally:
             # All ends of the sockets are connected by now.
-            shutil.rmtree(folder, ignore_errors=True)
+            ends.close()
             if before is None:
                 del os.environ[_SOCKETS]
             else:
@@ -133,3 +133,15 @@ class AsyncCore:
         if self._thread.is_alive():
             raise PhalanxError("the thread of vLLM's client did not end")
         self._loop.close()
+
+
+def _folder_of_sockets(ends: contextlib.ExitStack) -> str:
+    """A folder that ``ends`` removes. It goes with this process, too, where that is killed during the start."""
+    mark = os.environ.get(MARK_VARIABLE)
+    if mark is None:  # inline
+        own = OwnFolder()
+        ends.callback(own.close)
+        return own.path
+    folder = tempfile.mkdtemp(prefix=f"phalanx-{mark}-")
+    ends.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import importlib
 import importlib.util
 import os
@@ -9,7 +11,7 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 
-__all__ = ["find", "on_cpu", "prepare", "version"]
+__all__ = ["arguments_of", "find", "on_cpu", "prepare", "version"]
 
 
 def prepare() -> None:
@@ -36,6 +38,24 @@ def find(name: str) -> Any:
     """An attribute of one of vLLM's modules: ``find("vllm.sampling_params.SamplingParams")``."""
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
+
+
+def arguments_of(kind: str, given: dict[str, Any]) -> Any:
+    """vLLM's ``EngineArgs``, or another ``kind`` of them.
+
+    Raises:
+        DeclarationError: vLLM has no such option.
+    """
+    made = find(f"vllm.engine.arg_utils.{kind}")
+    known = sorted(field.name for field in dataclasses.fields(made))
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        meant = f"; did you mean {close[0]}=?" if close else ""
+        raise DeclarationError(
+            f"{unknown[0]}={given[unknown[0]]!r}: {kind} of vLLM {version()} has no such option{meant}"
+        )
+    return made(**given)
 
 
 def version() -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from phalanx.engines.leaves import Capabilities
+from phalanx.engines.leaves import Capabilities, Sampling
 from phalanx.engines.machine import Machine
 from phalanx.engines.requests import Answer, Drawn, Vocabulary
 from phalanx.engines.vllm.asking import Asking, drawn, of_prompt, prompt_of
 from phalanx.engines.vllm.kept import KeptWeights
-from phalanx.engines.vllm.library import find, on_cpu
+from phalanx.engines.vllm.library import arguments_of, find, on_cpu
 from phalanx.engines.vllm.seeds import NAME
+from phalanx.engines.vllm.sleeping import SLEEP, orders
 from phalanx.engines.vllm.team import Leader
 from phalanx.engines.vllm.weights import reload
 from phalanx.errors import InternalError, PhalanxError, WeightsError
@@ -45,7 +46,7 @@ def engine_arguments(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def make_engine(arguments: dict[str, Any]) -> Any:
     """vLLM's ``LLMEngine``, in this process."""
-    config = find("vllm.engine.arg_utils.EngineArgs")(**arguments)
+    config = arguments_of("EngineArgs", arguments)
     return find("vllm.v1.engine.llm_engine.LLMEngine").from_engine_args(config)
 
 
@@ -79,6 +80,7 @@ class VllmMachine(Machine):
         self._answers: dict[str, Answer] = {}
         self._ahead: list[Drawn] = []
         self._broken: str | None = None
+        self._asleep = frozenset[str]()
         self._asked = 0
         self._slots: int = engine.vllm_config.scheduler_config.max_num_seqs
         self.vocabulary, self.capabilities = vocabulary, capabilities
@@ -87,6 +89,10 @@ class VllmMachine(Machine):
     def room(self) -> int | None:
         """See :class:`Machine`: vLLM's ``max_num_seqs``."""
         return max(0, self._slots - len(self._answers))
+
+    def refuses(self, sampling: Sampling) -> str | None:
+        """See :class:`Machine`."""
+        return super().refuses(sampling) or self._asking.refuses(sampling)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """See :class:`Machine`."""
@@ -121,6 +127,7 @@ class VllmMachine(Machine):
     def remove(self, answers: Sequence[Answer]) -> None:
         """See :class:`Machine`."""
         keys = [key for key in (str(one.key) for one in answers) if self._answers.pop(key, None) is not None]
+        self._ahead = [one for one in self._ahead if str(one.answer.key) in self._answers]
         if keys and self._broken is None:
             self._engine.abort_request(keys)
 
@@ -166,18 +173,18 @@ class VllmMachine(Machine):
         """See :class:`Machine`. Tokens that others get meanwhile are told in the next step."""
         self._check()
         found: dict[str, list[float]] = {}
-        keys: list[str] = []
+        asked: dict[str, Sequence[int]] = {}
         for prompt in prompts:
             self._asked += 1
-            keys.append(f"prompt-{self._asked}")
-            self._ask(keys[-1], prompt, self._asking.of_prompt())
-        while len(found) < len(keys):
+            asked[f"prompt-{self._asked}"] = prompt
+            self._ask(f"prompt-{self._asked}", *self._asking.of_prompt(prompt))
+        while len(found) < len(asked):
             for output in self._engine.step():
-                if output.request_id in keys:
-                    found[output.request_id] = of_prompt(output)
+                if output.request_id in asked:
+                    found[output.request_id] = of_prompt(asked[output.request_id], output)
                 elif output.request_id in self._answers:
                     self._ahead += drawn(self._answers[output.request_id], output.outputs[0])
-        return [found[key] for key in keys]
+        return [found[key] for key in asked]
 
     def cache_use(self) -> float:
         """See :class:`Machine`."""
@@ -192,11 +199,19 @@ class VllmMachine(Machine):
     def sleep(self, tags: Sequence[str]) -> None:
         """See :class:`Machine`."""
         self.reset_cache()
-        self._engine.sleep(level=1, mode="keep")
+        self._let_sleep(self._asleep.union(tags))
 
     def wake(self, tags: Sequence[str]) -> None:
         """See :class:`Machine`."""
-        self._engine.wake_up(tags=list(tags))
+        self._let_sleep(self._asleep.difference(tags))
+
+    def _let_sleep(self, wanted: frozenset[str]) -> None:
+        for told in orders(self._asleep, wanted):
+            if told == SLEEP:
+                self._engine.sleep(level=1, mode="keep")
+            else:
+                self._engine.wake_up(tags=list(told))
+        self._asleep = wanted
 
     def close(self) -> None:
         """See :class:`Machine`."""

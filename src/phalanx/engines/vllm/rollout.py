@@ -13,7 +13,7 @@ from phalanx.declare.weights import WeightsDeclared
 from phalanx.engines.calls import EngineCall
 from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.leaves import Endpoint, Prefix, Prompt, Sampling
-from phalanx.engines.texts import decoder, tokenizer_of
+from phalanx.engines.texts import check_folder, decoder, tokenizer_of
 from phalanx.engines.vllm.library import prepare
 from phalanx.errors import DeclarationError
 
@@ -58,6 +58,7 @@ class VllmRollout(RolloutEngine):
                 f"{self.world_size} ranks"
             )
         prepare()
+        check_folder("model", model)
         from phalanx.engines.vllm.starting import start  # torch: in the ranks
 
         self._follows = self.rank % size != 0
@@ -121,6 +122,7 @@ class AsyncVllmRollout(RolloutEngine):
     ) -> None:
         _check_options("AsyncVllmRollout", engine_options, _OURS_BESIDE)
         prepare()
+        check_folder("model", model)
         from phalanx.engines.vllm.starting import start_beside  # torch: in the ranks
 
         options = {"tensor_parallel_size": self._accelerators(), **engine_options}

@@ -1,0 +1,124 @@
+"""Answers that are gone on with, and rows as users have them, on an engine that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.engines import Completion, Sampling, Tokens
+from tests.engines.counting import CountingEngine
+
+
+def generated(*args: Any, **kwargs: Any) -> list[Completion]:
+    return asyncio.run(CountingEngine().generate(*args, **kwargs))
+
+
+def streamed(*args: Any, **kwargs: Any) -> list[Tokens]:
+    async def items() -> list[Tokens]:
+        return [one async for one in CountingEngine().generate_tokens(*args, **kwargs)]
+
+    return asyncio.run(items())
+
+
+def aborted(*tokens: int, log_probs: tuple[float, ...] = ()) -> Completion:
+    return Completion(tokens, log_probs, "abort", ((0, len(tokens)),))
+
+
+@pytest.mark.parametrize("prefix", [[21, 1000], aborted(21, 1000), [-1]])
+def test_a_prefix_with_a_token_that_there_is_not_is_an_error_of_its_row(prefix: Any) -> None:
+    wrong, right = generated([[20], [20]], Sampling(max_tokens=3), prefix=[prefix, None])
+
+    assert wrong.finish_reason == "error" and "its prefix has the token" in str(wrong.error)
+    assert right.tokens == (21, 22, 23)
+
+
+@pytest.mark.parametrize("prefix", [torch.tensor([21]), np.array([21]), [np.int64(21)], (21,)])
+def test_a_prefix_is_tokens_of_whatever_kind(prefix: Any) -> None:
+    (made,) = generated([[20]], Sampling(max_tokens=2), prefix=[prefix])
+
+    assert made.tokens == (21, 22) and type(made.tokens[0]) is int
+
+
+@pytest.mark.parametrize("prefix", ["21", 21, [2.5]])
+def test_a_prefix_that_is_something_else_is_refused_with_what_is_expected(prefix: Any) -> None:
+    with pytest.raises(ValueError, match="expected the Completion that came back, its tokens, or None"):
+        generated([[20]], prefix=[prefix])
+
+
+def test_prompts_may_have_numbers_of_other_libraries() -> None:
+    made = generated([[np.int64(20)], list(torch.tensor([30])), np.array([40])], Sampling(max_tokens=1))
+
+    assert [one.tokens for one in made] == [(21,), (31,), (41,)]
+
+
+def test_what_is_told_of_each_token_is_told_of_those_of_the_prefix_too() -> None:
+    unknown, unwanted, likeliest = generated(
+        [[20]] * 3,
+        [Sampling(max_tokens=4), Sampling(max_tokens=4, logprobs=None), Sampling(max_tokens=4)],
+        prefix=[aborted(21, 22), aborted(21, 22, log_probs=(-1.0, -2.0)), aborted(21, 22, log_probs=(-1.0,))],
+    )
+
+    assert [math.isnan(one) for one in unknown.log_probs] == [True, True, False, False]
+    assert unwanted.log_probs == ()
+    assert [math.isnan(one) for one in likeliest.log_probs] == [False, True, False, False]
+
+
+def test_a_stream_tells_the_end_of_answers_that_need_no_token() -> None:
+    full = streamed([[20]], Sampling(max_tokens=2), prefix=[[21, 22]])
+    done = Completion((9,), (-1.0,), "stop", ((0, 1),), more=(aborted(21),))
+    half = streamed([[20]], Sampling(max_tokens=2, n=2), prefix=[done])
+
+    assert [(one.tokens, one.finish_reason) for one in full] == [((), "length")]
+    assert sorted((one.sample, one.tokens, str(one.finish_reason)) for one in half) == [
+        (0, (), "stop"),
+        (1, (22,), "length"),
+    ]
+
+
+def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
+    engine, told = CountingEngine(), list[int]()
+
+    def text(tokens: Sequence[int]) -> str:
+        told.append(len(tokens))
+        return "".join(f"{token} " for token in tokens)
+
+    engine._requests.vocabulary = replace(engine.machine.vocabulary, context=2000, size=2000, text=text)
+    (made,) = asyncio.run(engine.generate([[20]], Sampling(max_tokens=1500, stop="1019 1020 ")))
+
+    assert made.finish_reason == "stop" and str(made.text).endswith(" 1017 1018 ")
+    assert sorted(told)[-1] == 1000 and sum(told) < 100 * 1000
+
+
+def test_no_stop_is_none() -> None:
+    assert Sampling(stop=None).stop == ()  # type: ignore[arg-type]
+
+
+def test_a_pause_that_waits_goes_on_where_one_before_it_kept() -> None:
+    async def paused() -> list[Completion]:
+        engine = CountingEngine()
+        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6)))
+        while not engine.machine.answers:
+            await asyncio.sleep(0)
+        await engine.pause("keep")
+        await asyncio.wait_for(engine.pause("wait"), 10)
+        assert engine.machine.held
+        return await call
+
+    assert len(asyncio.run(paused())[0].tokens) == 6
+
+
+class Unserved(px.engines.RolloutEngine):
+    pass
+
+
+def test_an_engine_without_a_machine_says_what_it_lacks(pool: px.ResourcePool) -> None:
+    with pytest.raises(px.DeclarationError, match=r"call self.serve\(machine\) in its constructor"):
+        px.WorkerGroup(pool[0:1], Unserved)
