@@ -16,6 +16,8 @@ import phalanx as px
 from phalanx.engines import Completion, Sampling, Tokens
 from tests.engines.counting import CountingEngine
 
+SLOW_ON_RAY = True
+
 
 def generated(*args: Any, **kwargs: Any) -> list[Completion]:
     return asyncio.run(CountingEngine().generate(*args, **kwargs))
@@ -91,7 +93,7 @@ def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
         return "".join(f"{token} " for token in tokens)
 
     engine._requests.vocabulary = replace(engine.machine.vocabulary, context=2000, size=2000, text=text)
-    (made,) = asyncio.run(engine.generate([[20]], Sampling(max_tokens=1500, stop="1019 1020 ")))
+    (made,) = asyncio.run(engine.generate([[20]], Sampling(max_tokens=1500, stop=("1019 1020 ",))))
 
     assert made.finish_reason == "stop" and str(made.text).endswith(" 1017 1018 ")
     assert sorted(told)[-1] == 1000 and sum(told) < 100 * 1000
@@ -120,5 +122,5 @@ class Unserved(px.engines.RolloutEngine):
 
 
 def test_an_engine_without_a_machine_says_what_it_lacks(pool: px.ResourcePool) -> None:
-    with pytest.raises(px.DeclarationError, match=r"call self.serve\(machine\) in its constructor"):
+    with pytest.raises(px.WorkerInitError, match=r"call self.serve\(machine\) in its constructor"):
         px.WorkerGroup(pool[0:1], Unserved)

@@ -1,23 +1,4 @@
-"""What every engine must do, as tests: subclass :class:`EngineConformance` and say how one is made.
-
-    class TestMyEngine(EngineConformance):
-        @pytest.fixture(scope="class")
-        def model(self):
-            return LlamaForCausalLM(config)              # the same weights as the engine's
-
-        @pytest.fixture(scope="class")
-        def rollout(self, model):
-            with px.ResourcePool([2], use_gpu=False) as pool:
-                yield px.WorkerGroup(pool, MyEngine.bind("path/of/model", weights="policy"))
-
-        @pytest.fixture(scope="class")
-        def source_pool(self):
-            with px.ResourcePool([1], use_gpu=False) as pool:
-                yield pool
-
-The engine accepts weights named "policy", computes in float32, has a context of 64 tokens or more, and no end
-token. One group is started for all tests of the class, and updated by some of them.
-"""
+"""What every engine must do, as tests; see :class:`EngineConformance`."""
 
 from __future__ import annotations
 
@@ -85,7 +66,26 @@ def _all_tokens(items: Sequence[Tokens]) -> tuple[int, ...]:
 
 
 class EngineConformance:
-    """The suite. ``model``, ``rollout`` and ``source_pool`` are fixtures of the subclass."""
+    """What every engine must do, as tests: subclass it, and say how an engine is made.
+
+        class TestMyEngine(EngineConformance):
+            @pytest.fixture(scope="class")
+            def model(self):
+                return LlamaForCausalLM(config)              # the same weights as the engine's
+
+            @pytest.fixture(scope="class")
+            def rollout(self, model):
+                with px.ResourcePool([2], use_gpu=False) as pool:
+                    yield px.WorkerGroup(pool, MyEngine.bind("path/of/model", weights="policy"))
+
+            @pytest.fixture(scope="class")
+            def source_pool(self):
+                with px.ResourcePool([1], use_gpu=False) as pool:
+                    yield pool
+
+    The engine accepts weights named "policy", computes in float32, draws at temperatures 0 and 1, has a context of 64
+    tokens or more, and no end token. One group is started for all tests of the class, and updated by some of them.
+    """
 
     @pytest.fixture(scope="class")
     def reference(self, model: Any) -> Reference:
