@@ -72,6 +72,19 @@ def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], s
         px.attach("left-behind")
 
 
+def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], str]) -> None:
+    drive("""
+        pool = px.ResourcePool([2], use_gpu=False, detached=True)
+        group = px.WorkerGroup(pool, Counter, name="replaced", detached=True)
+        group.up(5)
+        px.replace(group, 0, state="none")
+    """)
+    try:
+        assert px.attach("replaced").up(1) == [1, 6]
+    finally:
+        px.attach("replaced").close(pool=True)
+
+
 def declared_elsewhere() -> type:
     class Elsewhere(px.Worker):
         @px.register
