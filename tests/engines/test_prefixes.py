@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines import Completion, Sampling, Tokens
+from phalanx.engines import Completion, Drawn, Sampling, Tokens
 from tests.engines.counting import CountingEngine
 
 SLOW_ON_RAY = True
@@ -82,6 +82,30 @@ def test_a_stream_tells_the_end_of_answers_that_need_no_token() -> None:
     assert sorted((one.sample, one.tokens, str(one.finish_reason)) for one in half) == [
         (0, (), "stop"),
         (1, (22,), "length"),
+    ]
+
+
+def test_tokens_that_come_together_are_told_once_by_the_version_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = CountingEngine()
+
+    def step() -> list[Drawn]:
+        (one,) = engine.machine.answers.values()
+        return [
+            Drawn(one, 21, -1.0, version=1),
+            Drawn(one, 22, -1.0, version=1),
+            Drawn(one, 23, -1.0, version=2),
+        ]
+
+    monkeypatch.setattr(engine.machine, "step", step)
+
+    async def items() -> list[Tokens]:
+        return [one async for one in engine.generate_tokens([[20]], Sampling(max_tokens=3))]
+
+    assert [(one.tokens, one.version, one.finish_reason) for one in asyncio.run(items())] == [
+        ((21, 22), 1, None),
+        ((23,), 2, "length"),
     ]
 
 

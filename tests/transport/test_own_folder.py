@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.transport.own_folder import OwnFolder, sweep
+from phalanx.transport.own_folder import OwnFolder, new_folder, sweep
 
 OWNER = """
 import sys, time
@@ -92,6 +92,12 @@ def test_a_folder_that_was_taken_for_one_that_is_left_is_made_anew(
 
     assert folder.path == made[1]
     folder.close()
+
+
+def test_all_folders_of_a_process_are_in_one_and_cost_one_open_file(place: Path) -> None:
+    folders = [Path(new_folder()) for _ in range(3)]
+
+    assert len({folder.parent for folder in folders}) == 1 and len(set(folders)) == 3
 
 
 def test_a_forked_process_removes_nothing(place: Path) -> None:

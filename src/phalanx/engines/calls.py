@@ -44,20 +44,23 @@ class EngineCall:
 
     def _tell(self, answer: Answer) -> None:
         told, now = self._told[id(answer)], len(answer.tokens)
+        if told == now and (answer.finish_reason is None or id(answer) in self._told_end):
+            return  # a step gave several tokens, which were told at the first of them
         self._told[id(answer)] = now
         if answer.finish_reason is not None:
             self._told_end.add(id(answer))
-        self._events.put_nowait(
-            Tokens(
-                row=answer.row.index,
-                id=answer.row.id,
-                tokens=tuple(answer.tokens[told:]),
-                log_probs=tuple(answer.log_probs[told:]),
-                version=answer.versions[-1][0] if answer.versions else 0,
-                finish_reason=answer.finish_reason,
-                sample=answer.sample,
+        for version, start, end in _runs_after(told, now, answer.versions):
+            self._events.put_nowait(
+                Tokens(
+                    row=answer.row.index,
+                    id=answer.row.id,
+                    tokens=tuple(answer.tokens[start:end]),
+                    log_probs=tuple(answer.log_probs[start:end]),
+                    version=version,
+                    finish_reason=answer.finish_reason if end == now else None,
+                    sample=answer.sample,
+                )
             )
-        )
 
     def ended(self, row: Row, version: int) -> None:
         """A row is at its end."""
@@ -111,6 +114,18 @@ class EngineCall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave(self._rows)
+
+
+def _runs_after(told: int, now: int, versions: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Version, start and end of each run of tokens ``told`` to ``now``; one without tokens where there are none."""
+    runs: list[tuple[int, int, int]] = []
+    end = now
+    for version, count in reversed(versions):
+        start = max(end - count, told)
+        if start < end:
+            runs.append((version, start, end))
+        end = start
+    return runs[::-1] or [(versions[-1][0] if versions else 0, now, now)]
 
 
 def rows_of(prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]] | None) -> list[list[int]]:

@@ -24,7 +24,7 @@ from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, pla
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.transport.files import read_file
 from phalanx.transport.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
-from phalanx.transport.own_folder import OwnFolder
+from phalanx.transport.own_folder import new_folder
 from phalanx.transport.values import (
     Endpoint,
     GoingNode,
@@ -111,7 +111,7 @@ class InlineTransport:
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[int, InlineReservation] = {}
         self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
-        self._folder: OwnFolder | None = None
+        self._folder: str | None = None
         self._published: dict[str, bytes] = {}
 
     def connected(self) -> bool:
@@ -183,8 +183,8 @@ class InlineTransport:
     def _own_folder(self) -> str:
         """A folder for the files of all ranks, until this process exits."""
         if self._folder is None:
-            self._folder = OwnFolder()
-        return self._folder.path
+            self._folder = new_folder()
+        return self._folder
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         setup, _ = RankSetup.unpack(data)

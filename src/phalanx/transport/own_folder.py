@@ -15,9 +15,10 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import time
 
-__all__ = ["OwnFolder", "sweep"]
+__all__ = ["OwnFolder", "new_folder", "sweep"]
 
 _PREFIX = "phalanx-inline-"
 _LOCK = "owner"
@@ -40,6 +41,11 @@ class OwnFolder:
                 break
         atexit.register(self.close)
 
+    @property
+    def usable(self) -> bool:
+        """Whether it is of this process, which may have been forked, and nobody removed it."""
+        return os.getpid() == self._pid and os.path.isdir(self.path)
+
     def close(self) -> None:
         """Remove it."""
         lock, self._lock = self._lock, None
@@ -49,6 +55,18 @@ class OwnFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+_shared: list[OwnFolder] = []
+_sharing = threading.Lock()
+
+
+def new_folder() -> str:
+    """A new folder inside of the one that all users of this process share: each of those costs an open file."""
+    with _sharing:
+        if not _shared or not _shared[0].usable:
+            _shared[:] = [OwnFolder()]
+        return tempfile.mkdtemp(prefix="", dir=_shared[0].path)
 
 
 def sweep(place: str) -> None:
