@@ -10,6 +10,7 @@ import torch
 
 from phalanx.errors import WeightsLost
 from phalanx.movers.placed import PlacedTensors, SeenTensors
+from phalanx.movers.segments import host_segments
 from tests.movers import peers
 from tests.movers.conftest import Sides
 from tests.movers.test_between_processes import PLAN, fails, sync
@@ -82,3 +83,17 @@ def test_others_see_the_same_memory() -> None:
     assert PlacedTensors.holding(seen.tensors) is None
     seen.close()
     placed.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1 << 62], ids=["not to be mapped", "too large"])
+def test_a_segment_that_cannot_be_made_leaves_no_descriptor(nbytes: int) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((OSError, ValueError, OverflowError)):
+        host_segments.make(nbytes)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_segment_that_nobody_holds_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    host_segments.make(4096)
+    assert os.listdir("/proc/self/fd") == before

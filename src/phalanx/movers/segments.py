@@ -49,7 +49,7 @@ class SegmentKind(Protocol):
 
 
 class HostSegment:
-    """Anonymous host memory behind a file descriptor."""
+    """Anonymous host memory behind a file descriptor, which it takes over."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._fd: int | None = fd
@@ -76,13 +76,20 @@ class HostSegment:
         empty: Any = None
         self._map = empty
 
+    def __del__(self) -> None:
+        self.forget_fd()  # of one whose mapping failed, or whose owner could not be made whole
+
 
 class _HostSegments:
     name = "segments"
 
     def make(self, nbytes: int) -> HostSegment:
         fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
-        os.ftruncate(fd, nbytes)
+        try:
+            os.ftruncate(fd, nbytes)
+        except OSError:
+            os.close(fd)
+            raise
         return HostSegment(fd, nbytes)
 
     def open(self, nbytes: int, told: bytes, fds: list[int]) -> HostSegment:

@@ -52,6 +52,17 @@ def test_each_sync_puts_its_version_into_training_and_service(groups: Groups) ->
     assert (staleness.paced.lags, staleness.paced.rows.dropped) == ({0: 12}, 0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_version_is_in_service_also_where_a_warning_of_its_sync_is_an_error(groups: Groups) -> None:
+    staleness = px.Staleness(max_lag=0, rows_per_version=4)
+    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
+        sync()
+        with pytest.raises(RuntimeWarning, match="changed nothing"):
+            sync(expect_change=True)
+        assert (staleness.version, staleness.serving) == (2, 2)
+        assert sync().number == 3
+
+
 def test_a_staged_version_is_in_training_and_serves_once_it_is_committed(groups: Groups) -> None:
     staleness = px.Staleness(max_lag=0, rows_per_version=4)
     with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -55,6 +56,18 @@ def test_what_is_given_after_its_taker_gave_up_goes_back(wait: Callable[[Elsewhe
     assert wait(port, reply) == requests.OVERDUE
     reply.future.set_result(("given", 7, (), False))
     assert port.said == [("cancel", 0), ("back", 7, frozenset())]
+
+
+def test_a_wait_is_over_where_futures_have_a_time_out_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TimeoutError310(Exception):
+        """As in Python 3.10, where this is not the built-in one."""
+
+    class Waiting(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            raise TimeoutError310
+
+    monkeypatch.setattr(concurrent.futures, "TimeoutError", TimeoutError310)
+    assert waited(Elsewhere(), Reply(0, Waiting())) == requests.OVERDUE
 
 
 def test_what_is_given_to_a_taker_whose_task_was_cancelled_goes_back() -> None:

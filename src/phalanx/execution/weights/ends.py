@@ -271,7 +271,7 @@ def check_watched(key: str, source: int) -> None:
 
 def part_meetings(key: str) -> None:
     """Forget where roles met for these ends."""
-    for watched in [one for one in _watches if one[0] == key]:
+    for watched in [one for one in list(_watches) if one[0] == key]:  # other threads add some meanwhile
         _watches.pop(watched, None)
-    for met in [one for one in _meetings if one[0] == key]:
+    for met in [one for one in list(_meetings) if one[0] == key]:
         _meetings.pop(met, None)

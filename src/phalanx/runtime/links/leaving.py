@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import weakref
 from typing import Any
 
@@ -33,7 +34,7 @@ def leave(port: Port, key: str, handoff: bool, timeout: float | None) -> bool:
     """Put no more, and wait until nothing of this process is needed; whether that is so."""
     try:
         port.ask(key, "leave", handoff).future.result(timeout)
-    except TimeoutError:
+    except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
         return False
     return True
 

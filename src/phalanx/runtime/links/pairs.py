@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections import deque
 from collections.abc import Sequence
 
 from phalanx.errors import GroupError
@@ -11,7 +14,7 @@ from phalanx.show.tables import Table
 from phalanx.transfer.explain import explain_plan
 from phalanx.transfer.planner import Plans
 
-__all__ = ["Pairs"]
+__all__ = ["Pairs", "part_dropped", "part_when_dropped"]
 
 
 class Pairs:
@@ -83,3 +86,21 @@ class Pairs:
         pair = self._made.pop(target, None)
         if pair is not None:
             pair.part()
+
+
+_dropped: deque[Pairs] = deque()
+
+
+def part_when_dropped(pairs: Pairs, owner: object) -> None:
+    """Have pairs given back by :func:`part_dropped` once nobody refers to their owner any more.
+
+    Not at once: what collects garbage may be inside of anything, and must not make calls.
+    """
+    weakref.finalize(owner, _dropped.append, pairs).atexit = False
+
+
+def part_dropped() -> None:
+    """Give the pairs back whose owners were dropped, and not closed."""
+    with contextlib.suppress(IndexError):  # there is none left
+        while True:
+            _dropped.popleft().part()

@@ -11,6 +11,7 @@ from phalanx.runtime.links.pairing import Pair
 from phalanx.runtime.links.probing import send_probe
 from phalanx.runtime.links.sync_future import PairCalls
 from phalanx.runtime.links.versions import Version
+from phalanx.show.users_line import users_line
 from phalanx.transfer.digests import Verify
 
 __all__ = ["Probing"]
@@ -46,7 +47,7 @@ class Probing:
             return calls  # its ranks have run, and failed: there is nothing to compare
         return replace(calls, probe=send_probe(pair.source, pair.probe, within))
 
-    def ended(self, version: Version, pairs: Sequence[Pair], name: str, level: int) -> None:
+    def ended(self, version: Version, pairs: Sequence[Pair], name: str) -> None:
         """A version arrived: say once if it was to be compared and could not be."""
         mute = next((pair.probe.mute for pair in pairs if pair.probe.prompts and pair.probe.mute), "")
         if version.probe is not None:
@@ -59,5 +60,5 @@ class Probing:
                 f"those of its source: {why}. Give publish_weights(..., log_probs=function), or "
                 "px.WeightSync(probe=False)",
                 RuntimeWarning,
-                level,
+                users_line(),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import sys
 import threading
@@ -121,13 +122,13 @@ def _waited(future: Future[Any], port: Port, timeout: float | None) -> Any:
     if not isinstance(port, LocalPort):
         try:
             return future.result(timeout + _LATE_S)
-        except TimeoutError:
+        except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
             return OVERDUE
     until = time.monotonic() + timeout
     while True:
         try:
             return future.result(max(0.0, until - time.monotonic()))
-        except TimeoutError:
+        except concurrent.futures.TimeoutError:
             services.tick()
 
 

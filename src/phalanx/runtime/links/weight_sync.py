@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import threading
 import time
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from phalanx.errors import DeclarationError, GroupBroken, GroupClosed
+from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError
 from phalanx.execution.weights import questions
 from phalanx.execution.weights.orders import Since, Staging, SyncOrder
 from phalanx.runtime.calls.future import CallFuture
@@ -22,7 +21,7 @@ from phalanx.runtime.groups.following import key_of
 from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
-from phalanx.runtime.links.pairs import Pairs
+from phalanx.runtime.links.pairs import Pairs, part_dropped, part_when_dropped
 from phalanx.runtime.links.probes import Probing
 from phalanx.runtime.links.reachable import to_reachable
 from phalanx.runtime.links.sides import Ranks, WeightsSide, all_in_order, ask_each, side_of
@@ -43,10 +42,6 @@ from phalanx.transfer.versions import Stillness
 __all__ = ["WeightSync"]
 
 _TIMEOUT_S = 600.0
-
-_dropped: deque[Pairs] = deque()
-"""Of syncs that nobody refers to any more, and that were not closed: the next sync gives them back, for what collects
-garbage may be inside of anything, and must not make calls."""
 
 
 class WeightSync:
@@ -123,10 +118,10 @@ class WeightSync:
         plans = Plans(2 * len(targets))
         self._pairs = Pairs(self._source, self._targets, plans, self._options)
         self._lock = threading.RLock()
-        weakref.finalize(self, _dropped.append, self._pairs).atexit = False
+        part_when_dropped(self._pairs, self)
         options = replace(self._options, staged=Staging(verify, self._timeout), delta=False)
         self._stages = Stages(self._source, self._targets, plans, options, name, self._lock)
-        weakref.finalize(self, _dropped.append, self._stages.pairs).atexit = False
+        part_when_dropped(self._stages.pairs, self)
         self._known: dict[str, int] = {}
         self._last: SyncFuture | None = None
         self._unused: int | None = None
@@ -248,9 +243,12 @@ class WeightSync:
             self._check_open()
             self._settle()
             expected = self._expect_change if expect_change is None else expect_change
-            return self._stages.begin(
-                self._next_number, step, self._since, lambda version: self._note_sent(version, expected)
-            )
+
+            def on_version(version: Version) -> None:
+                self._note_sent(version)
+                self._warn(version, expected)
+
+            return self._stages.begin(self._next_number, step, self._since, on_version)
 
     def commit(self) -> Version:
         """Take over the staged version on every target rank, between its calls, and give it.
@@ -275,9 +273,7 @@ class WeightSync:
 
     def _settle(self) -> None:
         """See whether the sync before this one failed: its ends are gone then. So are those of dropped syncs."""
-        with contextlib.suppress(IndexError):
-            while True:
-                _dropped.popleft().part()
+        part_dropped()
         if self._last is not None and self._last.done():
             self._last.exception()
             self._last = None
@@ -295,23 +291,18 @@ class WeightSync:
                 known = self._known_of(pair)
                 probe = self._probing.due(pair, verify)
                 order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known, probe)
-                calls = send_pair(pair, order, self._last)
-                sent.append(self._probing.behind(calls) if probe else calls)
+                sent.append(send_pair(pair, order, self._last))
+                if probe:
+                    sent[-1] = self._probing.behind(sent[-1])
         except BaseException:
-            for calls in sent:
-                for call in calls.calls:
+            for call in [call for calls in sent for call in calls.calls]:
+                with contextlib.suppress(PhalanxError):  # of a group that is gone: so is its call
                     call.cancel()
             raise
         expected = self._expect_change if expect_change is None else expect_change
         text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
-        return SyncFuture(
-            sent,
-            number,
-            began,
-            text,
-            lambda outcome: self._ended(outcome, number, pairs, expected),
-            self._lock,
-        )
+        on_end = functools.partial(self._ended, number, pairs, expected)
+        return SyncFuture(sent, number, began, text, on_end, self._lock)
 
     def _known_of(self, pair: Pair) -> int | None:
         """The version that all targets of a pair have got over its ends, unless another sync came after it."""
@@ -319,7 +310,7 @@ class WeightSync:
         return number if number == pair.target.core.life.had_weights.get(pair.target.key) else None
 
     def _ended(
-        self, outcome: Version | BaseException, number: int, pairs: Sequence[Pair], expect_change: bool
+        self, number: int, pairs: Sequence[Pair], expect_change: bool, outcome: Version | BaseException
     ) -> None:
         """Note what came of a sync: what its groups know of versions, and whether the trainer trains."""
         targets = [pair.target for pair in pairs]
@@ -334,9 +325,10 @@ class WeightSync:
                 self._unused = number
             return
         self._known = {pair.key: number for pair in pairs}
-        self._probing.ended(outcome, pairs, self.name, users_line())
-        self._note_sent(outcome, expect_change)
+        self._note_sent(outcome)
         self._note_versions(number, targets)
+        self._probing.ended(outcome, pairs, self.name)  # last what warns, and so may raise
+        self._warn(outcome, expect_change)
 
     def _next_number(self, pairs: Sequence[Pair], unused: int | None) -> int:
         """The number of the next version: more than anybody knows of.
@@ -361,11 +353,14 @@ class WeightSync:
             target.core.life.note_weights(*target.key, f"whole({number})")
         self._pacing.served(number)
 
-    def _note_sent(self, version: Version, expect_change: bool) -> None:
+    def _note_sent(self, version: Version) -> None:
         self._pacing.sent(version)
         self._source.core.life.note_weights(*self._source.key, f"published({version.number})")
         self._since = Since(self._since.link, max(version.number, self._since.number))
         self._stillness = self._stillness.after(version.changed)
+
+    def _warn(self, version: Version, expect_change: bool) -> None:
+        """Say where a trainer seems not to train."""
         warning = self._stillness.warning(expect_change=expect_change)
         if warning is not None:
             text = f"weights {self.name!r}, version {version.number}: {warning}"
