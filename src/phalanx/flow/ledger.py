@@ -34,6 +34,7 @@ class Tally:
 
     @property
     def is_balanced(self) -> bool:
+        """Whether nothing has vanished, and nothing counts twice."""
         return self.submitted == self.delivered + self.dropped + self.lost + self.waiting + self.taken
 
 

@@ -52,6 +52,10 @@ class Recorded(px.Worker):
         return x + self.rank
 
 
+class Lone(Recorded):
+    independent = True
+
+
 class Loadable:
     def __init__(self) -> None:
         self.made = "by the constructor"
@@ -189,6 +193,25 @@ def test_a_constructor_that_raises_on_replay_raises_as_it_is(
 
     with pytest.raises(LookupError, match="not here"):
         px.replay(record.path)
+
+
+@pytest.mark.slow_on_cluster
+def test_restarting_the_group_first_writes_the_file(pool: px.ResourcePool, tmp_path: Path) -> None:
+    with px.WorkerGroup(pool[0:2], Recorded) as group:
+        record = group.record(tmp_path / "call.pkl", rank=1, calls=2)
+        group.add(1.0)
+        group.restart()
+        assert (record.wait(), record.calls) == (tmp_path / "call.pkl", ("add",))
+
+
+def test_a_rank_that_was_let_go_has_recorded_nothing_to_be_had(
+    inline_slots: px.ResourcePool, tmp_path: Path
+) -> None:
+    with px.WorkerGroup(inline_slots, Lone) as group:
+        record = group.record(tmp_path / "call.pkl", rank=1)
+        px.resize(group, 1)
+        assert record.wait() is None
+        assert "rank 1 is gone" in str(record)
 
 
 @pytest.mark.slow_on_cluster

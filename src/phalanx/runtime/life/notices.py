@@ -146,16 +146,19 @@ class Publisher:
 
     def _take_back(self, transport: Transport, key: str) -> None:
         self._write(transport, key, None)
-        self._keys.pop(key, None)
+        with self._lock:
+            self._keys.pop(key, None)
 
     def _put(self, transport: Transport, entry: GroupEntry) -> None:
         run = run_entry(transport.job())
         if run.key not in self._keys:
             self._write(transport, run.key, to_bytes(run))
-            self._keys[run.key] = transport
+            with self._lock:
+                self._keys[run.key] = transport
         self._write(transport, entry.key, to_bytes(entry))
         if not entry.detached:
-            self._keys[entry.key] = transport
+            with self._lock:
+                self._keys[entry.key] = transport
 
     def _write(self, transport: Transport, key: str, value: bytes | None) -> None:
         try:

@@ -28,9 +28,14 @@ class Source:
     """
 
     def __init__(
-        self, transport: Transport, endpoint: Endpoint, write: Callable[[Sequence[str]], None]
+        self,
+        transport: Transport,
+        endpoint: Endpoint,
+        write: Callable[[Sequence[str]], None],
+        together: Together | None = None,
     ) -> None:
         self.files = endpoint.facts.files
+        self.together = together
         self._place = replace(endpoint, handle=None)
         self._handle = weakref.ref(endpoint.handle)
         self._transport = transport
@@ -121,7 +126,6 @@ class Display:
 
     def __init__(self) -> None:
         self._sources: list[Source] = []
-        self._together: list[Together] = []
         self._lock = threading.Lock()
         self._background = Background("phalanx-display", self._turn, finish=self.finish)
 
@@ -138,6 +142,7 @@ class Display:
                 transport,
                 endpoints[rank],
                 together.of(rank) if together else _behind(prefix_of(label, rank, hosts[rank])),
+                together,
             )
             for rank in chosen
         ]
@@ -145,7 +150,6 @@ class Display:
             return
         with self._lock:
             self._sources += sources
-            self._together += [together] if together else []
         self._background.begin()
 
     def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:
@@ -154,11 +158,10 @@ class Display:
         with self._lock:
             ended = [one for one in self._sources if files is None or one.files in files]
             self._sources = [one for one in self._sources if one not in ended]
-            together = list(self._together)
         for source in ended:
             source.finish()
-        for one in together:
-            one.flush(everything=True)
+        for together in _together(ended):
+            together.flush(everything=True)
 
     def _turn(self) -> float | None:
         begun = time.monotonic()
@@ -167,15 +170,18 @@ class Display:
         gone = [source for source in sources if not source.look()]
         with self._lock:
             self._sources = [source for source in self._sources if source not in gone]
-            none_left = not self._sources
-            together = list(self._together)
-            if none_left:
-                self._together = []
-        for one in together:
-            one.flush(everything=none_left)
-        if none_left:
+            left = list(self._sources)
+        there = _together(left)
+        for together in _together(sources):
+            together.flush(everything=together not in there)
+        if not left:
             return None
         return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
+
+
+def _together(sources: Iterable[Source]) -> set[Together]:
+    """The groups of these ranks whose equal lines are shown as one."""
+    return {source.together for source in sources if source.together is not None}
 
 
 display = Display()

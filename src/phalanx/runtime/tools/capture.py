@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from phalanx.runtime.groups.ask import ask
+from phalanx.runtime.groups.ask import Asked, ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.wire.value import Value
 
@@ -32,6 +32,7 @@ class Capture(ABC):
     def __init__(self, core: GroupCore, ranks: Sequence[int]) -> None:
         self._core = core
         self._ranks = tuple(ranks)
+        self._epoch = core.epoch
         self._key = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._over = False
@@ -61,11 +62,18 @@ class Capture(ABC):
             core = self._core
             if self._end in core.life.before_end:
                 core.life.before_end.remove(self._end)
-            alive = [rank for rank in self._ranks if core.transport.alive(core.endpoints[rank])]
+            if core.endpoints:  # else those that it knows are about to end, and there are no others yet
+                self._epoch = core.epoch
+            there = self._epoch.endpoints
+            alive = [rank for rank in self._ranks if rank < len(there) and core.transport.alive(there[rank])]
             gone = [rank for rank in self._ranks if rank not in alive]
             self._notes += [f"rank {rank} is gone, and {self.lost_with_rank} with it" for rank in gone]
             if alive:
                 self._fetch(alive, timeout)
+
+    def _ended_on(self, ranks: Sequence[int], end: Callable[..., Any]) -> Asked:
+        """Have ranks end, and say what they have gathered."""
+        return ask(self._core, self.verb, ranks, end, self._key, epoch=self._epoch)
 
     @abstractmethod
     def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.execution.hooks import Wanted
 from phalanx.execution.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
-from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.capture import REFUSED_WITHIN_S, Capture
@@ -87,7 +86,7 @@ class Profile(Capture):
         return dict(self._calls)
 
     def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
-        answers = ask(self._core, self.verb, ranks, end_profile, self._key).answers(timeout)
+        answers = self._ended_on(ranks, end_profile).answers(timeout)
         for rank, answer in answers.items():
             if isinstance(answer, ProfileReport):
                 self._take(rank, answer)
@@ -107,7 +106,7 @@ class Profile(Capture):
             path.write_bytes(report.trace)
             self._paths.append(path)
         elif self._order.tool == "nsys" and report.calls:
-            facts = self._core.endpoints[rank].facts
+            facts = self._epoch.endpoints[rank].facts
             reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
             self._notes.append(f"rank {rank}: Nsight Systems writes {reports} on host {facts.slot.host}")
 

@@ -13,7 +13,6 @@ from phalanx.execution.hooks import Wanted
 from phalanx.execution.recording import RankRecording, RecordOrder, arm_recording, end_recording
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.values import Readonly, StoredValue
-from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
 from phalanx.runtime.tools.capture import Capture
@@ -73,7 +72,7 @@ class Record(Capture):
         return self._calls
 
     def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
-        answer = ask(self._core, self.verb, ranks, end_recording, self._key).answers(timeout)[self.rank]
+        answer = self._ended_on(ranks, end_recording).answers(timeout)[self.rank]
         if isinstance(answer, RankRecording):
             self._write(answer)
         else:

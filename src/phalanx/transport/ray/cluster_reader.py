@@ -96,7 +96,7 @@ class ClusterReader:
 
     def metadata(self) -> bytes | None:
         """What the cluster notes of itself when it starts, as JSON: versions of ray and python among others."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # private to Ray, and only shown
             return self._gcs.internal_kv_get(
                 b"CLUSTER_METADATA", namespace=b"cluster", timeout=_ANSWERS_WITHIN_S
             )

@@ -141,7 +141,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
 
 def _autoscales() -> bool:
     """Whether the cluster can still grow, so that what does not fit now may fit later."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # private to Ray: where it does not say so, nothing grows
         state = ray._private.state.state  # pyright: ignore[reportAttributeAccessIssue]
         return bool(state.get_max_resources_from_cluster_config())
     return False

@@ -12,6 +12,8 @@ from ray.actor import ActorHandle
 from phalanx.wire.codec import encode
 from phalanx.wire.value import Value
 
+DEAD = 4
+"""State of an actor: ray.core.generated.gcs_pb2.ActorTableData.DEAD, as ``ActorHandle._get_local_state`` gives it."""
 _AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
 
 

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.topology.relays import RelayTree
 from phalanx.transport import waves
-from phalanx.transport.ray.ray_values import state_of_actors
+from phalanx.transport.ray.ray_values import DEAD, state_of_actors
 from phalanx.transport.ray.relay import Below, Relay, first_line
 from phalanx.transport.ray.sending import submit
 from phalanx.transport.ray.streams import RayStream, stream
@@ -26,7 +26,6 @@ from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.relayed import Batch, Envelope, Gone, unpacked_outputs
 
 _AT_ONCE = 10_000
-_DEAD = 4  # ray.core.generated.gcs_pb2.ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 _ENDED_WITHIN_S = 2.0
 _THERE_WITHIN_S = 60.0
 
@@ -155,7 +154,7 @@ class RayRelays:
         indices = range(len(self._handles)) if head is None else self._under[self.tree.head_indices[head]]
         state = state_of_actors()
         for index in indices:
-            if state(self._handles[index]._ray_actor_id) == _DEAD:
+            if state(self._handles[index]._ray_actor_id) == DEAD:
                 return Gone(self._names[index], "its process has ended")
         return None
 
@@ -172,7 +171,7 @@ class RayRelays:
             with contextlib.suppress(rayx.RayError, ValueError):
                 ray.kill(handle)
         deadline = time.monotonic() + _ENDED_WITHIN_S
-        while any(h._get_local_state() != _DEAD for h in handles) and time.monotonic() < deadline:
+        while any(h._get_local_state() != DEAD for h in handles) and time.monotonic() < deadline:
             time.sleep(0.002)
 
 

@@ -29,7 +29,7 @@ from phalanx.transport.ray.errors import (
     with_post_mortem,
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
-from phalanx.transport.ray.ray_values import address_of, reference_to, state_of_actors
+from phalanx.transport.ray.ray_values import DEAD, address_of, reference_to, state_of_actors
 from phalanx.transport.ray.relays import RayRelays
 from phalanx.transport.ray.sending import submit
 from phalanx.transport.ray.start import NAMESPACE, started
@@ -55,7 +55,6 @@ from phalanx.wire.value import Value
 _KILLED_WITHIN_S = 5.0
 _AGENT_WITHIN_S = 10.0
 _SIGHT_WITHIN_S = 0.9
-_DEAD = 4  # ray.core.generated.gcs_pb2.ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 
 
 class RayTransport:
@@ -194,14 +193,14 @@ class RayTransport:
             placement.release_keys(keys)
 
     def alive(self, endpoint: Endpoint) -> bool:
-        return self.connected() and endpoint.handle._get_local_state() != _DEAD
+        return self.connected() and endpoint.handle._get_local_state() != DEAD
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():
             return list(range(len(endpoints)))
         state = state_of_actors()
         ids = [endpoint.handle._ray_actor_id for endpoint in endpoints]
-        return [position for position, actor in enumerate(ids) if state(actor) == _DEAD]
+        return [position for position, actor in enumerate(ids) if state(actor) == DEAD]
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         if not self.connected() or not endpoints:

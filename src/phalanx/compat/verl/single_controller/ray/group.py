@@ -24,11 +24,10 @@ from phalanx.compat.verl.single_controller.ray.start import (
 )
 from phalanx.compat.verl.single_controller.ray.travel import travelling
 from phalanx.transport.ray.cluster import Connection
+from phalanx.transport.ray.ray_values import DEAD
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, Calls  # loads the runtime
-
-_DEAD = 4  # ActorTableData.DEAD, as ActorHandle._get_local_state gives it
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -337,7 +336,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _is_worker_alive(self, worker: Any) -> bool:
         self._check_cluster()
-        alive = worker._get_local_state() != _DEAD
+        alive = worker._get_local_state() != DEAD
         self._check_cluster()  # workers that go with their cluster did not die
         return alive
 
