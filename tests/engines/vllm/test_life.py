@@ -129,7 +129,7 @@ def check_that_nothing_is_left_of_one_that_is_killed(
 def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
     before = shared_memory(), folders_of_sockets()
 
-    check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], "beside", before)
+    check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], "own", before)
 
 
 @pytest.mark.soak
