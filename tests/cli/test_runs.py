@@ -56,6 +56,15 @@ def test_a_damaged_step_is_told_by_its_file(path: Path) -> None:
     assert "actor/rank-0" in ended.stdout
 
 
+def test_a_step_of_another_version_is_told_as_that(path: Path) -> None:
+    manifest = Path(save(path, 3).path("manifest.json"))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 1', b'"format": 2'))
+
+    shown = " ".join(runner.invoke(app, ["runs", str(path)]).stdout.split())
+
+    assert "has format 2" in shown and "not what was written" not in shown
+
+
 def test_other_bytes_are_found_if_asked_for(path: Path) -> None:
     Path(save(path, 3).path("groups/policy/actor/rank-0")).write_bytes(bytes(2047) + b"x")
 

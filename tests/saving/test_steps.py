@@ -123,11 +123,27 @@ def test_a_later_step_whose_manifest_is_damaged_is_not_passed_over(tmp_path: Pat
     save(tmp_path, 1)
     Path(save(tmp_path, 2).path("manifest.json")).write_bytes(b'{"manifest": {')
 
-    with pytest.raises(px.SaveDamaged, match=r"step-00000002 is damaged: manifest\.json.*whole steps: 1"):
+    with pytest.raises(px.SaveDamaged, match=r"step-00000002/manifest\.json is damaged: .*whole steps: 1"):
         read_step(str(tmp_path))
     assert read_step(str(tmp_path), 1).number == 1
     save(tmp_path, 3)
     assert read_step(str(tmp_path)).number == 3
+
+
+def test_a_step_of_another_format_is_not_called_damaged(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    manifest = Path(save(tmp_path, 2).path("manifest.json"))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 1', b'"format": 2'))
+
+    with pytest.raises(px.SaveDamaged, match=r"has format 2; .* reads format 1: .*version.*whole steps: 1"):
+        read_step(str(tmp_path))
+
+
+def test_a_path_that_is_a_file_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "run").write_bytes(b"")
+
+    with pytest.raises(px.SaveError, match="a file of that name: choose another path"):
+        save(tmp_path / "run", 1)
 
 
 def test_a_step_that_is_being_removed_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,29 @@ def test_names_are_mapped_from_source_to_target(rename: object) -> None:
     plan = make_plan(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)  # type: ignore[arg-type]
 
     assert feeds(plan) == {("old.w", "new.w")}
+
+
+@pytest.mark.parametrize(
+    ("rename", "why"),
+    [
+        ({"old.*": "new.*.*"}, r"no more \* in the new name"),
+        ({"old.w": "new.*"}, r"no more \* in the new name"),
+        ({"old.w": None}, "expected texts"),
+        ([("old.w", "new.w")], "give a mapping"),
+        (lambda name: None, r"rename\('old.w'\) gave None"),
+    ],
+)
+def test_a_rename_that_cannot_be_is_refused_with_what_it_says(rename: Any, why: str) -> None:
+    with pytest.raises(DeclarationError, match=why):
+        make_plan(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)
+
+
+def test_braces_of_a_name_are_a_part_of_it() -> None:
+    plan = make_plan(
+        whole_on(1, old__w=full(2)), whole_on(1, **{"{x}__w": full(2)}), rename={"old.*": "{x}.*"}
+    )
+
+    assert feeds(plan) == {("old.w", "{x}.w")}
 
 
 def test_two_names_renamed_to_one_are_refused() -> None:

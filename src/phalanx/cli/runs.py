@@ -80,6 +80,7 @@ def looked_at(path: str, place: Place, found: Found, check: bool) -> dict[str, A
         "step": found.step,
         "state": state,
         "faults": list(faults),
+        "why": found.why,
         "at": None if manifest is None else manifest.at,
         "seconds": None if manifest is None else manifest.seconds,
         "bytes": sum(files.values()) if manifest is not None else _bytes_there(place, found.folder),
@@ -118,7 +119,7 @@ def show(console: Console, place: Place, steps: Sequence[dict[str, Any]], now: f
         if faults:
             more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
             shown = ", ".join(faults[:_SHOWN_FAULTS])
-            lines.insert(0, f"missing, or not what was written: {shown}{more}")
+            lines.insert(0, step["why"] or f"missing, or not what was written: {shown}{more}")
         cells = [
             str(step["step"]),
             Text(step["state"], style=colours[step["state"]]),

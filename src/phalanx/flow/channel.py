@@ -52,6 +52,7 @@ from phalanx.flow.channel_messages import (
 )
 from phalanx.flow.items import Cut, Item
 from phalanx.flow.ledger import End, Ledger, Tally
+from phalanx.flow.numbers import whole_number
 from phalanx.flow.rates import Rates
 from phalanx.flow.requests import Requests
 from phalanx.flow.snapshots import By, ChannelState, Depth, Lease
@@ -63,15 +64,18 @@ class ChannelHome:
     """The machine. `maxsize` items or bytes may wait, None: any number.
 
     Raises:
-        DeclarationError: `maxsize` is below 1, or `by` is neither "items" nor "bytes".
+        DeclarationError: `maxsize` is no number from 1, or `by` is neither "items" nor "bytes".
     """
 
     def __init__(self, maxsize: int | None = None, by: By = "items") -> None:
-        if maxsize is not None and maxsize < 1:
-            raise DeclarationError(f"a channel of maxsize={maxsize}: give 1 or more, or None for no bound")
+        most = None if maxsize is None else whole_number(maxsize) or 0
+        if most is not None and most < 1:
+            raise DeclarationError(
+                f"a channel of maxsize={maxsize!r}: give a whole number from 1, or None for no bound"
+            )
         if by not in ("items", "bytes"):
             raise DeclarationError(f"a channel bounded by={by!r}: give 'items' or 'bytes'")
-        self.maxsize = maxsize
+        self.maxsize = most
         self.by: By = by
         self.reasons: dict[str, int] = {}
         """Items, or parts of items, that were dropped, by reason."""
@@ -123,6 +127,11 @@ class ChannelHome:
     def losses(self) -> tuple[Loss, ...]:
         """What the next taker will be told is lost."""
         return tuple(self._losses.values())
+
+    @property
+    def ended(self) -> str | None:
+        """Why it takes nothing in any more."""
+        return self._ended
 
     @property
     def waiting_takes(self) -> tuple[Take, ...]:
@@ -262,7 +271,8 @@ class ChannelHome:
         for part in map(self._ledger.part, cuts):
             first = part.item.number not in numbers
             numbers.add(part.item.number)
-            self._note_loss(part.item.holder, why, items=int(first), rows=part.rows)
+            holder = part.item.holder
+            self._note_loss(holder, self._gone.get(holder, why), items=int(first), rows=part.rows)
         return _freed(self._ledger.settle(cuts, "lost"), "lost")
 
     def _note_loss(self, holder: str, why: str, items: int = 0, rows: int = 0, puts: int = 0) -> None:

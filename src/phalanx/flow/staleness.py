@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from phalanx.errors import DeclarationError, InternalError
+from phalanx.flow.numbers import whole_number
 from phalanx.flow.ready import Ready, ReadyRows
 from phalanx.flow.staleness_messages import (
     Accept,
@@ -112,13 +113,14 @@ class Staleness:
     """
 
     def __init__(self, max_lag: int, rows_per_version: int, depth: int = 1, *, version: int = 0) -> None:
-        if max_lag < 0 or depth < 0 or rows_per_version < 1:
+        lag, rows, ahead, first = map(whole_number, (max_lag, rows_per_version, depth, version))
+        if lag is None or rows is None or ahead is None or first is None or min(lag, ahead, rows - 1) < 0:
             raise DeclarationError(
-                f"Staleness(max_lag={max_lag}, rows_per_version={rows_per_version}, depth={depth}): give 0 or"
-                " more for max_lag and depth, 1 or more for rows_per_version"
+                f"Staleness(max_lag={max_lag!r}, rows_per_version={rows_per_version!r}, depth={depth!r},"
+                f" version={version!r}): give whole numbers, from 0 for max_lag and depth, from 1 for rows_per_version"
             )
-        self.max_lag, self.rows_per_version, self.depth = max_lag, rows_per_version, depth
-        self.version = self.serving = version
+        self.max_lag, self.rows_per_version, self.depth = lag, rows, ahead
+        self.version = self.serving = first
         """The version in training, and the one that new rows are generated with."""
         self.dropped: dict[str, int] = {}
         """Rows by reason."""

@@ -37,12 +37,14 @@ class Found:
         manifest: None where it has none: then it is half-written, or was being removed.
         faults: names of files that are missing or of another size than was written, or of a manifest that cannot be
             read.
+        why: a manifest cannot be read: it is damaged, or of another version of the library.
     """
 
     folder: str
     step: int
     manifest: Manifest | None
     faults: tuple[str, ...] = ()
+    why: str = ""
 
     @property
     def whole(self) -> bool:

@@ -342,6 +342,7 @@ _ADVICE = {
     errno.EPERM: "this user has no right to it: choose another path, or change its rights",
     errno.EROFS: "the file system is read-only: choose another path",
     errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EEXIST: "there is a file of that name: choose another path",
 }
 
 

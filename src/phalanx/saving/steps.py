@@ -331,7 +331,7 @@ def read_step(path: str, step: int | None = None) -> SavedStep:
     if chosen is None:
         broken = [one for one in found if one.faults and (step is None or one.step == step)]
         if broken:
-            raise _damaged(f"{place.root}/{broken[-1].folder}", broken[-1].faults, f"; whole steps: {whole}")
+            raise _not_whole(place, broken[-1], whole)
         if not steps:
             raise SaveError(f"nothing was saved in {place.root} yet; give the path that px.save was given")
         raise SaveError(f"step {step} is not in {place.root}; whole steps there: {whole}")
@@ -339,7 +339,7 @@ def read_step(path: str, step: int | None = None) -> SavedStep:
         later = [one for one in found if one.manifest is None and one.faults and one.step > chosen.step]
         chosen = max([chosen, *later], key=lambda one: one.step)
     if chosen.faults:
-        raise _damaged(f"{place.root}/{chosen.folder}", chosen.faults, f"; whole steps: {whole}")
+        raise _not_whole(place, chosen, whole)
     return SavedStep(place, chosen)
 
 
@@ -362,8 +362,8 @@ def _found(place: Place, folder: str, step: int) -> Found:
         return Found(folder, step, None)
     try:
         manifest = Manifest.from_bytes(data, f"{place.root}/{where}")
-    except SaveDamaged:
-        return Found(folder, step, None, (MANIFEST,))
+    except SaveDamaged as error:
+        return Found(folder, step, None, (MANIFEST,), str(error))
     faults = faults_of(manifest, {name: place.size(f"{folder}/{name}") for name in manifest.files})
     if faults and place.size(where) is None:  # it is being removed by whoever keeps fewer steps
         return Found(folder, step, None)
@@ -382,6 +382,13 @@ def _check_name(name: str) -> None:
         raise DeclarationError(
             f"{name!r} is no name for a part of a saved step; give words between single slashes"
         )
+
+
+def _not_whole(place: Place, found: Found, whole: str) -> SaveDamaged:
+    more = f"; whole steps: {whole}"
+    if not found.why:
+        return _damaged(f"{place.root}/{found.folder}", found.faults, more)
+    return SaveDamaged(f"{found.why}; or load another step (step=){more}", files=found.faults)
 
 
 def _damaged(folder: str, names: Iterable[str], more: str = "") -> SaveDamaged:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from phalanx.errors import DeclarationError
 from phalanx.transfer.census import Census, Form
 from phalanx.transfer.faults import Fault
 from phalanx.transfer.fused import Fused, View
 from phalanx.transfer.manifest import FLOATS
 
-__all__ = ["Feed", "Match", "Rename", "match_names"]
+__all__ = ["Feed", "Match", "Rename", "match_names", "renamer"]
 
 Rename = Mapping[str, str] | Callable[[str], str]
 """Source name to target name: exact names, patterns with ``*`` on both sides, or a function."""
@@ -93,7 +94,7 @@ class _Matching:
 
     def _renamed(self, rename: Rename | None) -> dict[str, str]:
         """Name for the target -> the source name whose storage it is."""
-        as_target = _renamer(rename)
+        as_target = renamer(rename)
         found: dict[str, str] = {}
         held = self.source.forms
         aliases = ((alias, name) for alias, name in self.source.ties.items() if alias not in held)
@@ -231,24 +232,50 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"ranks {', '.join(map(str, listed[:4]))}{', ...' if len(listed) > 4 else ''}"
 
 
-def _renamer(rename: Rename | None) -> Callable[[str], str]:
+def renamer(rename: Rename | None) -> Callable[[str], str]:
+    """The target's name of each name of the source.
+
+    Raises:
+        DeclarationError: it is neither a mapping of texts nor a function, or a pattern has more ``*`` in the new name
+            than in the old one. From the function that is given: its own gave something else than a text.
+    """
     if rename is None:
         return lambda name: name
     if callable(rename):
-        return rename
+        return _told(rename)
+    if not isinstance(rename, Mapping):
+        raise DeclarationError(
+            f"rename={rename!r}: give a mapping of names of the source to names of the target, or a function"
+        )
+    patterns: list[tuple[re.Pattern[str], list[str]]] = []
+    for old, new in rename.items():
+        if not isinstance(old, str) or not isinstance(new, str) or new.count("*") > old.count("*"):
+            raise DeclarationError(
+                f"rename={{{old!r}: {new!r}}}: expected texts, with no more * in the new name than in the old one: "
+                "what each * stands for is put in their order"
+            )
+        if "*" in old:
+            patterns.append((re.compile(re.escape(old).replace(r"\*", "(.*)")), new.split("*")))
     exact = {old: new for old, new in rename.items() if "*" not in old}
-    patterns = [
-        (re.compile(re.escape(old).replace(r"\*", "(.*)")), re.sub(r"\*", "{}", new).format)
-        for old, new in rename.items()
-        if "*" in old
-    ]
 
     def renamed(name: str) -> str:
         if name in exact:
             return exact[name]
-        for pattern, form in patterns:
+        for pattern, (first, *rest) in patterns:
             if found := pattern.fullmatch(name):
-                return form(*found.groups())
+                return first + "".join(map("".join, zip(found.groups(), rest)))  # noqa: B905  # what is left out
         return name
+
+    return renamed
+
+
+def _told(rename: Callable[[str], str]) -> Callable[[str], str]:
+    def renamed(name: str) -> str:
+        found = rename(name)
+        if not isinstance(found, str):
+            raise DeclarationError(
+                f"rename({name!r}) gave {found!r}; expected the target's name, the same one where it stays"
+            )
+        return found
 
     return renamed

@@ -332,6 +332,30 @@ def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.
     assert isinstance(caught.value, px.RemoteCallError) and caught.value.channel == channel.name
 
 
+def test_whoever_waits_for_room_hears_why_it_was_closed(backend: str) -> None:
+    with px.Channel(1) as channel, ThreadPoolExecutor(1) as threads:
+        channel.put(0)
+        waiting = threads.submit(channel.put, 1)
+        within(lambda: channel.depth.puts == 1)
+        channel.close("the trainer has enough")
+        with pytest.raises(px.ChannelClosed, match="the trainer has enough"):
+            waiting.result(WITHIN)
+
+
+@pytest.mark.parametrize("maxsize", [0, 2.5, "many", True])
+def test_a_bound_that_is_no_number_from_1_is_refused(maxsize: Any) -> None:
+    with pytest.raises(px.DeclarationError, match="a whole number from 1"):
+        px.Channel(maxsize, backend="inline")
+
+
+def test_numbers_of_numpy_are_numbers_of_items() -> None:
+    with px.Channel(numpy.int64(2), backend="inline") as channel:
+        channel.put("a")
+        assert channel.take(numpy.int64(1), 0).value() == ["a"]
+        channel.put("b")
+        assert channel.drop("late", [numpy.int64(1)]) == 1
+
+
 def test_what_waits_can_be_dropped_and_is_counted(backend: str, channel: px.Channel) -> None:
     channel.put(1)
     channel.put(2)
@@ -434,6 +458,17 @@ def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGro
         assert channel.take_rows(1, WITHIN).value()["x"].item() == 9.0
 
 
+@pytest.mark.parametrize("order", [{"sort": True}, {"balance": 2}])
+def test_items_of_no_rows_come_in_any_order(consumers: px.WorkerGroup, order: Any) -> None:
+    with px.Channel(lengths="n") as channel:
+        for _ in range(2):
+            channel.put({"x": torch.zeros(0, 1), "n": []})
+        channel.finish()
+        with channel.take_rows(4, WITHIN, **order) as batch:
+            assert (batch.value()["x"].shape, len(consumers.first_of_each(batch))) == ((0, 1), 0)
+        assert channel.items.delivered == 2
+
+
 def test_a_channel_without_lengths_cannot_balance(channel: px.Channel) -> None:
     channel.put([1, 2])
     with pytest.raises(px.DeclarationError, match="lengths"):
@@ -469,6 +504,16 @@ def test_a_saved_channel_goes_on_with_what_waited_and_what_was_taken(producers: 
     with px.Channel.load(state) as again:
         assert (again.name, again.items.waiting, again.rows.waiting) == ("saved", 3, 6)
         assert again.take_rows(6, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_saved_channel_pickles_with_the_function_of_its_lengths(backend: str) -> None:
+    with px.Channel(lengths=lambda item: item["n"]) as channel:
+        channel.put({"n": [2, 1]})
+        state = pickle.dumps(channel.save())
+    with px.Channel.load(pickle.loads(state)) as again:
+        again.put({"n": [0]})
+        with again.take_rows(3, 0, sort=True) as batch:
+            assert batch.value() == {"n": [0, 1, 2]}
 
 
 def test_a_handle_cannot_save_a_channel_that_is_closed(backend: str) -> None:

@@ -61,6 +61,31 @@ def test_a_get_that_is_cancelled_leaves_the_connection_as_it_was(channel: px.Cha
     assert channel.depth.takes == 0
 
 
+class Raising:
+    """A service that fails at each request."""
+
+    key = "channel/raising/1"
+
+    def ask(self, *_: Any) -> None:
+        raise TypeError("no such thing")
+
+    def left(self, *_: Any) -> None:
+        """Nobody was there."""
+
+    def tick(self) -> None:
+        """No deadline."""
+
+
+def test_a_request_that_fails_at_its_home_is_an_error_where_it_was_asked(far: Connection) -> None:
+    services.add(service := Raising())
+    try:
+        reply = far.ask(service.key, "look")
+        with pytest.raises(px.InternalError, match="look: TypeError: no such thing"):
+            reply.future.result(WITHIN)
+    finally:
+        services.remove(service)
+
+
 def test_rows_of_a_lease_are_put_and_followed(channel: px.Channel, staleness: px.Staleness) -> None:
     with staleness.begin(4, WITHIN) as lease:
         assert lease.put(channel, [1, 2], 0, WITHIN) == 2

@@ -133,7 +133,10 @@ def test_what_loads_gets_tensors_of_the_types_that_it_states() -> None:
         assert same(target.run(lambda worker: worker.loaded)[0], {"a": ramp(3).bfloat16()})
 
 
-def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts() -> None:
+@pytest.mark.parametrize(
+    "rename", [{"w": "v"}, {"*w": "*v"}, lambda name: "v"], ids=["name", "pattern", "function"]
+)
+def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts(rename: Any) -> None:
     def part(rank: int) -> dict[str, torch.Tensor]:
         return {"w": ramp(4, 3)[2 * rank : 2 * rank + 2]}
 
@@ -141,7 +144,7 @@ def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts() -> N
         return {"w": px.Boxes((4, 3), (((2 * rank, 0), (2, 3)),))}
 
     with groups(Publisher.bind(part, boxes=boxes), Loading, sizes=(2, 1)) as (source, target):
-        px.WeightSync(source, target, NAME, rename={"w": "v"})()
+        px.WeightSync(source, target, NAME, rename=rename)()
 
         assert same(target.run(lambda worker: worker.loaded)[0], {"v": ramp(4, 3)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,29 @@ def test_a_saved_staleness_goes_on_and_what_ran_is_dropped(staleness: px.Stalene
 def test_more_rows_than_can_ever_be_young_enough_are_refused(staleness: px.Staleness) -> None:
     with pytest.raises(ValueError, match="begin"):
         staleness.begin(9)
+
+
+@pytest.mark.parametrize("versions", [torch.tensor([0, 0]), torch.tensor(0), [torch.tensor(0)] * 2, 0])
+def test_versions_may_be_a_tensor(staleness: px.Staleness, versions: Any) -> None:
+    with staleness.begin(2) as lease:
+        assert lease.accept(2, versions) == (0, 1)
+
+
+def test_what_is_no_number_is_refused_and_counts_nothing(staleness: px.Staleness) -> None:
+    with staleness.begin(2) as lease:
+        for wrong in (
+            lambda: staleness.begin(2.0),  # type: ignore[arg-type]
+            lambda: lease.accept(1.0, 0),  # type: ignore[arg-type]
+            lambda: lease.accept(1, "0"),  # type: ignore[arg-type]
+            lambda: lease.accept(1, [0.5]),  # type: ignore[list-item]
+            lambda: lease.drop("1", "late"),  # type: ignore[arg-type]
+            lambda: staleness.advance("1"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(ValueError, match="whole number"):
+                wrong()
+        assert (staleness.paced.rows.submitted, staleness.paced.rows.running) == (2, 2)
+    with pytest.raises(px.DeclarationError, match="whole numbers"):
+        px.Staleness(1.5, 4, backend="inline")  # type: ignore[arg-type]
 
 
 def test_inline_a_wait_that_nothing_could_end_is_an_error_at_once() -> None:

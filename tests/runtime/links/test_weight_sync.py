@@ -44,6 +44,13 @@ def test_a_sync_explains_what_it_will_move_before_it_has(sync: px.WeightSync, ba
     assert text.count(mover) == 2
 
 
+def test_a_sync_that_is_closed_explains_nothing_and_asks_nobody(sync: px.WeightSync) -> None:
+    sync.close()
+
+    with pytest.raises(px.DeclarationError, match="was closed"):
+        sync.explain()
+
+
 def test_a_restart_of_either_side_is_planned_for_again(sync: px.WeightSync, both: Both) -> None:
     actor, rollout = both
     number = sync().number

@@ -95,7 +95,7 @@ class Batch(StoredParts):
             for part, some in groupby(rows[start:stop], key=lambda row: row[0]):
                 numbers = [number for _, number in some]
                 ordered.append(_cut(part, numbers[0], numbers[-1] + 1))
-        self._given = ordered
+        self._given = ordered or self._given  # items of no rows at all stay, for what they are made of
 
     @property
     def parts(self) -> Sequence[StoredPart]:

@@ -22,7 +22,15 @@ from phalanx.runtime.links.leaving import Listener, leave, leave_at_close
 from phalanx.runtime.links.open_channels import ChannelCard, is_own, open_channels, published_key
 from phalanx.runtime.links.payloads import InStore, Lengths, Packed, kept, pack
 from phalanx.runtime.links.ports import port_to
-from phalanx.runtime.links.replies import accepted_number, at_least_one, check_order, closed, ordered, untaken
+from phalanx.runtime.links.replies import (
+    accepted_number,
+    at_least_one,
+    check_order,
+    closed,
+    ordered,
+    to_drop,
+    untaken,
+)
 from phalanx.runtime.links.requests import answered, answered_async, others, take_back
 from phalanx.runtime.links.saving import SavedChannel, loaded, saved
 from phalanx.runtime.links.services import Port, Reply
@@ -293,7 +301,7 @@ class Channel:
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
         """Let go of all that waits, or of these items of it; how many it were. They are counted under the reason."""
-        return self._asked("drop", reason, *(() if numbers is None else (tuple(numbers),)))[1]
+        return self._asked("drop", *to_drop(reason, numbers))[1]
 
     def finish(self) -> None:
         """Take no further items in: whoever takes gets what is there, and then ``ChannelClosed``."""
@@ -330,7 +338,7 @@ class Channel:
                 f"channel {self.name!r} belongs to the process that made it, which closes it; a producer can leave() "
                 "it, and anybody can finish() it"
             )
-        one.service.close(reason)
+        one.service.close(str(reason))
         open_channels.closed(self._card.key)
 
     def __enter__(self) -> Channel:

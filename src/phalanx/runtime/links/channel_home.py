@@ -269,7 +269,8 @@ class ChannelService(Home[ChannelHome]):
                 self._have_followed(ticket, number)
             case Refused(ticket, why):
                 self._followed.pop(ticket, None)
-                self._answer(ticket, ("refused", why))
+                told = ("ended", self._machine.ended) if why == "closed" else ("refused", why)
+                self._answer(ticket, told)
             case Given(ticket, lease, _, short):
                 parts = tuple(map(_given, instruction.parts))
                 self._answer(ticket, ("given", lease, parts, short))

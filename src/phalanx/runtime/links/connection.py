@@ -16,9 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from phalanx.errors import InternalError
 from phalanx.runtime.links.frames import Frames, framed
 from phalanx.runtime.links.server import quick
-from phalanx.runtime.links.services import Reply, named
+from phalanx.runtime.links.services import Failed, Reply, named
 
 _CHUNK = 1 << 18
 _CONNECTS_WITHIN_S = 10.0
@@ -107,7 +108,13 @@ class Connection:
             return
         with self._lock:
             future = self._replies.pop(ticket, None)
-        if future is not None:
+        if future is None:
+            return
+        if isinstance(what, Failed):
+            future.set_exception(
+                InternalError(f"a request to the process that owns {key} failed there: {what.why}")
+            )
+        else:
             future.set_result(what)
 
     def _end(self) -> None:

@@ -28,7 +28,7 @@ from phalanx.runtime.links.sides import WeightsSide, send_to
 from phalanx.transfer.boxes import Patch, whole
 from phalanx.transfer.fused import Fused
 from phalanx.transfer.manifest import Held, Manifest
-from phalanx.transfer.matching import Rename
+from phalanx.transfer.matching import Rename, renamer
 from phalanx.transfer.places import Hop, Places
 from phalanx.transfer.plan import Plan
 from phalanx.transfer.planner import Plans
@@ -231,7 +231,7 @@ def _given(manifests: Sequence[Manifest], rename: Rename | None) -> Manifest:
     """All that the sources have, each tensor whole, under the target's names."""
     held: dict[str, Held] = {}
     ties: dict[str, str] = {}
-    named = _renaming(rename)
+    named = renamer(rename)
     for manifest in manifests:
         for name, one in manifest.items():
             held.setdefault(
@@ -239,14 +239,6 @@ def _given(manifests: Sequence[Manifest], rename: Rename | None) -> Manifest:
             )
         ties |= {named(alias): named(name) for alias, name in manifest.ties}
     return Manifest.of(held, {alias: name for alias, name in ties.items() if alias not in held})
-
-
-def _renaming(rename: Rename | None) -> Any:
-    if rename is None:
-        return lambda name: name
-    if callable(rename):
-        return rename
-    return lambda name: rename.get(name, name)
 
 
 def _movers(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
+from phalanx.flow.numbers import whole_number
 from phalanx.runtime.links.batch import Batch, lost
 from phalanx.runtime.links.payloads import Lengths
 from phalanx.runtime.links.services import shown
@@ -106,6 +108,21 @@ def at_least_one(n: Any, verb: str) -> int:
     Raises:
         DeclarationError: that is no number of items or rows.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    number = whole_number(n)
+    if number is None or number < 1:
         raise DeclarationError(f"Channel.{verb}: {n!r} was given; expected how many, a whole number from 1")
-    return n
+    return number
+
+
+def to_drop(reason: Any, numbers: Iterable[Any] | None) -> tuple[Any, ...]:
+    """What is asked of the home: to drop these items, or all that wait.
+
+    Raises:
+        DeclarationError: one of the numbers is none.
+    """
+    if numbers is None:
+        return (str(reason),)
+    found = tuple(map(whole_number, numbers))
+    if None in found:
+        raise DeclarationError("Channel.drop(numbers=): expected numbers of items, as put() gives them")
+    return str(reason), found

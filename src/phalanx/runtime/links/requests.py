@@ -136,6 +136,8 @@ def _call_off(key: str, port: Port, reply: Reply) -> None:
     """Wait no longer; what is given all the same goes back."""
 
     def back(future: Future[Any]) -> None:
+        if future.exception() is not None:
+            return
         what = future.result()
         if what[0] == "given":
             port.say(key, "back", what[1], frozenset())
@@ -150,7 +152,7 @@ def take_back(key: str, port: Port, packed: Packed, reply: Reply) -> None:
     """Keep nothing of an item whose put failed. It may be in all the same: then it is dropped, and counted."""
 
     def answered_at_last(future: Future[Any]) -> None:
-        kind, *rest = future.result()
+        kind, *rest = ("failed",) if future.exception() is not None else future.result()
         if kind == "accepted":
             port.say(key, "drop", CALLED_OFF, (rest[0],))
         elif isinstance(packed.payload, InStore):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from phalanx.dispatch.split import count_rows, take_rows
 from phalanx.errors import DeclarationError, PhalanxError
+from phalanx.flow.numbers import whole_number
 from phalanx.runtime.links.channel import Channel
 from phalanx.runtime.links.overdue import overdue_of
 from phalanx.runtime.links.requests import answered_async
@@ -58,7 +59,7 @@ class RowLease:
         Raises:
             ValueError: more rows than still run, or a version that is not in training yet.
         """
-        return self._asked("accept", self.number, rows, versions)[1]
+        return self._asked("accept", self.number, counted(rows, "accept", "rows"), _versions_of(versions))[1]
 
     def put(
         self,
@@ -80,7 +81,9 @@ class RowLease:
             ValueError: as for :meth:`accept`, or the item is not made of rows.
             ChannelFull, ChannelClosed: the rows could not be put; they are dropped.
         """
-        some, lies = _accepted_of(item, self._asked("offer", self.number, _rows_of(item), versions))
+        some, lies = _accepted_of(
+            item, self._asked("offer", self.number, _rows_of(item), _versions_of(versions))
+        )
         if lies is None:
             return 0
         try:
@@ -98,7 +101,7 @@ class RowLease:
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
         """The same as :meth:`put`, awaited."""
-        reply = self._port.ask(self._key, "offer", self.number, _rows_of(item), versions)
+        reply = self._port.ask(self._key, "offer", self.number, _rows_of(item), _versions_of(versions))
         told = _checked(await answered_async(self._key, self._port, reply, None))
         some, lies = _accepted_of(item, told)
         if lies is None:
@@ -120,11 +123,11 @@ class RowLease:
         Raises:
             ValueError: more rows than still run.
         """
-        self._asked("drop", self.number, rows, reason)
+        self._asked("drop", self.number, counted(rows, "drop", "rows"), str(reason))
 
     def end(self, reason: str = "not accepted") -> None:
         """Drop what still runs. Idempotent."""
-        self._port.say(self._key, "end", self.number, reason)
+        self._port.say(self._key, "end", self.number, str(reason))
 
     def _asked(self, verb: str, *args: Any) -> Any:
         return _checked(self._port.ask(self._key, verb, *args).future.result())
@@ -154,6 +157,30 @@ def _tell(on_overdue: Callable[[], object], rows: int) -> None:
         on_overdue()
     except Exception:  # of the user: nobody else would hear of it
         _log.warning("on_overdue of a lease on %d rows failed", rows, exc_info=True)
+
+
+def counted(given: Any, verb: str, name: str) -> int:
+    """A number of rows, or of a version.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    number = whole_number(given)
+    if number is None:
+        raise ValueError(f"{verb}({name}={given!r}): give a whole number")
+    return number
+
+
+def _versions_of(versions: Any) -> int | list[int]:
+    """Versions of first tokens, one for all rows or one for each; tensors and arrays are taken as lists."""
+    given = versions.tolist() if hasattr(versions, "tolist") else versions
+    if (one := whole_number(given)) is not None:
+        return one
+    numbers = [whole_number(each) for each in given] if isinstance(given, Iterable) else [None]
+    good = [each for each in numbers if each is not None]
+    if len(good) < len(numbers):
+        raise ValueError(f"versions={versions!r}: give one whole number for all rows, or one for each")
+    return good
 
 
 def _rows_of(item: Value) -> int:

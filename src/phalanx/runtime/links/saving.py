@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import cloudpickle
 
 from phalanx.errors import ChannelError
 from phalanx.flow.channel import ChannelHome
@@ -28,6 +31,15 @@ class SavedChannel:
     handoff: bool
     lengths: Lengths | None
     state: ChannelState
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A function of items may be a lambda, or one of the script itself, which pickle does not take."""
+        lengths = cloudpickle.dumps(self.lengths) if callable(self.lengths) else self.lengths
+        return {**self.__dict__, "lengths": lengths}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        lengths = state["lengths"]
+        self.__dict__.update(state, lengths=pickle.loads(lengths) if isinstance(lengths, bytes) else lengths)
 
 
 def saved(channel: OpenChannel) -> SavedChannel:

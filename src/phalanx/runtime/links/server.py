@@ -20,7 +20,7 @@ from typing import Any
 
 from phalanx.execution.rendezvous import listening_socket
 from phalanx.runtime.links.frames import Frames, framed
-from phalanx.runtime.links.services import services
+from phalanx.runtime.links.services import Failed, services
 
 TOKEN_BYTES = 16
 _CHUNK = 1 << 18
@@ -188,7 +188,12 @@ class Server:
                 peer.answer(key, ticket, ("gone", "it was closed"))
             return
         answer = None if ticket is None else lambda what: peer.answer(key, ticket, what)
-        service.ask(peer, (peer.name, ticket), answer, verb, args)
+        try:
+            service.ask(peer, (peer.name, ticket), answer, verb, args)
+        except Exception as error:  # whoever asked would wait for ever
+            _log.warning("a request to this process's channels failed", exc_info=True)
+            if answer is not None:
+                answer(Failed(f"{verb}: {type(error).__name__}: {error}"))
 
     def _leave(self, peer: RemotePeer) -> None:
         with contextlib.suppress(KeyError, ValueError):

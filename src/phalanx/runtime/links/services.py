@@ -22,6 +22,13 @@ Answer = Callable[[Any], None]
 _serial = itertools.count()
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The answer to a request that raised at its home; ``why`` is what it raised."""
+
+    why: str
+
+
 class Peer(Protocol):
     """A process, as a service sees it."""
 

@@ -16,7 +16,7 @@ from phalanx.runtime.links.overdue import overdue_of
 from phalanx.runtime.links.payloads import PROCESS
 from phalanx.runtime.links.ports import Address, port_to, served
 from phalanx.runtime.links.requests import answered, answered_async, others
-from phalanx.runtime.links.row_lease import RowLease, failed
+from phalanx.runtime.links.row_lease import RowLease, counted, failed
 from phalanx.runtime.links.services import Port, services
 from phalanx.runtime.links.staleness_home import Paced, StalenessService
 from phalanx.runtime.session import connection as cluster
@@ -147,6 +147,7 @@ class Staleness:
             PhalanxError: it was closed, or its owner is gone.
             ValueError: the last of so many rows would always be too old.
         """
+        rows = counted(rows, "begin", "rows")
         port, reply, timeout = self._begin(rows, timeout)
         what = answered(self._card.key, port, reply, timeout, "begin", "of staleness")
         return self._lease(port, what, rows, on_overdue)
@@ -155,6 +156,7 @@ class Staleness:
         self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
     ) -> RowLease:
         """The same as :meth:`begin`, awaited."""
+        rows = counted(rows, "begin_async", "rows")
         port, reply, timeout = self._begin(rows, timeout)
         what = await answered_async(self._card.key, port, reply, timeout)
         return self._lease(port, what, rows, on_overdue)
@@ -185,7 +187,8 @@ class Staleness:
         Raises:
             ValueError: versions go up, and no more rows are trained on than were ready.
         """
-        self._asked("advance", version, trained, serving)
+        rows = None if trained is None else counted(trained, "advance", "trained")
+        self._asked("advance", counted(version, "advance", "version"), rows, serving)
 
     def serve(self, version: int) -> None:
         """New rows are generated with ``version`` from now on.
@@ -193,7 +196,7 @@ class Staleness:
         Raises:
             ValueError: it is older than the one before, or newer than the one in training.
         """
-        self._asked("serve", version)
+        self._asked("serve", counted(version, "serve", "version"))
 
     def close(self, reason: str = "it was closed") -> None:
         """Let no rows begin any more: whoever waits in ``begin`` is told. Leases that run go on. Idempotent.
@@ -204,7 +207,7 @@ class Staleness:
         service = services.get(self._card.key)
         if not isinstance(service, StalenessService):
             raise DeclarationError("this staleness belongs to the process that made it, which closes it")
-        service.close(reason)
+        service.close(str(reason))
 
     def __enter__(self) -> Staleness:
         return self

@@ -34,7 +34,7 @@ from phalanx.show.tables import Table
 from phalanx.show.users_line import users_line
 from phalanx.transfer.digests import Verify
 from phalanx.transfer.fused import Fused
-from phalanx.transfer.matching import Rename
+from phalanx.transfer.matching import Rename, renamer
 from phalanx.transfer.places import Hop
 from phalanx.transfer.planner import Plans
 from phalanx.transfer.versions import Stillness
@@ -55,7 +55,8 @@ class WeightSync:
         target: the group or role whose workers called ``accept_weights``, or several of them.
         name: of the weights on the target's side, and on the source's unless ``source_name`` is given.
         source_name: what the source calls them.
-        rename: from tensor names of the source to those of the target: a mapping, or a function.
+        rename: from tensor names of the source to those of the target: a mapping, in whose names ``*`` stands for
+            anything, or a function.
         fused: ``px.Fused`` rules beside the built-in ones (``qkv_proj``, ``gate_up_proj``): those of Megatron are
             ``px.Fused.megatron_qkv(...)`` and ``px.Fused.megatron_glu()``.
         verify: "sampled" compares digests of one element of about each 8 KB; "full" of every bit; "off" of nothing.
@@ -104,6 +105,7 @@ class WeightSync:
             raise DeclarationError(
                 f"px.WeightSync(bucket_bytes={bucket_bytes}): give at least 4096 bytes, better 256 MB"
             )
+        renamer(rename)  # what is wrong with it is said here, at the line that gives it
         targets: list[Ranks] = [*target] if isinstance(target, Sequence) else [target]
         if not targets:
             raise DeclarationError("px.WeightSync(target=[]): give at least one group to sync to")
@@ -370,10 +372,12 @@ class WeightSync:
         """What a sync moves: bytes by hop, rank and mover; what is cast, renamed, tied, and left over.
 
         Raises:
+            DeclarationError: it was closed.
             As the first sync: it asks both groups what they have, and plans.
         """
         self._mend()
         with self._lock:
+            self._check_open()
             return self._pairs.explain(self.name)
 
     def close(self) -> None:

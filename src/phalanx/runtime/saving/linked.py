@@ -96,7 +96,8 @@ class Links:
         Raises:
             ChannelError: the bytes of a channel's items cannot be read.
         """
-        channels = {name: one.save() for name, one in self._channels.items()}
+        # Without the function of their lengths: that of the channel which goes on is used.
+        channels = {name: replace(one.save(), lengths=None) for name, one in self._channels.items()}
         keys = {one.card.key: name for name, one in self._channels.items()}
         staleness = None if self._staleness is None else _home(self._staleness).saved()
         published = {name: _listed(group.core.life.published_weights) for name, group in self._groups.items()}

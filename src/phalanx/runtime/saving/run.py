@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ class Run:
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         groups: Mapping[str, Ranks] | None = None,
         *,
         state: Any = None,
@@ -74,7 +75,11 @@ class Run:
     ) -> None:
         if keep is not None:
             keep = numbered("keep", keep, 1, "give px.Run how many steps shall stay, from 1, or None for all")
-        self.path = str(path)
+        if groups is not None and not isinstance(groups, Mapping):
+            raise DeclarationError(
+                f"px.Run(groups={groups!r}): give them by name: groups={{'policy': group}}"
+            )
+        self.path = os.fspath(path)
         self._groups = {
             name: checked_group(group, "px.Run(groups=)") for name, group in (groups or {}).items()
         }
