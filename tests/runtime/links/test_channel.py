@@ -50,6 +50,10 @@ class Consumer(px.Worker):
     def of_mesh(self, batch: dict[str, Any]) -> torch.Tensor:
         return batch["x"][:, 0].clone()
 
+    @px.register(px.Dispatch.ROWS, collect="list")
+    def rows(self, batch: dict[str, Any], beside: list[int]) -> int:
+        return len(batch["x"]) if len(batch["x"]) == len(beside) else -1
+
     @px.register
     def width(self, batch: Any) -> int:
         return sum(len(item["x"]) for item in batch)
@@ -456,6 +460,25 @@ def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGro
         with channel.take_rows(7, WITHIN, sort=True) as batch:
             assert consumers.first_of_each(batch).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
         assert channel.take_rows(1, WITHIN).value()["x"].item() == 9.0
+
+
+def test_items_of_no_rows_do_not_count_where_a_batch_is_cut(consumers: px.WorkerGroup) -> None:
+    with px.Channel() as channel:
+        for rows in (0, 0, 0, 4):
+            channel.put({"x": torch.arange(float(rows))[:, None]})
+        with channel.take_rows(4, WITHIN) as batch:
+            assert consumers.rows(batch, [0, 1, 2, 3]) == [2] * len(consumers.ranks)
+
+
+@pytest.mark.parametrize("end", ["ack", "give_back"])
+def test_a_batch_that_is_over_is_not_used_again(consumers: px.WorkerGroup, end: str) -> None:
+    with px.Channel() as channel:
+        channel.put({"x": torch.zeros(2, 1)})
+        batch = channel.take_rows(2, WITHIN)
+        getattr(batch, end)()
+        for use in (batch.value, lambda: consumers.first_of_each(batch)):
+            with pytest.raises(px.DeclarationError, match=r"was (acknowledged|given back); use it before"):
+                use()
 
 
 @pytest.mark.parametrize("order", [{"sort": True}, {"balance": 2}])

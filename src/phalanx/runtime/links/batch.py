@@ -56,6 +56,7 @@ class Batch(StoredParts):
         self._lease = lease
         self._given = given
         self._open = True
+        self._over = ""
         dropped.watch()
         self._value: list[Any] = []
         self.joined = joined
@@ -99,13 +100,14 @@ class Batch(StoredParts):
 
     @property
     def parts(self) -> Sequence[StoredPart]:
+        self._check_held()
         return [
             StoredPart(
                 part.payload
                 if isinstance(part.payload, bytes)
                 else unpacked_ref(self._transport, part.payload),
                 part.start,
-                part.stop,
+                part.start + part.rows,  # an item of no rows is a cut of one unit
                 part.whole,
             )
             for part in self._given
@@ -120,10 +122,20 @@ class Batch(StoredParts):
 
         Raises:
             ItemsLost: a process that had some of it is gone. What is left of it is back in the channel.
+            DeclarationError: it was acknowledged or given back before it was read.
         """
         if not self._value:
+            self._check_held()
             self._value.append(self._read())
         return self._value[0]
+
+    def _check_held(self) -> None:
+        """Of what is over the bytes may be gone, or others have them: small items would be here all the same."""
+        if self._over:
+            raise DeclarationError(
+                f"this batch of channel {self._name!r} was {self._over}; use it before that: inside of its `with` "
+                "block, or say batch.ack_with(future) where a call goes on with it"
+            )
 
     def result(self) -> Value:
         """The same as :meth:`value`."""
@@ -173,7 +185,7 @@ class Batch(StoredParts):
     def ack(self) -> None:
         """It is delivered: the processes that have its bytes let go of them. Idempotent."""
         if self._open:
-            self._open = False
+            self._open, self._over = False, "acknowledged"
             self._port.say(self._key, "ack", self._lease)
 
     def give_back(self) -> None:
@@ -182,7 +194,7 @@ class Batch(StoredParts):
 
     def _give_back(self, unreadable: frozenset[int]) -> None:
         if self._open:
-            self._open = False
+            self._open, self._over = False, "given back"
             self._port.say(self._key, "back", self._lease, unreadable)
 
     def ack_with(self, future: CallFuture[Any]) -> None:
