@@ -325,7 +325,7 @@ def test_a_lease_whose_last_row_would_always_be_too_old_is_refused_at_once(rows:
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, 0, 1), (0, 1, -1)])
 def test_numbers_that_are_too_small_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(DeclarationError, match="1 or more for rows_per_version"):
+    with pytest.raises(DeclarationError, match="from 1 for rows_per_version"):
         Staleness(*numbers)
 
 
