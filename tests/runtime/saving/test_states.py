@@ -53,6 +53,47 @@ def test_a_value_that_cannot_be_pickled_is_named(
     assert listed(str(tmp_path)) == []
 
 
+class Odd(px.Worker):
+    """Its state is a tensor without memory of its own for each element."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.got: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = torch.ones(1, 3)
+        made = {"expanded": rows.expand(4, 3), "sparse": rows.to_sparse(), "meta": rows.to("meta")}
+        return {"data": {"odd": made[self.kind]}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.got = state["data"]["odd"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_expanded_tensor_comes_back(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
+    group = px.WorkerGroup(pool[0:ranks], Odd.bind("expanded"))
+    px.save(group, tmp_path)
+
+    px.load(group, tmp_path)
+
+    assert all(torch.equal(got, torch.ones(4, 3)) for got in group.run(lambda worker: worker.got))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_a_tensor_that_is_not_dense_is_named(
+    pool: px.ResourcePool, tmp_path: Path, kind: str, ranks: int
+) -> None:
+    group = px.WorkerGroup(pool[0:ranks], Odd.bind(kind), name="odd")
+
+    with pytest.raises(
+        px.SaveError, match=rf"of 'odd': data\.odd of the state is a tensor .*{kind}.* cannot be"
+    ):
+        px.save(group, tmp_path)
+
+    assert listed(str(tmp_path)) == []
+
+
 @pytest.mark.parametrize(
     "value",
     [10**6000, -(2**70), True, 1, "1", "\udcff" * 5, b"\x00\xff" * 100_000],

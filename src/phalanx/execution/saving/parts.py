@@ -162,7 +162,7 @@ class StatePart:
 
     def _into(self, want: Want, key: str, path: Path, value: torch.Tensor, catalogue: Catalogue) -> None:
         held, stored = held_of(key, value), catalogue.tensors.get(key)
-        if stored is not None and held is None and _other_form(value, stored):
+        if stored is not None and held is None and (_other_form(value, stored) or _is_expanded(value)):
             value = blank(key, stored)  # its owner may take it, or say why not
         want.tensor(key, value, held)
         self._taken[key] = (path, value)
@@ -179,6 +179,11 @@ class StatePart:
 
 def _other_form(tensor: torch.Tensor, stored: StoredTensor) -> bool:
     return (name_of(tensor.dtype), tuple(tensor.shape)) != (stored.dtype, tuple(stored.shape))
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that nothing can be written into it."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 class ModelPart:

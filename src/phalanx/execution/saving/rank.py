@@ -110,6 +110,7 @@ class RankSaving:
                 tensors[key] = leaf.held
             elif isinstance(leaf.value, torch.Tensor):
                 local = local_of(leaf.value)
+                _check_dense(key, local)
                 told = "" if alone else value_digest(local)
                 plain[key] = PlainTensor(name_of(local.dtype), tuple(local.shape), told)
             else:
@@ -299,6 +300,15 @@ class RankSaving:
             for part, found in zip(parts, values, strict=True):
                 part.apply(found)
         return Loaded(nbytes, time.monotonic() - began)
+
+
+def _check_dense(key: str, tensor: torch.Tensor) -> None:
+    """Raises SaveError of a tensor that has no memory of its own for each element."""
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise SaveError(
+            f"{key} of the state is a tensor {kind}, which cannot be saved; give it dense, or leave it out of the state"
+        )
 
 
 @contextmanager
