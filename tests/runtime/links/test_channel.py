@@ -339,8 +339,8 @@ def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.
 def test_whoever_waits_for_room_hears_why_it_was_closed(backend: str) -> None:
     with px.Channel(1) as channel, ThreadPoolExecutor(1) as threads:
         channel.put(0)
-        waiting = threads.submit(channel.put, 1)
-        within(lambda: channel.depth.puts == 1)
+        waiting = threads.submit(channel.put, 1, WITHIN)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
         channel.close("the trainer has enough")
         with pytest.raises(px.ChannelClosed, match="the trainer has enough"):
             waiting.result(WITHIN)
