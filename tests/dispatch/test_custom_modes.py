@@ -63,7 +63,7 @@ def test_the_collect_function_gets_group_and_outputs() -> None:
         (None, r"returned a NoneType; expected a pair \(args, kwargs\)"),
         (([1],), r"returned a tuple of 1 elements; expected a pair"),
         ((([1, 2],), {}), r"made 'x' a list of 2 elements; expected a list of world_size = 4"),
-        (((), {"k": 5}), r"made 'k' a int; expected a list of world_size = 4"),
+        (((), {"k": 5}), r"made 'k' an int; expected a list of world_size = 4"),
     ],
 )
 def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str) -> None:
