@@ -30,6 +30,16 @@ def test_one_to_all_sends_the_same_object_once() -> None:
     assert list(call.ranks) == [0, 1, 2, 3]
 
 
+def test_rows_are_split_over_4096_ranks_in_order() -> None:
+    batch = {"ids": torch.arange(10_000), "names": [str(index) for index in range(10_000)]}
+    call = plan(spec_of(Dispatch.ROWS), FakeTarget(4096), (batch,), {"scale": 0.5})
+    pieces = [args[0] for args, _ in call.arguments()]
+    assert list(call.ranks) == list(range(4096))
+    assert call.kwargs["scale"] == Same(0.5)
+    assert torch.equal(torch.cat([piece["ids"] for piece in pieces]), batch["ids"])
+    assert [name for piece in pieces for name in piece["names"]] == batch["names"]
+
+
 def test_one_to_all_returns_a_list_by_rank() -> None:
     assert run(spec_of(Dispatch.ONE_TO_ALL), FOUR, 7) == [7, 7, 7, 7]
 

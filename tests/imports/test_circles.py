@@ -19,7 +19,6 @@ LOADS_OTHERS = (
     "phalanx.compat.verl.redirect",
     "phalanx.engines.vllm.library",
     "phalanx.execution.standing_by",
-    "phalanx.transport.simulated.costs",
     "phalanx.wire.exceptions",
 )
 

@@ -27,7 +27,6 @@ LAYERS = (
     "phalanx.transport",  # what the backends share
     "phalanx.transport.ray",
     "phalanx.transport.inline",
-    "phalanx.transport.simulated",
     "phalanx.movers",
     "phalanx.execution",
     "phalanx.runtime.session",
@@ -50,7 +49,6 @@ LAYERS = (
 )
 NEVER = {  # within "rows above", all the same
     "phalanx.transport.inline": {"phalanx.transport.ray"},
-    "phalanx.transport.simulated": {"phalanx.transport.ray"},
     "phalanx.execution": {
         "phalanx.transport.values",
         "phalanx.transport.base",

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from phalanx.runtime.session import connection
 from phalanx.testing.conformance import TransportConformance
-from phalanx.transport.simulated.model import Model
-from phalanx.transport.simulated.transport import SimulatedTransport
 from tests.conftest import through_relays
 from tests.runtime.groups.relayed_door import local_door
 
@@ -32,16 +29,6 @@ class TestInlineThroughRelays(TransportConformance):
             px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
         ):
             patch.setattr("phalanx.runtime.groups.core.DirectDoor", local_door)
-            yield pool
-
-
-class TestSimulated(TransportConformance):
-    """With the real methods on each worker; only time is that of a model."""
-
-    @pytest.fixture(scope="class")
-    def pool(self) -> Iterator[px.ResourcePool]:
-        transport = SimulatedTransport(Model(nodes=1, ranks_per_node=4, run="each"))
-        with connection.standing_in(transport), px.ResourcePool([4], use_gpu=False) as pool:
             yield pool
 
 

@@ -51,11 +51,6 @@ COMMANDS: dict[str, Home] = {
         "trace",
         "Report of a trace: time by method, skew, slowest ranks, idle accelerators, bytes, failures.",
     ),
-    "simulate": Home(
-        "phalanx.cli.simulate",
-        "simulate",
-        "Run a script on a simulated cluster of any size: how long its calls and starts would take there.",
-    ),
     "explain": Home(
         "phalanx.cli.explain",
         "explain",

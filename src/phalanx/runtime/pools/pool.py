@@ -60,7 +60,6 @@ class ResourcePool:
     ) -> None:
         shape = PoolShape(tuple(process_on_nodes) if isinstance(process_on_nodes, list) else process_on_nodes)  # pyright: ignore
         check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
-        shape = PoolShape(cluster.blocks_of_pool(name_prefix, shape.process_on_nodes))
         transport = cluster.transport(backend)
         resource = resource_of(transport, use_gpu)
         number = next(_numbers)

@@ -19,8 +19,6 @@ from phalanx.wire.value import Value
 RUN_ID = secrets.token_hex(3)
 
 LetGo = Callable[[Transport | None], None]
-Reshape = Callable[[str | None, tuple[int, ...]], tuple[int, ...]]
-"""From a pool's name and its blocks, as a script asks for them, to the blocks that it gets."""
 
 
 class Step(IntEnum):
@@ -42,8 +40,6 @@ class _State:
         self.lock = threading.RLock()
         self.transports: dict[str, Transport] = {}
         self.backend: str | None = None  # as px.init named it
-        self.stand_in: Transport | None = None  # for every backend
-        self.reshape: Reshape | None = None
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
         self.show_ranks: Shown | None = None
@@ -90,8 +86,6 @@ def init(
     elif ray_options.get("log_to_driver") is False:
         _state.show_ranks = ()
     with _state.lock:
-        if _state.stand_in is not None:  # the cluster is what whoever put it there says
-            return
         _state.inline_resources = {
             name: float(counts[key])
             for key, name in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
@@ -143,13 +137,8 @@ def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def transport(backend: str | None = None) -> Transport:
     """The transport of that name, else that of the default backend; made when first asked for."""
-    stand_in = _state.stand_in
-    if stand_in is not None and backend in (stand_in.name, None):
-        return stand_in
     name = backend_name(backend or _default_backend())
     with _state.lock:
-        if _state.stand_in is not None:
-            return _state.stand_in
         if name == "ray":
             from phalanx.transport.ray import cluster as ray_cluster  # loads Ray
             from phalanx.transport.ray.transport import RayTransport  # loads Ray
@@ -183,24 +172,6 @@ def replaced_transport(name: str, other: Transport) -> Generator[None]:
             _state.transports.pop(name, None)
             if before is not None:
                 _state.transports[name] = before
-
-
-@contextlib.contextmanager
-def standing_in(other: Transport, reshape: Reshape | None = None) -> Generator[None]:
-    """Let another transport stand for every backend meanwhile; ``reshape`` gives each new pool its blocks."""
-    with _state.lock:
-        _state.stand_in, _state.reshape = other, reshape
-    try:
-        yield
-    finally:
-        with _state.lock:
-            _let_go(other)
-            _state.stand_in = _state.reshape = None
-
-
-def blocks_of_pool(name: str | None, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """The blocks that a pool gets: those that it asks for, unless another cluster stands in for this one."""
-    return asked if _state.reshape is None else _state.reshape(name, asked)
 
 
 def _own_accelerators() -> dict[str, float]:
