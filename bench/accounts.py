@@ -1,11 +1,10 @@
-"""Peak memory of a contender's processes while it runs one scenario, and CPU of processes, seen from outside."""
+"""Peak memory of a contender's processes while it runs one scenario, seen from outside."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
@@ -14,18 +13,6 @@ def private_bytes(pid: int) -> int:
     """Resident memory that no other process shares: the object store and mapped files are left out."""
     info = psutil.Process(pid).memory_info()
     return info.rss - info.shared
-
-
-def thread_seconds(pids: Iterable[int]) -> float:
-    """Seconds for which the threads of these processes have run, to the nanosecond."""
-    nanoseconds = 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
-                nanoseconds += int(task.read_text().split()[0])
-            except OSError:  # that thread has ended
-                continue
-    return nanoseconds / 1e9
 
 
 @dataclass

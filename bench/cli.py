@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench import plot, scaling, table
+from bench import plot, table
 from bench.engines import turns as engine
 from bench.environment import ROOT, PeerUnavailable, compile_sources, contender_env, verl_python
 from bench.protocol import ContenderLost, Peer, RequestFailed
@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         metavar="NAME",
         help="only scenarios whose name, or cases whose label ('flow, 4 items a rank, 1 rank'), contains it; "
-        "verl_trainers (half an hour), engine and scale run only so",
+        "verl_trainers (half an hour) and engine run only so",
     )
     parser.add_argument("--without", action="append", default=[], metavar="CONTENDER", help="leave one out")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
@@ -69,9 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.samples += turns.measure(run.say)
         if options.only and any(name in engine.SCENARIO for name in options.only):
             run.samples += engine.measure(run.say)
-        if options.only and any(name in scaling.SCENARIO for name in options.only):
-            run.samples += scaling.measure(run.say)
-    rows = rows_of(run.samples, {**goals(), **turns.goals(), **engine.goals(), **scaling.goals()})
+    rows = rows_of(run.samples, {**goals(), **turns.goals(), **engine.goals()})
     facts = {
         **machine(),
         "load average at the start": round(load, 1),

@@ -15,7 +15,6 @@ PHALANX, VERL, VERL_NUMPY, BARE, FLOOR = "phalanx", "verl", "verl numpy", "bare 
 UNTRACED = "no trace"
 UNSAVED = "no save"
 ALL_BYTES, UNVERIFIED = "phalanx, all bytes", "phalanx, unverified"
-DIRECT, SMALLER, LIMIT = "no relays", "64 ranks", "limit"
 ON_RAY = (PHALANX, VERL, BARE)
 ON_WEIGHTS = (PHALANX, ALL_BYTES, UNVERIFIED, BARE, FLOOR)
 DATA = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)

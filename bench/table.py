@@ -11,11 +11,8 @@ from bench.accounts import Account
 from bench.scenarios import (
     ALL_BYTES,
     BARE,
-    DIRECT,
     FLOOR,
-    LIMIT,
     PHALANX,
-    SMALLER,
     UNSAVED,
     UNTRACED,
     UNVERIFIED,
@@ -25,7 +22,7 @@ from bench.scenarios import (
 from bench.stats import Row, Summary
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNSAVED, UNVERIFIED, ALL_BYTES, DIRECT, SMALLER, LIMIT)
+RATIOS = (VERL, VERL_NUMPY, BARE, FLOOR, UNTRACED, UNSAVED, UNVERIFIED, ALL_BYTES)
 CONTENDERS = (PHALANX, *RATIOS)
 MISSING = "-"
 

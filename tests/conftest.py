@@ -34,8 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cloudpickle.register_pickle_by_value(module)
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if "relayed" in (parameters.get("backend"), parameters.get("way")):
-            item.add_marker(pytest.mark.soak)
         if parameters.get("backend") == "ray":
             for mark in _on_ray(item):
                 item.add_marker(mark)
@@ -88,34 +86,17 @@ def ray_cluster() -> Iterator[None]:
     px.shutdown()
 
 
-def through_relays(patch: pytest.MonkeyPatch) -> None:
-    """Have groups that start from now on call their ranks through relays, two below each: eight are three hops away."""
-    patch.setenv("PHALANX_RELAY_FROM", "2")
-    patch.setenv("PHALANX_RELAY_FAN_OUT", "2")
-
-
-@pytest.fixture(scope="module", params=["inline", "ray", "relayed"])
+@pytest.fixture(scope="module", params=["inline", "ray"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend in turn, as the default of the pools that the tests of a module make; Ray through relays as soak."""
-    name = "inline" if request.param == "inline" else "ray"
+    """Each backend in turn, as the default of the pools that the tests of a module make."""
+    name = request.param
     if name == "ray":
         request.getfixturevalue("ray_cluster")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHALANX_BACKEND", name)
         if name == "inline":
             px.init(num_gpus=8)
-        if request.param == "relayed":
-            through_relays(patch)
         yield name
-
-
-@pytest.fixture(scope="module", params=["direct", "relayed"])
-def way(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[str]:
-    """How calls reach ranks on Ray; through relays as soak."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "relayed":
-            through_relays(patch)
-        yield request.param
 
 
 @pytest.fixture(scope="module")

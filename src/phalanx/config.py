@@ -33,8 +33,6 @@ class Settings:
             (``PHALANX_SHOW_RANKS``).
         progress: whether waits of more than 2 s are shown in a terminal or a notebook (``PHALANX_PROGRESS``).
         metrics: whether calls are counted in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
-        relay_from: from how many ranks on calls go through relays; 0: never (``PHALANX_RELAY_FROM``).
-        relay_fan_out: how many ranks, or other relays, are below a relay at most (``PHALANX_RELAY_FAN_OUT``).
         trace: where to write a trace of the whole run (``PHALANX_TRACE``); see ``px.trace``.
     """
 
@@ -49,8 +47,6 @@ class Settings:
     progress: bool = True
     metrics: bool = True
     trace: str | None = None
-    relay_from: int = 64
-    relay_fan_out: int = 32
 
 
 def settings() -> Settings:
@@ -71,8 +67,6 @@ def settings() -> Settings:
         progress=os.environ.get("PHALANX_PROGRESS", "") not in ("0", "false"),
         metrics=os.environ.get("PHALANX_METRICS", "") not in ("0", "false"),
         trace=os.environ.get("PHALANX_TRACE") or None,
-        relay_from=int(_number("PHALANX_RELAY_FROM", Settings.relay_from)),
-        relay_fan_out=max(2, int(_number("PHALANX_RELAY_FAN_OUT", Settings.relay_fan_out))),
     )
 
 

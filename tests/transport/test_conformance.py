@@ -8,8 +8,6 @@ import pytest
 
 import phalanx as px
 from phalanx.testing.conformance import TransportConformance
-from tests.conftest import through_relays
-from tests.runtime.groups.relayed_door import local_door
 
 
 class TestInline(TransportConformance):
@@ -19,35 +17,8 @@ class TestInline(TransportConformance):
             yield pool
 
 
-class TestInlineThroughRelays(TransportConformance):
-    """Calls take another door: nothing above it knows."""
-
-    @pytest.fixture(scope="class")
-    def pool(self) -> Iterator[px.ResourcePool]:
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
-        ):
-            patch.setattr("phalanx.runtime.groups.core.DirectDoor", local_door)
-            yield pool
-
-
 class TestRay(TransportConformance):
     @pytest.fixture(scope="class")
     def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
-            yield pool
-
-
-@pytest.mark.soak
-class TestRayThroughRelays(TransportConformance):
-    """Eight ranks, three hops away."""
-
-    @pytest.fixture(scope="class")
-    def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            px.ResourcePool([8], use_gpu=False, backend="ray") as pool,
-        ):
-            through_relays(patch)
             yield pool

@@ -111,7 +111,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """What a backend knows of a process that is gone; ``relay`` names that one, where it is none of the ranks.
+    """The cause of a process's death, as far as the backend knows it.
 
     ``intended``: it was ended on purpose; ``owner_gone``: since the process that owned it ended.
     """
@@ -125,7 +125,6 @@ class Lost:
     log_tail: tuple[str, ...] = ()
     log_path: str | None = None
     stack: str = ""
-    relay: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import phalanx as px
 from phalanx.testing import faults
 from tests.runtime.fault_workers import Trouble, all_running, is_there, taking_less_than, within
 
-pytestmark = pytest.mark.usefixtures("ray_cluster", "way")
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.fixture(scope="module")
-def shared(way: str) -> Iterator[px.WorkerGroup]:
+def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
     with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
         yield px.WorkerGroup(pool, Trouble)
 

@@ -146,7 +146,7 @@ def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Pa
 
 
 def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
-    way: str, pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
+    pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> bool:
         texts = [record.getMessage() for record in caplog.records]

@@ -75,13 +75,13 @@ class Engine(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def source(way: str) -> Iterator[Any]:
+def source(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([1], use_gpu=False) as pool:
         yield px.WorkerGroup(pool, Source)
 
 
 @pytest.fixture(scope="module")
-def engine(way: str) -> Iterator[Any]:
+def engine(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([2], use_gpu=False) as pool:
         yield px.WorkerGroup(pool, Engine, max_concurrency=16)
 

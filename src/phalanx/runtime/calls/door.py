@@ -10,7 +10,6 @@ from phalanx.collect.join import whole
 from phalanx.runtime.calls.streams import StreamArrivals, Streaming
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Transport
-from phalanx.transport.relaying import Sender
 from phalanx.transport.values import Outcome, RankStream, Ref, Ticket
 from phalanx.wire.messages import Message
 from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
@@ -90,10 +89,6 @@ class Door(Protocol):
         """Send a call to ranks of an epoch; does not wait for it. What making a message raises is raised."""
         ...
 
-    def look(self) -> None:
-        """Let go of what nobody will ask for any more; called now and then, while no call is being sent."""
-        ...
-
 
 class DirectArrivals:
     """The tickets of ranks that were called one by one."""
@@ -150,16 +145,15 @@ class DirectArrivals:
 
 
 class DirectDoor:
-    """Calls each rank by itself; ``sender`` sends, where that is not the transport."""
+    """Sends a call to each of its ranks separately."""
 
-    def __init__(self, transport: Transport, sender: Sender | None = None) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._sender: Sender = sender or transport
 
     def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
         if call.streaming is not None:
             return self._streams(epoch, call, call.streaming)
-        submit, endpoints = self._sender.submit, epoch.endpoints
+        submit, endpoints = self._transport.submit, epoch.endpoints
         role, method, returns = call.role, call.method, call.returns
         tickets: list[Ticket] = []
         nbytes = 0
@@ -171,19 +165,16 @@ class DirectDoor:
             call.reached, call.nbytes = range(len(tickets)), nbytes
         return DirectArrivals(self._transport, tickets, halved=returns == HALVED)
 
-    def look(self) -> None:
-        """Nothing is kept."""
-
     def _streams(self, epoch: Epoch, call: Outgoing, streaming: Streaming) -> Arrivals:
-        sender, role, method = self._sender, call.role, call.method
+        transport, role, method = self._transport, call.role, call.method
         parts: list[Ticket | RankStream] = []
         try:
             for position, (rank, (data, refs)) in enumerate(zip(call.ranks, call.messages, strict=True)):
                 endpoint = epoch.endpoints[rank]
                 if position in streaming.positions:
-                    parts.append(sender.stream(endpoint, role, method, data, refs, streaming.buffer))
+                    parts.append(transport.stream(endpoint, role, method, data, refs, streaming.buffer))
                 else:
-                    parts.append(sender.submit(endpoint, role, method, data, refs))
+                    parts.append(transport.submit(endpoint, role, method, data, refs))
                 call.nbytes += len(data)
         finally:
             call.reached = range(len(parts))

@@ -229,7 +229,7 @@ class Watch:
 
     def _of_lost(self, position: int, outcome: Outcome) -> RankReport:
         lost = outcome.lost or Lost("unknown")
-        if not lost.relay and (self.owner or not lost.intended):
+        if self.owner or not lost.intended:
             lost = self.transport.post_mortem(self.endpoints[position], lost)
         return self._dead(position, lost)
 

@@ -404,11 +404,6 @@ class GroupCore:
     def look(self) -> None:
         """What the monitor does for a group: end calls whose deadline is over, report stalls, find lost ranks."""
         look_after(self.life, self.under_way)
-        if self.order.acquire(blocking=False):  # else a call is being sent, perhaps for long
-            try:
-                self.door.look()
-            finally:
-                self.order.release()
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:

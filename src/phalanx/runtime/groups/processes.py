@@ -17,7 +17,6 @@ from phalanx.runtime.groups.bringing import bring_to_replaced
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.following import publish
 from phalanx.runtime.groups.launch import Launched, Present, launch, request_like
-from phalanx.runtime.groups.relays import end_relays, use_relays
 from phalanx.runtime.groups.settling import settle
 from phalanx.runtime.groups.standbys import Standbys
 from phalanx.runtime.groups.startbar import Starting
@@ -103,7 +102,6 @@ class GroupProcesses:
         epoch = core.life.enter(launched.endpoints)
         if not self._options.detached:  # those are to outlive this process
             core.transport.attend(launched.endpoints)
-            use_relays(core, epoch)
         sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
         shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
 
@@ -184,7 +182,6 @@ class GroupProcesses:
                 self._close_workers(epoch, patience)
         if core.life.before_end:
             gather_before_end(core, self.patience())
-        end_relays(core)
         core.transport.kill(epoch.endpoints)
         display.finish(epoch.endpoints)
         while self._extras:
@@ -305,7 +302,6 @@ class GroupProcesses:
         if core.closed:
             self.end(core.epoch, 0.0)
         else:
-            end_relays(core)
             core.transport.kill(core.endpoints)
 
 

@@ -79,8 +79,8 @@ class RayServices:
         except (ObjectLostError, RayActorError) as error:
             said = next(iter(str(error).splitlines()), "")
             raise ArgumentLost(
-                "what this call was to get, such as another call's result, is lost with the process that held it, a "
-                f"rank or a relay: {said}"
+                "an argument of this call, such as another call's result, was lost with the process that held it: "
+                f"{said}"
             ) from None
 
 
@@ -138,12 +138,10 @@ class Shell:
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.setup(data, refs)
 
-    # What a call comes after is among its arguments, for Ray to wait for it.
-
-    def _px_call(self, data: bytes, refs: Sequence[Any] = (), *after: None) -> Value:
+    def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._host.run(data, refs)
 
-    def _px_stream(self, data: bytes, refs: Sequence[Any] = (), *after: None) -> Generator[Value]:
+    def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Value]:
         yield from self._host.stream(data, refs)
 
 
@@ -231,7 +229,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
     def forward(self: Shell, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
-            return self._host.run(*args[:2])
+            return self._host.run(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
         return self._host.plain.run(role, method, args, kwargs, traced, portable)
 

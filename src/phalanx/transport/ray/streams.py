@@ -38,12 +38,11 @@ def stream(
     data: bytes,
     refs: Sequence[Ref],
     buffer: int | None,
-    after: Sequence[Ref] = (),
 ) -> RayStream:
-    """Send a call of a method that yields, under the name that users know, to begin once all of ``after`` are there."""
+    """Send a call of a method that yields, under the method name that users know."""
     name = f"{class_name(endpoint)}.{facade_name(role, method)}"
     options: dict[str, Any] = {"num_returns": "streaming", "name": name}
     if buffer is not None:
         options["_generator_backpressure_num_objects"] = buffer
-    args = (data, list(refs), *after) if refs or after else (data,)
+    args = (data, list(refs)) if refs else (data,)
     return RayStream(endpoint.handle._px_stream.options(**options).remote(*args))

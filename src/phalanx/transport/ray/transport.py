@@ -13,7 +13,6 @@ from ray.experimental import get_local_object_locations
 
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
-from phalanx.topology.relays import RelayTree
 from phalanx.topology.slots import Slot
 from phalanx.transport.files import read_file
 from phalanx.transport.ray import metrics, placement
@@ -30,11 +29,9 @@ from phalanx.transport.ray.errors import (
 )
 from phalanx.transport.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.transport.ray.ray_values import DEAD, address_of, reference_to, state_of_actors
-from phalanx.transport.ray.relays import RayRelays
 from phalanx.transport.ray.sending import submit
 from phalanx.transport.ray.start import NAMESPACE, started
 from phalanx.transport.ray.streams import stream
-from phalanx.transport.relaying import Relays
 from phalanx.transport.values import (
     Endpoint,
     FetchFailed,
@@ -62,7 +59,6 @@ class RayTransport:
 
     name = "ray"
     immediate = False
-    relay_from: int | None = None
 
     def __init__(self) -> None:
         self._agents = OwnRanks()
@@ -129,9 +125,6 @@ class RayTransport:
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
 
     stream = staticmethod(stream)
-
-    def relays(self, tree: RelayTree, endpoints: Sequence[Endpoint]) -> Relays:
-        return RayRelays(tree, endpoints, self.connected)
 
     def put(self, value: Value) -> Ref:
         return ray.put(value)
