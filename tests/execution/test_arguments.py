@@ -30,18 +30,12 @@ def carried(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-def piece_by_future(
-    plan: GatherPlan, outputs: Sequence[Any], index: int, count: int, *, halves: bool = False, **more: Any
-) -> Any:
+def piece_by_future(plan: GatherPlan, outputs: Sequence[Any], index: int, count: int, **more: Any) -> Any:
     """Piece ``index`` as a rank gets it that fetches what it needs of the outputs."""
-    told = [carried(described(outputs[place], halves=halves)) for place in plan.take]
+    told = [carried(described(outputs[place])) for place in plan.take]
     refs = [each for parts in told for each in parts]
-    width = 3 if halves else 2
-    infos, parts = range(0, len(refs), width), range(1, len(refs), width)
-    rests = range(2, len(refs), width) if halves else ()
-    token = Piece(
-        tuple(parts), tuple(rests), tuple(infos), index, count, more.get("pad"), more.get("expected"), plan
-    )
+    infos, parts = range(0, len(refs), 2), range(1, len(refs), 2)
+    token = Piece(tuple(parts), tuple(infos), index, count, more.get("pad"), more.get("expected"), plan)
     return Arguments(refs, list).restore(token)
 
 
@@ -97,12 +91,6 @@ def test_balanced_rows_of_the_source_are_in_the_callers_order(
     alike(call.gather, outputs, count)
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(1, 4))
-def test_halves_of_outputs_are_joined_like_whole_ones(sizes: list[int], count: int) -> None:
-    outputs = [torch.arange(size * 100_000.0).reshape(size, 100_000) for size in sizes]
-    alike(GatherPlan("rows", range(len(sizes))), outputs, count, halves=True)
-
-
 def test_the_rows_of_the_other_arguments_are_expected_of_a_future() -> None:
     plan = GatherPlan("rows", range(2))
     with pytest.raises(DispatchError, match="a future brought 4 rows, the other arguments have 5"):
@@ -112,7 +100,7 @@ def test_the_rows_of_the_other_arguments_are_expected_of_a_future() -> None:
 def test_outputs_without_rows_say_so() -> None:
     with pytest.raises(DispatchError, match="output 1 of its call has no rows"):
         Arguments([PartInfo(2, 8), PartInfo(None, 8)], list).restore(
-            Piece((0, 1), (), (0, 1), 0, 2, None, None, GatherPlan("rows", range(2)))
+            Piece((0, 1), (0, 1), 0, 2, None, None, GatherPlan("rows", range(2)))
         )
 
 
@@ -120,5 +108,5 @@ def test_outputs_without_rows_say_so() -> None:
 def test_the_value_of_one_rank_is_split_on_the_ranks(rows: int, count: int) -> None:
     value = batch(range(rows))
     for index, piece in enumerate(split_rows(value, count)):
-        token = Whole((0,), (), GatherPlan("value", (0,)), (index, count, None, count_rows(value)))
+        token = Whole((0,), GatherPlan("value", (0,)), (index, count, None, count_rows(value)))
         assert repr(Arguments([value], list).restore(token)) == repr(piece)

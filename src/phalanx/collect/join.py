@@ -17,13 +17,7 @@ from phalanx.dispatch.split import row_ops
 from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.lazy import is_tensor
-from phalanx.wire.outputs import Halves, halves_of
 from phalanx.wire.value import Value
-
-
-def whole(output: Value) -> Value:
-    """An output as its rank returned it."""
-    return join_rows(halves_of(output)) if isinstance(output, Halves) else output
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
@@ -37,16 +31,12 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
 
     Args:
         plan: of the call.
-        outputs: aligned with ``CallPlan.ranks``; those that ``plan.take`` leaves out may be None, any may be
-            ``Halves``.
+        outputs: aligned with ``CallPlan.ranks``; those that ``plan.take`` leaves out may be None.
         group: what a custom ``collect_fn`` gets as its first argument.
 
     Raises:
         DispatchError: outputs cannot be joined; the message names the ranks that differ.
     """
-    in_halves = any(isinstance(output, Halves) for output in outputs)
-    if in_halves and (plan.how != "rows" or plan.trim is not None or plan.order is not None):
-        outputs, in_halves = [whole(output) for output in outputs], False
     if plan.how == "none":
         return None
     taken = [outputs[position] for position in plan.take]
@@ -63,10 +53,6 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
     if plan.how != "rows":
         raise InternalError(f"unknown way to gather {plan.how!r}")
     names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
-    if in_halves:  # joined with all others at once: each is copied once
-        pairs = list(zip(names, taken, strict=True))
-        names = [name for name, value in pairs for _ in halves_of(value)]
-        taken = [half for value in taken for half in halves_of(value)]
     return _Join(names, plan.rows, plan.order).whole(taken)
 
 

@@ -23,10 +23,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Share:
-    """Rows of stored objects.
+    """Rows of stored outputs.
 
-    ``rows`` are pairs of an object's index and its rows, of which there is always one, be it of no rows. ``order`` says
-    for each row of the share which of those it is; None where they are in order.
+    ``rows`` are pairs of an output's index and its rows. There is always a pair, if need be with no rows. ``order``
+    is, for each row of the share, its place among those rows; None if they are in order.
     """
 
     rows: Sequence[tuple[int, Sequence[int]]]
@@ -39,13 +39,11 @@ def share_of(
     index: int,
     count: int,
     *,
-    halved: bool = False,
     expected_rows: int | None = None,
 ) -> Share:
     """Piece ``index`` of ``count`` even pieces of the result that ``gather`` makes of the outputs.
 
-    ``infos`` tell of the outputs that are joined, in order. An object is an output, or with ``halved`` one of its two
-    halves, which follow each other.
+    ``infos`` describe the outputs that are joined, in order.
 
     Raises:
         DispatchError: the result has no rows, or others than ``expected_rows``, or a setting that the outputs do not
@@ -60,15 +58,12 @@ def share_of(
     total = sum(counts)
     check_rows(total, expected_rows)
     start, stop = piece_bounds(total, count, index)
-    objects = counts
-    if halved:
-        objects = [n for info, rows in zip(infos, counts, strict=True) for n in info.rows_of_halves(rows)]
-    if start == stop:  # of an object that has rows, if any: their dtype and shape are those of the result
-        return Share([(next((at for at, rows in enumerate(objects) if rows), 0), range(0))])
+    if start == stop:  # of an output that has rows, if any: their dtype and shape are those of the result
+        return Share([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
     places = places_of(gather.order, gather.rows, counts)
     if places is not None:
-        return _picked(objects, places[start:stop])
-    return Share(list(_between(objects, start, stop)))
+        return _picked(counts, places[start:stop])
+    return Share(list(_between(counts, start, stop)))
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
@@ -82,7 +77,7 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
 
 
 def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
-    """The objects with rows in [start, stop)."""
+    """Yield the outputs with rows in [start, stop)."""
     begins = list(accumulate(counts, initial=0))
     for index, (begin, count) in enumerate(zip(begins, counts, strict=False)):
         rows = range(max(start - begin, 0), min(stop - begin, count))

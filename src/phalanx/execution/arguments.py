@@ -12,7 +12,7 @@ from phalanx.dispatch.split import pad_rows, padded_size, piece_of, slice_rows, 
 from phalanx.wire.arrival import current_arrival, received
 from phalanx.wire.codec import Policy, decode, decoding, nbytes_of
 from phalanx.wire.messages import Assembled, Piece, RankCall, Reference, Stored, Whole
-from phalanx.wire.outputs import PartInfo, with_rests
+from phalanx.wire.outputs import PartInfo
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
 
@@ -89,34 +89,22 @@ class Arguments:
         copied = whole.gather.how == "rows" or whole.rows is not None
         with self._parts_decoded(Policy.VIEW if copied else current_arrival().policy):
             outputs = self._fetch([self._refs[i] for i in whole.parts])
-            rests = self._fetch([self._refs[i] for i in whole.rests]) if whole.rests else ()
-        result = gather(whole.gather, with_rests(outputs, rests))
+        result = gather(whole.gather, outputs)
         return result if whole.rows is None else join_rows([piece_of(result, *whole.rows)])
 
     def _piece(self, piece: Piece) -> Any:
-        """Rows of a result whose parts lie on other ranks: only the overlapping parts, or halves, are fetched."""
+        """Return rows of a result whose parts are stored on other ranks. Only overlapping parts are fetched."""
         infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
         if only_settings(infos):
             return self._fetch([self._refs[piece.parts[0]]])[0]
-        refs = piece.parts
-        if piece.rests:
-            refs = [i for pair in zip(piece.parts, piece.rests, strict=True) for i in pair]
-        share = share_of(
-            piece.gather,
-            infos,
-            piece.index,
-            piece.count,
-            halved=bool(piece.rests),
-            expected_rows=piece.expected_rows,
-        )
+        share = share_of(piece.gather, infos, piece.index, piece.count, expected_rows=piece.expected_rows)
         in_place = (
             len(share.rows) == 1 and share.order is None and current_arrival().policy is Policy.READONLY
         )
         with self._parts_decoded(Policy.READONLY if in_place else Policy.VIEW):
-            parts = self._fetch([self._refs[refs[place]] for place, _ in share.rows])
+            parts = self._fetch([self._refs[piece.parts[place]] for place, _ in share.rows])
         taken = [_taken(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
-        if not piece.rests:  # all parts lie in the store of this node: rows that are not read are not moved
-            received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
+        received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)

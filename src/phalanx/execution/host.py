@@ -38,7 +38,7 @@ from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import ANY_EPOCH, RUN, Facts, RankCall, RankSetup, is_library_call
 from phalanx.wire.names import full_name
-from phalanx.wire.outputs import HALVED, OUTPUT, BackendRef
+from phalanx.wire.outputs import OUTPUT, BackendRef
 from phalanx.wire.side_channel import BARE_CALLS, SETUP_CALL
 
 _REMEMBERED = 256
@@ -368,9 +368,7 @@ class Host:
             guard.check(call.method, self.context.rank)
         if not call.keep:
             result = None
-        sent_back = (
-            described(result, halves=call.returns == HALVED) if call.returns > OUTPUT else encoded(result)
-        )
+        sent_back = described(result) if call.returns > OUTPUT else encoded(result)
         if note is not None:
             note.returned(size_of(sent_back))
         return sent_back

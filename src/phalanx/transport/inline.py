@@ -222,8 +222,8 @@ class InlineTransport:
             except Exception as error:  # the host catches what users raise: this is ours
                 return InlineRef(failure=capture(error))
         if split:
-            info, *outputs = map(InlineRef, value)
-            return Ticket(outputs[0], info, *outputs[1:])
+            info, output = map(InlineRef, value)
+            return Ticket(output, info)
         return InlineRef(value)
 
     def stream(

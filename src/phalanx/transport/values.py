@@ -98,15 +98,10 @@ class Endpoint:
 
 
 class Ticket(NamedTuple):
-    """One submitted call on one rank: its value, where it was to be described its ``PartInfo``, and its ``rest``.
-
-    ``rest`` is there where the output was to come in halves. It stands for the second half of the rows, the value
-    for the first; or for None where the output is whole all the same.
-    """
+    """A submitted call on a rank: the references of its value and, if it was to be described, of its ``PartInfo``."""
 
     value: Ref
     info: Ref | None = None
-    rest: Ref | None = None
 
 
 @dataclass(frozen=True)

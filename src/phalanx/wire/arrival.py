@@ -45,7 +45,7 @@ class Meter:
 
 
 received = Meter()
-"""All that this process has decoded; of a part of which it reads some rows in the store of its node, only these."""
+"""Bytes decoded by this process. Of a stored output, only the rows that are read count."""
 
 
 class Arrival(NamedTuple):

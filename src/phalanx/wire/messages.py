@@ -45,8 +45,8 @@ class RankCall(NamedTuple):
     in the bundle behind the last reference.
 
     ``epoch`` is the one whose ranks make the call together, and only they take it; ``ANY_EPOCH`` for a call that each
-    rank makes by itself. ``returns`` is one of ``OUTPUT``, ``DESCRIBED`` and ``HALVED``, the number of objects that the
-    rank gives back.
+    rank makes by itself. ``returns`` is one of ``OUTPUT`` and ``DESCRIBED``, the number of objects that the rank
+    gives back.
     ``trace`` is the id of the trace for which the rank notes what it does; empty: for none.
     """
 
@@ -132,12 +132,11 @@ class Reference:
 class Piece:
     """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
 
-    ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``rests``
-    are their second halves; there are none where all parts are whole. ``gather`` says how the parts are joined.
+    ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``gather``
+    says how the parts are joined.
     """
 
     parts: tuple[int, ...]
-    rests: tuple[int, ...]
     infos: tuple[int, ...]
     index: int
     count: int
@@ -150,12 +149,10 @@ class Piece:
 class Whole:
     """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined.
 
-    ``rests`` are the second halves of the parts, where these may lie in two; else there are none. ``rows`` asks for
-    index, count, padding and expected rows of one of its even pieces in place of all of it.
+    ``rows`` asks for index, count, padding and expected rows of one of its even pieces in place of all of it.
     """
 
     parts: tuple[int, ...]
-    rests: tuple[int, ...]
     gather: Any
     rows: tuple[int, int, int | None, int | None] | None = None
 

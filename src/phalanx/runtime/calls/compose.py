@@ -141,8 +141,7 @@ class References:
         parts = future.parts(self._transport)
         if parts is None:
             return self._put(self._outlet.value_of(future))
-        rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
-        return Whole(tuple(self._add(part.value) for part in parts), rests, future.call.plan.gather)
+        return Whole(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
 
     def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored | Assembled:
         if isinstance(piece.future, StoredParts):
@@ -153,15 +152,12 @@ class References:
         if gather.how == "list" and parts is not None:
             return self._elements(parts, gather, piece)
         if gather.how == "value" and parts is not None:
-            return Whole(
-                (self._add(parts[gather.take[0]].value),), (), replace(gather, take=(0,)), _of(piece)
-            )
+            return Whole((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
         parts = future.row_parts(self._transport)
         if parts is None:
             return self._put(piece_of(self._outlet.value_of(future), *_of(piece)))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
-            rests=tuple(self._add(part.rest) for part in parts if part.rest is not None),
             infos=tuple(self._add(part.info) for part in parts),
             index=piece.index,
             count=piece.count,
@@ -178,9 +174,8 @@ class References:
         chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, piece.pad_to_multiple))]
         taken = [parts[gather.take[place]] for place in chosen]
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
-        rests = tuple(self._add(part.rest) for part in taken if part.rest is not None)
         values = tuple(self._add(part.value) for part in taken)
-        return Whole(values, rests, GatherPlan("list", range(len(taken)), trim))
+        return Whole(values, GatherPlan("list", range(len(taken)), trim))
 
 
 def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:

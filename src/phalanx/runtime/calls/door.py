@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phalanx.collect.join import whole
 from phalanx.runtime.calls.streams import StreamArrivals, Streaming
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.transport.base import Transport
 from phalanx.transport.values import Outcome, RankStream, Ref, Ticket
 from phalanx.wire.messages import Message
-from phalanx.wire.outputs import HALVED, OUTPUT, with_rests
+from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.value import Value
 
 
@@ -93,25 +92,21 @@ class Door(Protocol):
 class DirectArrivals:
     """The tickets of ranks that were called one by one."""
 
-    __slots__ = ("_rests", "_tickets", "_transport", "_values")
+    __slots__ = ("_tickets", "_transport", "_values")
 
-    def __init__(self, transport: Transport, tickets: Sequence[Ticket], *, halved: bool = False) -> None:
+    def __init__(self, transport: Transport, tickets: Sequence[Ticket]) -> None:
         self._transport = transport
         self._tickets = tickets
         self._values = [ticket.value for ticket in tickets]
-        self._rests = [ticket.rest for ticket in tickets if ticket.rest is not None] if halved else []
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def fetch(self, timeout: float | None) -> list[Any]:
-        if not self._rests:
-            return self._transport.fetch(self._values, timeout)
-        found = self._transport.fetch([*self._values, *self._rests], timeout)
-        return with_rests(found[: len(self._values)], found[len(self._values) :])
+        return self._transport.fetch(self._values, timeout)
 
     def fetched_with_others(self) -> Sequence[Ref] | None:
-        return None if self._rests else self._values
+        return self._values
 
     def awaited(self) -> Sequence[Ref]:
         return self._values
@@ -120,10 +115,7 @@ class DirectArrivals:
         return not self._transport.wait(self._values, len(self._values), 0)[1]
 
     def output(self, position: int) -> Value:
-        ticket = self._tickets[position]
-        parts = [ticket.value] if ticket.rest is None else [ticket.value, ticket.rest]
-        output, *second = self._transport.fetch(parts)
-        return whole(with_rests([output], second)[0])
+        return self._transport.fetch([self._values[position]])[0]
 
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
@@ -163,7 +155,7 @@ class DirectDoor:
                 nbytes += len(data)
         finally:
             call.reached, call.nbytes = range(len(tickets)), nbytes
-        return DirectArrivals(self._transport, tickets, halved=returns == HALVED)
+        return DirectArrivals(self._transport, tickets)
 
     def _streams(self, epoch: Epoch, call: Outgoing, streaming: Streaming) -> Arrivals:
         transport, role, method = self._transport, call.role, call.method

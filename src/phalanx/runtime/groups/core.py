@@ -43,7 +43,7 @@ from phalanx.topology.mesh import Mesh
 from phalanx.transport.base import Transport
 from phalanx.transport.values import Endpoint
 from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titled
-from phalanx.wire.outputs import DESCRIBED, HALVED, OUTPUT
+from phalanx.wire.outputs import DESCRIBED, OUTPUT
 from phalanx.wire.side_channel import BARE_CALLS
 
 _BARE = Message(BARE)
@@ -162,7 +162,7 @@ class GroupCore:
         if self.debug:
             call.rules = replace(self.rules, verify=None if streaming else self._verifier(spec))
             sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
-        header = self._header(call, spec, self._returns(request.describe))
+        header = self._header(call, spec, DESCRIBED if request.describe else OUTPUT)
         composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.nodes)
         if heard.composed or heard.posted:
             composed = self._told(call, composed)
@@ -301,12 +301,6 @@ class GroupCore:
             return call.epoch.number  # ranks that know of a newer roster refuse it
         together = not self.card.independent and len(call.plan.ranks) == call.epoch.size
         return call.epoch.number if self.life.owner and together else ANY_EPOCH
-
-    def _returns(self, describe: bool) -> int:
-        """What the ranks give back of an output that may be handed on; in halves where ranks lie on several nodes."""
-        if not describe:
-            return OUTPUT
-        return HALVED if open_groups.on_several_nodes(self.life.transport) else DESCRIBED
 
     def _told(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
         for message in composed:

@@ -17,7 +17,6 @@ from phalanx.topology.slots import Slot
 from phalanx.transport.base import Transport
 from phalanx.transport.values import Endpoint, FetchFailed, Outcome, Ticket
 from phalanx.wire.messages import ANY_EPOCH, Facts, Message, RankCall
-from phalanx.wire.outputs import HALVED
 
 _MOST_REPEATS = 20
 
@@ -167,7 +166,7 @@ class FollowingArrivals(DirectArrivals):
         life: GroupLife,
     ) -> None:
         tickets = [sent.reference(position) for position in range(len(sent))]
-        super().__init__(transport, tickets, halved=call.returns == HALVED)
+        super().__init__(transport, tickets)
         self._call, self._follower, self._life = call, follower, life
         self._number = epoch.number
         self._at = [(rank, epoch.endpoints[rank]) for rank in call.ranks]
@@ -234,4 +233,4 @@ class FollowingArrivals(DirectArrivals):
         tickets = [*self._tickets]
         tickets[position] = ticket
         self._at[position] = rank, endpoint
-        DirectArrivals.__init__(self, self._life.transport, tickets, halved=self._call.returns == HALVED)
+        DirectArrivals.__init__(self, self._life.transport, tickets)

@@ -49,15 +49,6 @@ class OpenGroups:
                 return group
         return None
 
-    def on_several_nodes(self, transport: Transport) -> bool:
-        """Whether not all ranks that this process calls can read each other's outputs where they lie."""
-        nodes: set[str] = set()
-        for group in self._now():
-            life = group.life
-            if life.transport is transport and not life.closed:
-                nodes.update(life.epoch.nodes)
-        return len(nodes) > 1
-
     def wait_for_a_call(self, seconds: float) -> bool:
         """Wait for a rank to end a call, of any group; False if there is none under way."""
         for group in self._now():

@@ -233,7 +233,7 @@ class Outputs:
         start, stop = piece_bounds(total, piece.count, piece.index)
         everything, offset = Fetched(), 0
         for part, info in zip(parts, told, strict=True):
-            nbytes = info.nbytes_of(start - offset, stop - offset, halved=bool(piece.rests))
+            nbytes = info.nbytes_of(start - offset, stop - offset)
             everything += Fetched(nbytes, self._names([part]) if nbytes else ())
             offset += info.rows or 0
         return everything

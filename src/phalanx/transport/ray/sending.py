@@ -42,8 +42,8 @@ def submit(
     args = (data, list(refs)) if refs else (data,)
     if returns == OUTPUT:
         return Ticket(remote.remote(*args))
-    info, *outputs = remote.remote(*args)
-    return Ticket(outputs[0], info, *outputs[1:])
+    info, value = remote.remote(*args)
+    return Ticket(value, info)
 
 
 def _message_method(endpoint: Endpoint, role: str, method: str, returns: int) -> Any:
