@@ -34,10 +34,9 @@ class Arguments:
         policy = Policy.READONLY if call.readonly else Policy.PRIVATE
         every = device is not None
         with decoding(policy, restore=self.restore, device=device, every_tensor=every, shared=shared):
-            if isinstance(call.body, bytes):
+            if call.body is not None:
                 return decode(call.body)
-            stored = self._fetch([self._refs[-1]])[0]
-            return stored if call.body is None else decode(stored.values[call.body])
+            return self._fetch([self._refs[-1]])[0]
 
     def restore(self, token: Any) -> Any:
         """What stands behind one token."""

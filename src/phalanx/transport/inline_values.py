@@ -10,7 +10,6 @@ from typing import Any
 
 from phalanx.errors import CallCancelled
 from phalanx.transport.values import FetchFailed, Lost, Outcome
-from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.outputs import StreamEnd
@@ -25,7 +24,7 @@ class InlineRef:
     def __init__(
         self, value: Value = None, failure: RankFailure | None = None, lost: Lost | None = None
     ) -> None:
-        self._encoded = isinstance(value, Encoded | Bundle)
+        self._encoded = isinstance(value, Encoded)
         self._value = pickle.dumps(value, 5) if self._encoded else value
         self.failure = failure
         self.lost = lost

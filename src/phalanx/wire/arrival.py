@@ -57,7 +57,6 @@ class Arrival(NamedTuple):
     every_tensor: bool = False
     meter: Meter | None = None
     shared: list[memoryview] | None = None
-    kept_encoded: bool = False
 
     def policy_for(self, sent: Policy | None) -> Policy:
         """The policy for what was sent with ``sent``: read-only wins over private, a view over both."""
@@ -79,8 +78,7 @@ class decoding:
     ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where
     tensors go that lay on an accelerator when they were sent; with ``every_tensor``, all tensors. None leaves
     them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded;
-    ``shared`` is given the memory of what arrives READONLY. With ``kept_encoded``, what is unpickled stays as it was
-    encoded, for whoever hands it on.
+    ``shared`` is given the memory of what arrives READONLY.
     """
 
     __slots__ = ("_settings", "_token")
@@ -95,9 +93,8 @@ class decoding:
         every_tensor: bool = False,
         meter: Meter | None = None,
         shared: list[memoryview] | None = None,
-        kept_encoded: bool = False,
     ) -> None:
-        self._settings = Arrival(policy, restore, device, every_tensor, meter, shared, kept_encoded)
+        self._settings = Arrival(policy, restore, device, every_tensor, meter, shared)
 
     def __enter__(self) -> None:
         self._token = _arrival.set(self._settings)

@@ -33,7 +33,6 @@ __all__ = [
     "decode",
     "decoding",
     "encode",
-    "encode_plain",
     "large_leaves",
     "nbytes_of",
     "tokens_of",
@@ -99,9 +98,8 @@ def encode(
     Raises:
         DispatchError: something in the value cannot be pickled; the message names its type and place.
     """
-    plain = encode_plain(value)
-    if plain is not None:
-        return plain
+    if _is_plain(value, _PLAIN_DEPTH):
+        return Encoded(pickle.dumps(value, _PROTOCOL))
     if not shared and type(value) not in (hoist or ()):
         alone = _encode_alone(value, policy)
         if alone is not None:
@@ -118,11 +116,6 @@ def encode(
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers
     return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, policy)
-
-
-def encode_plain(value: Value) -> Encoded | None:
-    """What `encode` gives of atoms in lists, tuples and dicts that are not deep; None for anything else."""
-    return Encoded(pickle.dumps(value, _PROTOCOL)) if _is_plain(value, _PLAIN_DEPTH) else None
 
 
 def _encode_alone(value: Value, policy: Policy | None) -> Encoded | None:
@@ -167,14 +160,14 @@ def _head_of(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     return pickle.dumps(_Reduced(function, args), _PROTOCOL)
 
 
-ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
+_ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 _PLAIN_DEPTH = 4
 
 
 def _is_plain(value: Value, depth: int) -> bool:
     """Whether plain pickle does: atoms in lists, tuples and dicts that are not deep."""
     kind = type(value)
-    if kind in ATOMS:
+    if kind in _ATOMS:
         return True
     if kind is dict:
         return not value or (
@@ -187,7 +180,7 @@ def _is_plain(value: Value, depth: int) -> bool:
 
 
 def _all_plain(values: Value, kinds: set[type], depth: int) -> bool:
-    if kinds <= ATOMS:
+    if kinds <= _ATOMS:
         return True
     if depth == 0 or not kinds <= _PLAIN_KINDS:
         return False
@@ -197,7 +190,7 @@ def _all_plain(values: Value, kinds: set[type], depth: int) -> bool:
     return True
 
 
-_PLAIN_KINDS = ATOMS | {list, tuple, dict}
+_PLAIN_KINDS = _ATOMS | {list, tuple, dict}
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -280,8 +273,7 @@ def tokens_of(data: bytes | Encoded) -> Sequence[Any]:
 
 def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
     sent = None if policy is None else Policy(policy)
-    encoded = Encoded(head, list(buffers), own, tokens, sent)
-    return encoded if current_arrival().kept_encoded else _load(encoded, None)
+    return _load(Encoded(head, list(buffers), own, tokens, sent), None)
 
 
 def _load(encoded: Encoded, restore: Restore | None) -> Value:

@@ -41,8 +41,7 @@ def titled(title: str) -> str:
 class RankCall(NamedTuple):
     """What one rank is asked to do.
 
-    ``body`` holds the encoded (args, kwargs). None: the last reference does. A number: the value of that index does
-    in the bundle behind the last reference.
+    ``body`` holds the encoded (args, kwargs). None: the last reference does.
 
     ``epoch`` is the one whose ranks make the call together, and only they take it; ``ANY_EPOCH`` for a call that each
     rank makes by itself. ``returns`` is one of ``OUTPUT`` and ``DESCRIBED``, the number of objects that the rank
@@ -58,14 +57,14 @@ class RankCall(NamedTuple):
     returns: int
     readonly: bool
     to_device: bool
-    body: bytes | int | None
+    body: bytes | None
     debug: bool = False
     trace: str = ""
 
     def pack(self) -> bytes:
         return MAGIC + pickle.dumps(tuple(self), 5)
 
-    def packed_with(self, body: bytes | int | None, keep: bool) -> bytes:
+    def packed_with(self, body: bytes | None, keep: bool) -> bytes:
         """As :meth:`pack` does it, for one rank; quicker than with a changed copy."""
         call, epoch, role, method, _, returns, readonly, to_device, _, debug, trace = self
         return MAGIC + pickle.dumps(

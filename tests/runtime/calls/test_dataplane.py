@@ -124,20 +124,6 @@ def test_a_broadcast_is_stored_once_for_all_ranks(group: px.WorkerGroup) -> None
     assert 4 * MB <= grown(group, before, "stored_bytes") < 4.1 * MB
 
 
-def test_pieces_of_a_node_are_stored_together(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored: list[int] = []
-    put = type(group.core.transport).put
-    monkeypatch.setattr(
-        type(group.core.transport),
-        "put",
-        lambda self, value: (stored.append(value.nbytes), put(self, value))[1],
-    )
-    rows = torch.arange(1024 * 1024, dtype=torch.float32).view(1024, 1024)
-    assert torch.equal(group.pass_on(rows), rows + 1)
-    assert len(stored) == 1
-    assert 4 * MB <= stored[0] < 4.1 * MB
-
-
 def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup) -> None:
     """So that the first rank begins while the second piece is stored."""
     before = group.statistics()

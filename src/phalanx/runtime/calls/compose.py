@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,7 @@ from phalanx.runtime.calls.stored_rows import StoredPart, StoredParts, piece_bet
 from phalanx.runtime.calls.values import Readonly, StoredValue
 from phalanx.transport.base import Transport
 from phalanx.transport.values import Ref, Ticket
-from phalanx.wire.alike import Alike
-from phalanx.wire.bundle import Bundle
-from phalanx.wire.codec import Encoded, Policy, encode, encode_plain, large_leaves, nbytes_of
+from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import (
     NO_ARGUMENTS,
     Assembled,
@@ -33,12 +31,6 @@ from phalanx.wire.messages import (
 from phalanx.wire.value import Value
 
 Hoist = Mapping[type, Callable[[Any], Any]]
-
-BUNDLE_BYTES = 8 << 20
-"""As much as takes about as long to copy as it takes Ray to store one object more and to find it.
-
-Not more, since the first rank cannot begin before all of its bundle is stored.
-"""
 
 _Key = tuple[int, ...]
 _Body = tuple[Encoded, tuple[Ref, ...]]
@@ -59,8 +51,8 @@ class Outlet:
         heard = call.heard
         return replace(self, call=call) if heard.stored or heard.passed else self
 
-    def put(self, encoded: Encoded | Bundle) -> Ref:
-        """Store a value, or several together."""
+    def put(self, encoded: Encoded) -> Ref:
+        """Store a value."""
         nbytes = encoded.nbytes
         ref = self.transport.put(encoded)
         self.book.put(nbytes)
@@ -182,12 +174,11 @@ def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
     return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
 
 
-def messages(outlet: Outlet, plan: CallPlan, header: RankCall, nodes: Sequence[str]) -> Iterator[Message]:
-    """One message per called rank, in the plan's order, each made when it is asked for.
+def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+    """Yield a message for each called rank, in the plan's order, each made when it is needed.
 
-    So the first rank copies its piece while the next one is stored; small pieces for ranks of one node, as ``nodes``
-    names them by rank, are stored together. Before anything is sent, all of it is known to be picklable, and there is
-    room for it.
+    So the first rank copies its piece while the next piece is stored. All arguments are pickled, and the object store
+    has admitted them, before the first message is yielded.
 
     Raises:
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
@@ -195,7 +186,7 @@ def messages(outlet: Outlet, plan: CallPlan, header: RankCall, nodes: Sequence[s
     if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
         yield from _messages_alike(outlet, plan, header)
         return
-    yield from _messages_each(outlet, plan, header, nodes)
+    yield from _messages_each(outlet, plan, header)
 
 
 def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
@@ -214,9 +205,7 @@ def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterato
         yield packed[keep]
 
 
-def _messages_each(
-    outlet: Outlet, plan: CallPlan, header: RankCall, nodes: Sequence[str]
-) -> Iterator[Message]:
+def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
     keys: list[_Key] = list(zip(*(map(id, column.values) for column in columns), strict=True))
@@ -224,55 +213,16 @@ def _messages_each(
     _admit(outlet, columns, keys, leaves)
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
     begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
-    encode_each = _encoder(outlet, shared, begin)
-    encoded: dict[_Key, _Body] = {}
-    large: dict[_Key, str] = {}  # and the node that it goes to first
-    for position, (key, arguments) in enumerate(zip(keys, plan.arguments(), strict=True)):
-        if key not in encoded:  # views of the caller's memory: copies are made below, one bundle at a time
-            encoded[key] = encode_each(arguments)
-            if encoded[key][0].nbytes > outlet.inline_bytes:
-                large[key] = nodes[plan.ranks[position]]
-    together = _together(large, encoded)
-    bodies: dict[_Key, tuple[bytes | int | None, tuple[Ref, ...]]] = {}
+    encoded: dict[_Key, _Body] = {}  # views of the caller's memory until a rank needs them
+    for key, arguments in zip(keys, plan.arguments(), strict=True):
+        if key not in encoded:
+            encoded[key] = _encoded_body(outlet, arguments, shared, begin)
+    bodies: dict[_Key, tuple[bytes | None, tuple[Ref, ...]]] = {}
     for position, key in enumerate(keys):
-        if key in large and key not in bodies:
-            some = together[key]
-            bodies.update(
-                zip(some, _placed_together(outlet, [encoded.pop(one) for one in some]), strict=True)
-            )
-        elif key not in bodies:
-            small, own = encoded.pop(key)
-            bodies[key] = small.to_bytes(), own
+        if key not in bodies:
+            bodies[key] = _placed(outlet, *encoded.pop(key))
         body, refs = bodies[key]
         yield Message(header.packed_with(body, plan.keeps(position)), refs)
-
-
-def _encoder(
-    outlet: Outlet, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
-) -> Callable[[Value], _Body]:
-    """Encodes the arguments of one rank after the other; of those that are alike in full only the first."""
-    alike = Alike()
-
-    def encode_each(value: Value) -> _Body:
-        known = alike.encoded(value) or encode_plain(value)
-        if known is not None:
-            return known, begin
-        encoded, refs = _encoded_body(outlet, value, shared, begin)
-        alike.learn(value, encoded)
-        return encoded, refs
-
-    return encode_each
-
-
-def _together(large: Mapping[_Key, str], encoded: Mapping[_Key, _Body]) -> dict[_Key, list[_Key]]:
-    """With which others each large body is stored."""
-    keys = list(large)
-    sizes = [encoded[key][0].nbytes for key in keys]
-    return {
-        keys[index]: [keys[i] for i in some]
-        for some in bundles(sizes, [large[key] for key in keys])
-        for index in some
-    }
 
 
 def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
@@ -319,18 +269,6 @@ def _encoded_body(
     return encoded, tuple(references.refs)
 
 
-def _placed_together(
-    outlet: Outlet, some: Sequence[_Body]
-) -> Iterator[tuple[bytes | int | None, tuple[Ref, ...]]]:
-    """The bodies and references of messages whose arguments are stored in one object."""
-    if len(some) == 1:
-        yield _placed(outlet, *some[0])
-        return
-    ref = outlet.put(Bundle([encoded for encoded, _ in some]))
-    for index, (_, refs) in enumerate(some):
-        yield index, (*refs, ref)
-
-
 def _placed(
     outlet: Outlet,
     encoded: Encoded,
@@ -342,18 +280,3 @@ def _placed(
     if admit is not None:
         admit(encoded.nbytes, encoded.nbytes)
     return None, (*refs, outlet.put(encoded))
-
-
-def bundles(sizes: Sequence[int], places: Sequence[Hashable], most: int = BUNDLE_BYTES) -> Iterator[range]:
-    """Ranges of pieces that are stored together, in order: neighbours for one place, ``most`` bytes at most.
-
-    A piece that is larger than that is alone.
-    """
-    begin, total = 0, 0
-    for index, (size, place) in enumerate(zip(sizes, places, strict=True)):
-        if index > begin and (total + size > most or place != places[begin]):
-            yield range(begin, index)
-            begin, total = index, 0
-        total += size
-    if sizes:
-        yield range(begin, len(sizes))

@@ -163,7 +163,7 @@ class GroupCore:
             call.rules = replace(self.rules, verify=None if streaming else self._verifier(spec))
             sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
         header = self._header(call, spec, DESCRIBED if request.describe else OUTPUT)
-        composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header, call.epoch.nodes)
+        composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header)
         if heard.composed or heard.posted:
             composed = self._told(call, composed)
         if spec.replay:

@@ -21,7 +21,6 @@ from phalanx.runtime.groups.selection import Selection
 from phalanx.show.sizes import size
 from phalanx.transport.base import Transport
 from phalanx.transport.values import FetchFailed, NotReady, Ref, StoreSpace
-from phalanx.wire.bundle import Bundle
 from phalanx.wire.codec import Encoded, tokens_of
 from phalanx.wire.messages import Message, Piece, RankCall, Whole
 from phalanx.wire.outputs import DESCRIBED, OUTPUT, PartInfo
@@ -95,7 +94,7 @@ class DryRun:
             spec.to_device,
             None,
         )
-        made = () if bare else messages(self.outlet, plan, header, core.epoch.nodes)
+        made = () if bare else messages(self.outlet, plan, header)
         self.messages = [RankMessage()] * len(plan.ranks) if bare else [self._read(one) for one in made]
 
     def notes(self) -> Iterator[str]:
@@ -110,19 +109,18 @@ class DryRun:
         """A message as its rank reads it."""
         data, refs = message
         body = RankCall.unpack(data).body
-        stored = not isinstance(body, bytes)
-        tokens = refs[-1].tokens(body) if stored else tokens_of(body)
+        tokens = tokens_of(body) if body is not None else refs[-1].tokens
         different = {id(ref): ref for ref in refs}.values()
         return RankMessage(
             nbytes=len(data),
-            store_bytes=sum(self._read_bytes(ref, body if ref is refs[-1] else None) for ref in different),
+            store_bytes=sum(map(self._read_bytes, different)),
             fetched=sum((self.outputs.fetched(token, refs) for token in tokens), Fetched()),
-            stored_body=stored,
+            stored_body=body is None,
             future_rows=next((self.outputs.rows(t, refs) for t in tokens if isinstance(t, Piece)), None),
         )
 
-    def _read_bytes(self, ref: Value, part: bytes | int | None) -> int:
-        return ref.nbytes(part) if isinstance(ref, _Unstored) else self._put_before.get(id(ref), 0)
+    def _read_bytes(self, ref: Value) -> int:
+        return ref.nbytes if isinstance(ref, Encoded) else self._put_before.get(id(ref), 0)
 
 
 def _put_before(plan: CallPlan) -> dict[int, int]:
@@ -151,22 +149,6 @@ class _LookedAt(Room):
 
 
 @dataclass(frozen=True)
-class _Unstored:
-    """Stands for what would be stored: a value, or the values of a bundle."""
-
-    values: tuple[Encoded, ...]
-
-    def nbytes(self, part: bytes | int | None) -> int:
-        """Bytes that a rank reads of it: all, or those of one part."""
-        values = self.values if not isinstance(part, int) else self.values[part : part + 1]
-        return sum(value.nbytes for value in values)
-
-    def tokens(self, part: bytes | int | None) -> Sequence[Any]:
-        """The tokens of a body that lies in it."""
-        return self.values[part if isinstance(part, int) else 0].tokens
-
-
-@dataclass(frozen=True)
 class DryOutlet(Outlet):
     """Stores nothing, waits for nothing, and knows whose results are among the arguments."""
 
@@ -174,10 +156,9 @@ class DryOutlet(Outlet):
     sizes: list[int] = field(default_factory=list[int])
     made_here: list[CallFuture[Any]] = field(default_factory=list[CallFuture[Any]])
 
-    def put(self, encoded: Encoded | Bundle) -> Ref:
-        unstored = _Unstored(tuple(encoded.values) if isinstance(encoded, Bundle) else (encoded,))
-        self.sizes.extend(value.nbytes for value in unstored.values)
-        return unstored
+    def put(self, encoded: Encoded) -> Ref:
+        self.sizes.append(encoded.nbytes)
+        return encoded
 
     def passes(self, future: CallFuture[Any]) -> None:
         self.outputs.add(future)
