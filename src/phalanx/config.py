@@ -27,7 +27,7 @@ class Settings:
         start_timeout: seconds within which a group must have started (``PHALANX_START_TIMEOUT``).
         call_timeout: deadline in seconds of the calls of groups that have none of their own
             (``PHALANX_CALL_TIMEOUT``).
-        debug: compare outputs declared replicated, check read-only tensors (``PHALANX_DEBUG``).
+        debug: compare the order of calls, and outputs declared replicated (``PHALANX_DEBUG``).
         max_in_flight: submitted calls per group that may wait at once (``PHALANX_MAX_IN_FLIGHT``).
         show_ranks: whose output the driver shows: "all", "merged", "none" or ranks as in "0,3"
             (``PHALANX_SHOW_RANKS``).

@@ -24,16 +24,11 @@ class Arguments:
         self._refs = refs
         self._fetch = fetch
 
-    def of(
-        self, call: RankCall, device: Any = None, shared: list[memoryview] | None = None
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of a call, as private memory or as its method declares.
-
-        ``shared`` is given the memory of those that are only to be read.
-        """
+    def of(self, call: RankCall, device: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of a call, as private memory or as its method declares."""
         policy = Policy.READONLY if call.readonly else Policy.PRIVATE
         every = device is not None
-        with decoding(policy, restore=self.restore, device=device, every_tensor=every, shared=shared):
+        with decoding(policy, restore=self.restore, device=device, every_tensor=every):
             if call.body is not None:
                 return decode(call.body)
             return self._fetch([self._refs[-1]])[0]
@@ -58,9 +53,7 @@ class Arguments:
     def _parts_decoded(policy: Policy) -> AbstractContextManager[None]:
         """Parts of another call's result arrive as ``policy`` says, on the device of this call's other arguments."""
         arrival = current_arrival()
-        return decoding(
-            policy, device=arrival.device, every_tensor=arrival.every_tensor, shared=arrival.shared
-        )
+        return decoding(policy, device=arrival.device, every_tensor=arrival.every_tensor)
 
     def _assembled(self, value: Assembled) -> Any:
         """Parts that lie where others put them; what is joined is copied by that."""

@@ -19,7 +19,6 @@ from phalanx.execution.bootstrap import apply, context_of_rank
 from phalanx.execution.closers import Closers, report
 from phalanx.execution.control import Interrupted, control
 from phalanx.execution.failures import failed
-from phalanx.execution.guard import Guard
 from phalanx.execution.hooks import Hooks, Seen
 from phalanx.execution.imports import importing
 from phalanx.execution.journals import Journals, size_of
@@ -186,13 +185,12 @@ class Host:
         try:
             noted = self.journals.of(call.trace, call.call, waits=bool(refs))
             with noted as note, way.during(call.call, full_name(call.role, call.method)):
-                guard = Guard() if call.debug else None
-                result = self.invoke(call, refs, guard, note)
+                result = self.invoke(call, refs, note)
                 if isinstance(result, Awaitable):
                     result = await way.end(result)
                 if type(result) in GENERATORS:
                     result = await collected(result, way.end, keep=call.keep)
-                return self._outgoing(call, result, guard, note)
+                return self._outgoing(call, result, note)
         except way.passes:
             raise
         except BaseException as error:
@@ -286,14 +284,13 @@ class Host:
     def _refuse_bare(self, role: str, method: str) -> Any:
         raise self.failure(self._admission.stale(role, method, ANY_EPOCH), role, method, "stale")
 
-    def invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any:
+    def invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any:
         """Call the method of a call with its arguments; what it returns."""
         if call.debug and not is_library_call(call.method):
             self.order.append((call.call, full_name(call.role, call.method)))
         device = self.device if call.to_device else None
-        shared = guard.views if guard else None
         before = received.nbytes
-        args, kwargs = Arguments(refs, self._services.fetch).of(call, device, shared)
+        args, kwargs = Arguments(refs, self._services.fetch).of(call, device)
         if note is not None:
             note.started(received.nbytes - before)
         if call.method == RUN:
@@ -305,8 +302,6 @@ class Host:
         if is_library_call(call.method):
             return args[0](self, *args[1:], **kwargs)
         method = getattr(self._target(call.role), call.method)
-        if guard is not None:
-            guard.seal(method, args, kwargs)
         if self.hooks:
             return self._hooked(call, refs, device, method, args, kwargs)
         return method(*args, **kwargs)
@@ -360,12 +355,10 @@ class Host:
             return self._instances[role]
         return self.context.roles
 
-    def _outgoing(self, call: RankCall, result: Any, guard: Guard | None, note: Noted | None) -> Any:
+    def _outgoing(self, call: RankCall, result: Any, note: Noted | None) -> Any:
         """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
         if note is not None:
             note.finished()
-        if guard is not None:
-            guard.check(call.method, self.context.rank)
         if not call.keep:
             result = None
         sent_back = described(result) if call.returns > OUTPUT else encoded(result)

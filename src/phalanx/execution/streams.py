@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast
 from phalanx.declare.context import WorkerContext
 from phalanx.errors import DispatchError
 from phalanx.execution.control import Interrupted
-from phalanx.execution.guard import Guard
 from phalanx.execution.journals import Journals, size_of
 from phalanx.execution.loops import Begun, Way, at_once
 from phalanx.execution.results import encoded
@@ -53,7 +52,7 @@ class Rank(Protocol):
 
     def check_callable(self, call: RankCall) -> None: ...
 
-    def invoke(self, call: RankCall, refs: Sequence[Any], guard: Guard | None, note: Noted | None) -> Any: ...
+    def invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any: ...
 
     def failure(self, error: BaseException, role: str, method: str) -> RankFailure: ...
 
@@ -71,10 +70,9 @@ async def streamed(rank: Rank, call: RankCall, refs: Sequence[Any], way: Way) ->
     try:
         noted = rank.journals.of(call.trace, call.call, waits=bool(refs))
         with noted as note, way.steps(call.call, full_name(call.role, call.method)) as step:
-            guard = Guard() if call.debug else None
             items = Items(step, way.end)
             try:
-                await items.begin(lambda: rank.invoke(call, refs, guard, note))
+                await items.begin(lambda: rank.invoke(call, refs, note))
                 async for item in items:
                     yield item
             finally:
@@ -83,8 +81,6 @@ async def streamed(rank: Rank, call: RankCall, refs: Sequence[Any], way: Way) ->
                 note.finished()
                 note.returned(items.nbytes)
                 note.yielded(items.count)
-            if guard is not None:
-                guard.check(call.method, rank.context.rank)
         end = StreamEnd(items.count)
     except way.passes:
         raise

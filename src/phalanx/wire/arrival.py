@@ -56,7 +56,6 @@ class Arrival(NamedTuple):
     device: Any = None
     every_tensor: bool = False
     meter: Meter | None = None
-    shared: list[memoryview] | None = None
 
     def policy_for(self, sent: Policy | None) -> Policy:
         """The policy for what was sent with ``sent``: read-only wins over private, a view over both."""
@@ -77,8 +76,7 @@ class decoding:
 
     ``restore(token)`` gives the object for a hoisted token (None: the token itself). ``device`` is where
     tensors go that lay on an accelerator when they were sent; with ``every_tensor``, all tensors. None leaves
-    them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded;
-    ``shared`` is given the memory of what arrives READONLY.
+    them on the CPU. Arrays always stay on the CPU. ``meter`` counts what is decoded.
     """
 
     __slots__ = ("_settings", "_token")
@@ -92,9 +90,8 @@ class decoding:
         device: Value = None,
         every_tensor: bool = False,
         meter: Meter | None = None,
-        shared: list[memoryview] | None = None,
     ) -> None:
-        self._settings = Arrival(policy, restore, device, every_tensor, meter, shared)
+        self._settings = Arrival(policy, restore, device, every_tensor, meter)
 
     def __enter__(self) -> None:
         self._token = _arrival.set(self._settings)

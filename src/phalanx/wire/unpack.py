@@ -43,8 +43,6 @@ class Frame:
         self._tokens = tokens
         self._private = arrival.policy_for(policy) is Policy.PRIVATE
         self._restore = arrival.restore
-        if arrival.shared is not None and arrival.policy_for(policy) is Policy.READONLY:
-            arrival.shared.extend(self._views)
         self._blocks: dict[Place, torch.Tensor] = {}
         self._arrays: dict[Place, bytearray] = {}
         self._windows: dict[int, torch.Tensor] = {}

@@ -38,18 +38,6 @@ class Writer(px.Worker):
     def is_writeable(self, x: np.ndarray) -> bool:
         return x.flags.writeable
 
-    @px.register(px.Dispatch.ONE_TO_ALL, readonly=True)
-    def misuse(self, weights: torch.Tensor) -> None:
-        weights.add_(1)
-
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def misuse_marked(self, other: int, weights: torch.Tensor) -> None:
-        weights.add_(1)
-
-    @px.register(px.Dispatch.ONE_TO_ALL, readonly=True)
-    def read(self, weights: torch.Tensor) -> float:
-        return float(weights.sum())
-
     @px.register(px.Dispatch.mesh())
     def large_output(self, x: torch.Tensor) -> torch.Tensor:
         return x.repeat_interleave(1)
@@ -78,18 +66,6 @@ def where(request: pytest.FixtureRequest) -> str:
 def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     with px.WorkerGroup(pool, Writer) as made:
         yield made
-
-
-@pytest.fixture
-def checked(where: str) -> Iterator[px.WorkerGroup]:
-    """A group in debug mode."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PHALANX_DEBUG", "1")
-        with (
-            px.ResourcePool([2], use_gpu=False, backend=where) as pool,
-            px.WorkerGroup(pool, Writer) as made,
-        ):
-            yield made
 
 
 @pytest.mark.parametrize("numbers", [8, LARGE], ids=["inline", "stored"])
@@ -126,30 +102,6 @@ def test_a_later_reader_of_a_stored_value_sees_what_was_stored(group: px.WorkerG
 
 def test_a_read_only_array_cannot_be_written_to(group: px.WorkerGroup) -> None:
     assert group.is_writeable(np.ones(LARGE)) == [False] * 4
-
-
-@pytest.mark.parametrize("where", BACKENDS, indirect=True)
-def test_debug_mode_names_the_read_only_argument_that_was_written_to(checked: px.WorkerGroup) -> None:
-    with pytest.raises(
-        px.RemoteCallError, match=r"misuse\(\): read-only argument 'weights' was changed while rank \d"
-    ):
-        checked.misuse(torch.ones(LARGE))
-
-
-@pytest.mark.parametrize("where", ["inline"], indirect=True)
-def test_debug_mode_checks_marked_values_too(checked: px.WorkerGroup) -> None:
-    with pytest.raises(px.RemoteCallError, match="read-only argument 'weights'"):
-        checked.misuse_marked(1, px.readonly(torch.ones(LARGE)))
-
-
-@pytest.mark.parametrize("where", ["inline"], indirect=True)
-def test_debug_mode_lets_readers_pass(checked: px.WorkerGroup) -> None:
-    assert checked.read(torch.ones(LARGE)) == [LARGE] * 2
-
-
-@pytest.mark.parametrize("where", ["inline"], indirect=True)
-def test_debug_mode_lets_private_arguments_be_written_to(checked: px.WorkerGroup) -> None:
-    assert checked.write_on_rank_zero(torch.ones(LARGE)) == [-LARGE, LARGE]
 
 
 @pytest.mark.parametrize("where", BACKENDS, indirect=True)
