@@ -184,19 +184,6 @@ def test_a_slow_reader_stops_its_ranks(group: Any, buffer: int) -> None:
         assert made[rank] <= sum(1 for of, _ in read if of == rank) + 2 * buffer
 
 
-def test_who_waits_behind_a_stream_that_it_reads_is_told(
-    group: Any, backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if backend == "inline":
-        pytest.skip("the reader itself advances the generators")
-    monkeypatch.setattr("phalanx.runtime.calls.call.HELD_UP_AFTER_S", 0.05)
-    with group.count.stream(1000, buffer=2) as items:
-        next(items)
-        with pytest.raises(px.CallTimeout):
-            group.progress.submit().result(0.5)
-    assert "behind the stream of count, which is read by the thread that waits here" in caplog.text
-
-
 def test_without_a_bound_the_ranks_wait_for_nobody(group: Any) -> None:
     assert len(list(group.count.stream(50, buffer=None))) == 100
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -14,9 +13,7 @@ from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, decide
 from phalanx.runtime.calls.finding import (
     CANCELLED_WITHIN_S,
-    HELD_UP_AFTER_S,
     failed,
-    held_up,
     late,
     not_yet,
     watch,
@@ -33,7 +30,6 @@ from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
-_log = logging.getLogger("phalanx")
 
 
 class Call:
@@ -165,9 +161,6 @@ class Call:
 
     def _value_or_error(self, limit: float | None) -> Returned | Raised:
         """Raises CallTimeout where only this wait is over."""
-        held_up_by = self.rules.held_up_by and self.rules.held_up_by(self)
-        if held_up_by and not self._ends_soon(limit):
-            _log.warning(held_up(self, held_up_by))
         try:
             return Returned(next(self.follow(self._joined, limit)))
         except WaitOver as over:
@@ -175,13 +168,6 @@ class Call:
         except Exception as error:
             # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
             return Raised(error.with_traceback(None))
-
-    def _ends_soon(self, limit: float | None) -> bool:
-        """Wait a little, where there may be nothing to wait for."""
-        until = earliest(limit, self.life.transport.now() + HELD_UP_AFTER_S)
-        everyone = range(len(self.plan.ranks))
-        seconds = seconds_until(until, self.life.transport)
-        return not self.arrivals.wait(everyone, len(everyone), seconds)[1]
 
     def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
         """``(rank, output)`` as they come. Raises as :meth:`result` does."""

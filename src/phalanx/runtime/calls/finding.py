@@ -9,7 +9,6 @@ from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import CallTimeout
 from phalanx.runtime.calls.door import Arrivals
 from phalanx.runtime.calls.ending import Ending, Seen, decide
-from phalanx.runtime.calls.listeners import HeardCall
 from phalanx.runtime.calls.rules import CallRules
 from phalanx.runtime.calls.status import Cancelling, Raised, Status
 from phalanx.runtime.calls.streams import StreamArrivals
@@ -18,10 +17,6 @@ from phalanx.runtime.life.epoch import Epoch, GroupLife
 
 CANCELLED_WITHIN_S = 10.0
 """How long one who meets a call that somebody else cancels waits for how that went."""
-
-
-HELD_UP_AFTER_S = 5.0
-"""How long one who reads a stream waits for another call of its ranks before that is told."""
 
 
 class LookedAt(Protocol):
@@ -59,16 +54,6 @@ def watch(call: LookedAt) -> Watch:
         owner=life.owner,
         init=call.rules.init,
         spare=call.rules.spare,
-    )
-
-
-def held_up(call: LookedAt, stream: HeardCall) -> str:
-    """What is told whoever waits for a call behind a stream that they read themselves."""
-    return (
-        f"group {call.life.name!r}: {call.method} has waited for {HELD_UP_AFTER_S:g} s behind the stream of "
-        f"{stream.method}, which is read by the thread that waits here. If its ranks wait for their reader, this waits "
-        "for ever: read the stream to its end or leave it before this call, give it buffer=None, or make the ranks "
-        "asynchronous (max_concurrency=)"
     )
 
 

@@ -16,9 +16,8 @@ class CallRules:
 
     ``consequences`` is False where whoever makes the call acts on its end (a start, a repeat): the group is then
     neither broken nor closed by it, and nothing is stopped. ``verify`` has a look at the outputs before they are joined
-    (debug mode). ``met`` counts the bytes that arrive. ``held_up_by`` gives the stream that may wait for whoever is to
-    wait for a call. ``spare``: of a call that failed on some ranks, the others that do not end by themselves are
-    interrupted and cut off their peers before they are stopped: they may be wanted.
+    (debug mode). ``met`` counts the bytes that arrive. ``spare``: of a call that failed on some ranks, the others
+    that do not end by themselves are interrupted and cut off their peers before they are stopped: they may be wanted.
     """
 
     grace_s: float
@@ -26,5 +25,4 @@ class CallRules:
     consequences: bool = True
     init: bool = False
     verify: Callable[[HeardCall, Sequence[Any]], None] | None = None
-    held_up_by: Callable[[HeardCall], HeardCall | None] | None = None
     spare: bool = False

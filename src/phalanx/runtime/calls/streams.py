@@ -68,8 +68,6 @@ class StreamArrivals:
         self._left = False
         self.is_faulty = False
         self.streaming = streaming
-        self.reader = threading.get_ident()
-        """The thread that reads, as far as is known."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -267,7 +265,6 @@ class Reader:
         Raises:
             NotReady: time is up.
         """
-        self._arrivals.reader = threading.get_ident()
         while (self._places or self._silent) and not self._ready:
             if self._is_behind or timeout == 0.0:
                 try:

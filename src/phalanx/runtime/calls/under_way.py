@@ -50,19 +50,6 @@ class CallsUnderWay(CallListener):
             there = [one for one in self._streams if (known := one()) is not None and not known.over]
             self._streams = [*there, weakref.ref(call)]
 
-    def read_here(self, call: HeardCall) -> Call | None:
-        """A stream that this thread reads, at whose call ranks of ``call`` are: one may wait for the other."""
-        if not self._streams or call.life.card.asynchronous:
-            return None
-        for reference in self._streams:
-            other = reference()
-            if other is None or other is call or other.over or other.streams is None or other.streams.left:
-                continue
-            mine = other.streams.reader == threading.get_ident()
-            if mine and not set(call.plan.ranks).isdisjoint(other.plan.ranks) and not other.all_ended():
-                return other
-        return None
-
     def streams_on(self, ranks: Sequence[int]) -> list[StreamArrivals]:
         """What comes of streams at which some of these ranks are, and may wait for a reader."""
         calls = (reference() for reference in self._streams)

@@ -80,12 +80,7 @@ class GroupCore:
         room = Room(transport, open_groups.wait_for_a_call)
         self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
         self.debug = settings().debug
-        self.rules = CallRules(
-            settings().grace_s,
-            self.book.arrived_bytes,
-            # Inline the reader itself advances what it reads: nobody waits.
-            held_up_by=None if transport.immediate else self.under_way.read_here,
-        )
+        self.rules = CallRules(settings().grace_s, self.book.arrived_bytes)
         #: Held while a call goes to its ranks; whoever holds it sends several that nobody comes between.
         self.order = threading.RLock()
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
