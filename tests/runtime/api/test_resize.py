@@ -368,8 +368,11 @@ class Caller(px.Worker):
         return [self.group.any.answer(number) for number in numbers]
 
     @px.register
-    def split(self, numbers: list[int]) -> tuple[list[int], int]:
-        return self.group.answers(numbers), len(self.group)
+    def split(self, numbers: list[int]) -> tuple[list[int] | str, int]:
+        try:
+            return self.group.answers(numbers), len(self.group)
+        except px.StaleEpoch:
+            return "stale", len(self.group)
 
 
 @pytest.mark.slow
@@ -382,13 +385,14 @@ def test_a_view_in_another_process_learns_who_the_ranks_are(ray_cluster: None) -
         caller.ask([1])
 
         px.resize(group, 4)
-        caller.split(list(range(8)))
+        refused = caller.split(list(range(8)))
         grown = caller.split(list(range(8)))
         px.resize(group, 1)
         asked = caller.ask(list(range(6)))
         shrunk = caller.split(list(range(5)))
         answered = sum(group.run(lambda worker: len(worker.answered)), 0)
 
+    assert refused[0][0] == "stale"
     assert grown == [([10 * x for x in range(8)], 4)]
     assert asked == [[(0, 10 * x) for x in range(6)]]
     assert shrunk == [([10 * x for x in range(5)], 1)]

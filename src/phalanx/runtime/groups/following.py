@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from phalanx.runtime.life.epoch import Epoch, GroupLife
 from phalanx.runtime.life.lifecycle import State
 from phalanx.topology.slots import Slot
 from phalanx.transport.base import Transport
-from phalanx.transport.values import Endpoint, FetchFailed, Outcome, Ticket
+from phalanx.transport.values import Endpoint, FetchFailed, Outcome
 from phalanx.wire.messages import ANY_EPOCH, Facts, Message, RankCall
 
 _MOST_REPEATS = 20
@@ -133,10 +133,9 @@ class Follower:
 
 
 class FollowingDoor(DirectDoor):
-    """The way of a view: what a rank refused goes to a rank of the newest roster.
+    """Door of a view: a call of one rank that was refused is sent again, to a rank of the newest roster.
 
-    Of ranks that work together, only a call of one rank is made again: nobody knows whether those of its peers that are
-    gone had begun it.
+    Refused calls of several ranks raise StaleEpoch: those that are gone may have begun the call.
     """
 
     def __init__(self, transport: Transport, follower: Follower, life: GroupLife) -> None:
@@ -144,17 +143,14 @@ class FollowingDoor(DirectDoor):
         self._following = transport, follower, life
 
     def submit(self, epoch: Epoch, call: Outgoing) -> Arrivals:
-        if call.streaming is not None:
+        if call.streaming is not None or len(call.ranks) != 1:
             return super().submit(epoch, call)
         call.messages = list(call.messages)
-        arrivals = super().submit(epoch, call)
-        if not self._following[2].card.independent and len(call.ranks) > 1:
-            return arrivals
-        return FollowingArrivals(arrivals, epoch, call, *self._following)
+        return FollowingArrivals(super().submit(epoch, call), epoch, call, *self._following)
 
 
 class FollowingArrivals(DirectArrivals):
-    """Tickets of ranks; where one is a refusal, the call is made again on another rank, once that is asked for."""
+    """Arrivals of a call of one rank. If the rank refused the call, it is sent again once its output is needed."""
 
     def __init__(
         self,
@@ -165,72 +161,56 @@ class FollowingArrivals(DirectArrivals):
         follower: Follower,
         life: GroupLife,
     ) -> None:
-        tickets = [sent.reference(position) for position in range(len(sent))]
-        super().__init__(transport, tickets)
+        super().__init__(transport, [sent.reference(0)])
         self._call, self._follower, self._life = call, follower, life
         self._number = epoch.number
-        self._at = [(rank, epoch.endpoints[rank]) for rank in call.ranks]
-        self._repeats = [0] * len(tickets)
+        self._at = call.ranks[0], epoch.endpoints[call.ranks[0]]
+        self._repeats = 0
 
     def fetch(self, timeout: float | None) -> list[Any]:
         while True:
             try:
                 return super().fetch(timeout)
             except FetchFailed:
-                everyone = range(len(self))
-                ended, _ = super().wait(everyone, 1, 0)
-                if not self._again(ended):
+                if not self._again():
                     raise
 
     def output(self, position: int) -> Any:
-        while True:
-            try:
-                return super().output(position)
-            except FetchFailed:
-                if not self._again([position]):
-                    raise
+        return self.fetch(None)[position]
 
     def outcome(self, position: int) -> Outcome:
         found = super().outcome(position)
-        while not found.ok and self._again([position]):
+        while not found.ok and self._again():
             super().wait([position], 1, None)
             found = super().outcome(position)
         return found
 
-    def _again(self, positions: Sequence[int]) -> bool:
-        """Make the call again for those ranks that refused it; whether there was one."""
-        again = False
-        for position in positions:
-            found = super().outcome(position)
-            if found.ok or self._repeats[position] >= _MOST_REPEATS:
-                continue
-            if self._follower.refused(found, *self._at[position]) and self._is_there(position):
-                self._repeats[position] += 1
-                self._put(position, *self._send(position))
-                again = True
-        return again
+    def _again(self) -> bool:
+        """Send the call again if its rank refused it. Return whether it was sent."""
+        found = super().outcome(0)
+        if found.ok or self._repeats >= _MOST_REPEATS:
+            return False
+        if not self._follower.refused(found, *self._at) or not self._is_there():
+            return False
+        self._repeats += 1
+        self._send()
+        return True
 
-    def _is_there(self, position: int) -> bool:
-        """Whether a rank is known that may do the call: any of independent ones, else the same in a later epoch."""
+    def _is_there(self) -> bool:
+        """Return whether a rank may run the call: any independent rank, or the same rank in a later epoch."""
         epoch = self._life.epoch
         if self._life.card.independent:
             return epoch.size > 0
-        return epoch.number > self._number and self._call.ranks[position] < epoch.size
+        return epoch.number > self._number and self._call.ranks[0] < epoch.size
 
-    def _send(self, position: int) -> tuple[Ticket, int, Endpoint]:
+    def _send(self) -> None:
         epoch, call = self._life.epoch, self._call
-        data, refs = list(call.messages)[position]
+        ((data, refs),) = call.messages
         number = ANY_EPOCH if self._life.card.independent else epoch.number
-        self._number = epoch.number
         message = Message(RankCall.unpack(data)._replace(epoch=number).pack(), refs)
-        rank = call.ranks[position] % epoch.size
-        arrivals = DirectDoor(self._life.transport).submit(
-            epoch, Outgoing(call.role, call.method, [rank], [message], call.returns)
-        )
-        return arrivals.reference(0), rank, epoch.endpoints[rank]
-
-    def _put(self, position: int, ticket: Ticket, rank: int, endpoint: Endpoint) -> None:
-        tickets = [*self._tickets]
-        tickets[position] = ticket
-        self._at[position] = rank, endpoint
-        DirectArrivals.__init__(self, self._life.transport, tickets)
+        rank = call.ranks[0] % epoch.size
+        again = Outgoing(call.role, call.method, [rank], [message], call.returns)
+        ticket = DirectDoor(self._life.transport).submit(epoch, again).reference(0)
+        self._number = epoch.number
+        self._at = rank, epoch.endpoints[rank]
+        DirectArrivals.__init__(self, self._life.transport, [ticket])
