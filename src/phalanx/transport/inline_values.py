@@ -37,13 +37,6 @@ class InlineRef:
         return pickle.loads(self._value) if self._encoded else self._value
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of an encoded value; of a plain one those of its text, if it has any."""
-        if isinstance(self._value, bytes | str):
-            return len(self._value)
-        return 0
-
-    @property
     def is_last(self) -> bool:
         """Whether it is the last of a stream."""
         return (

@@ -1,4 +1,4 @@
-"""What backends share whose time passes only where somebody waits: a clock, and references with a time."""
+"""A clock and references of a backend whose time passes only while a caller waits."""
 
 from __future__ import annotations
 
@@ -63,11 +63,6 @@ class TimedRef:
     @property
     def lost(self) -> Lost | None:
         return self.inner.lost
-
-    @property
-    def failed(self) -> bool:
-        """Whether it stands for no value."""
-        return self.inner.failure is not None or self.inner.lost is not None
 
 
 def at_of(ref: Ref) -> float:

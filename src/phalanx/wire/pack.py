@@ -37,7 +37,7 @@ else:
     torch = lazy("torch")
 torch_utils: Any = lazy("torch._utils")
 
-__all__ = ["Reduced", "Sink", "dtype_names", "reduce_array", "reduce_tensor"]
+__all__ = ["Sink", "dtype_names", "reduce_array", "reduce_tensor"]
 
 Reduced = tuple[Any, ...]
 
