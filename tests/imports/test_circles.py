@@ -18,7 +18,6 @@ LOADS_OTHERS = (
     "phalanx.cli.explain",
     "phalanx.compat.verl.redirect",
     "phalanx.engines.vllm.library",
-    "phalanx.execution.standing_by",
     "phalanx.transport.simulated.costs",
     "phalanx.wire.exceptions",
 )

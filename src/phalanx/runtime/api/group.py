@@ -301,13 +301,11 @@ class WorkerGroup(GroupView):
         notes: list[str] = []
         if self.roles:
             notes.append(f"colocated in one process per rank: {', '.join(self.roles)}")
-        others = [one.name for one in self._pool.groups if one.number != self.number]  # nor its standbys
+        others = [one.name for one in self._pool.groups if one.number != self.number]
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
         if self.core.life.snapshot is not None:
             notes.append(str(self.core.life.snapshot))
-        if self._processes.standbys is not None:
-            notes.extend(self._processes.standbys.notes())
         if told := apart(self.core.life.constructed):
             notes.append(told)
         return tuple(notes)
@@ -330,8 +328,6 @@ class WorkerGroup(GroupView):
 
     def _end(self, patience: float) -> None:
         withdraw(self.core.life, self.core.roster_key)
-        if self._processes.standbys is not None:
-            self._processes.standbys.close()
         self._processes.end(self.core.epoch, patience)
         self._pool.unclaim(self)
         self.core.life.finish_close()
