@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.session.connection import init as init
     from phalanx.runtime.session.connection import shutdown as shutdown
     from phalanx.runtime.tools.profile import nsight as nsight
-    from phalanx.runtime.tools.replay import replay as replay
     from phalanx.runtime.tools.trace import trace as trace
     from phalanx.saving.copies import Snapshot as Snapshot
     from phalanx.show.progress import progress as progress
@@ -185,7 +184,6 @@ _HOME = {
     "register_dispatch_mode": "phalanx.dispatch.modes",
     "register_shardable": "phalanx.dispatch.shardable",
     "register_state": "phalanx.declare.saving",
-    "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
     "resize": "phalanx.runtime.api.resize",
     "restore": "phalanx.runtime.api.replace",

@@ -141,7 +141,6 @@ class WorkerGroup(GroupView):
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
         self._members = Members(core, self._processes, pool, self)
         core.owned = Owned(
-            made_of=bound,
             replace=self._processes.replace,
             resize=self._members.change,
             restart=self._restart_with,
