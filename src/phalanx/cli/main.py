@@ -56,11 +56,6 @@ COMMANDS: dict[str, Home] = {
         "simulate",
         "Run a script on a simulated cluster of any size: how long its calls and starts would take there.",
     ),
-    "explain": Home(
-        "phalanx.cli.explain",
-        "explain",
-        "What a pool, a group, a worker class, roles or a mesh of a file is, without running the file as a script.",
-    ),
     "runs": Home(
         "phalanx.cli.runs",
         "runs",

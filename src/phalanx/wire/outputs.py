@@ -52,15 +52,6 @@ class PartInfo(NamedTuple):
         first = min(self.first_rows or 0, rows)
         return first, rows - first
 
-    def nbytes_of(self, start: int, stop: int, *, halved: bool) -> int:
-        """Bytes that are fetched for its rows of [start, stop): of whole halves, else of just these rows."""
-        rows = self.rows or 0
-        if not halved:
-            return self.nbytes * max(0, min(stop, rows) - max(start, 0)) // max(1, rows)
-        first = rows if self.first_rows is None else self.first_rows
-        wanted = [half for half in ((0, first), (first, rows)) if max(start, half[0]) < min(stop, half[1])]
-        return sum(self.nbytes * (end - begin) // rows for begin, end in wanted)
-
 
 class StreamEnd(NamedTuple):
     """What a rank gives back last of a call that streams: its method is over, after so many items."""

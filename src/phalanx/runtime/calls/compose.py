@@ -74,10 +74,6 @@ class Outlet:
         if self.call is not None:
             self.call.tell(self.call.heard.passed, future.call)
 
-    def value_of(self, future: CallFuture[Any] | StoredParts) -> Value:
-        """The result of a call that has to come through the driver."""
-        return future.result()
-
 
 class References:
     """The references of one message, and the tokens that name them inside the encoded arguments."""
@@ -140,7 +136,7 @@ class References:
         self._outlet.passes(future)
         parts = future.parts(self._transport)
         if parts is None:
-            return self._put(self._outlet.value_of(future))
+            return self._put(future.result())
         rests = tuple(self._add(part.rest) for part in parts if part.rest is not None)
         return Whole(tuple(self._add(part.value) for part in parts), rests, future.call.plan.gather)
 
@@ -158,7 +154,7 @@ class References:
             )
         parts = future.row_parts(self._transport)
         if parts is None:
-            return self._put(piece_of(self._outlet.value_of(future), *_of(piece)))
+            return self._put(piece_of(future.result(), *_of(piece)))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
             rests=tuple(self._add(part.rest) for part in parts if part.rest is not None),
