@@ -1,8 +1,8 @@
 """How long a group that lost a rank takes to be whole again: `python bench/recovery.py --ranks 4 --megabytes 64`.
 
-Four ways in turns, each from the kill's error to the end of the next step: `px.replace` and the snapshot, the same with
-a standby, `restart()` and the state from a saved step, and a new group with that state. The ranks import torch, form a
-process group, and have a model of so many megabytes with Adam's state beside it.
+Three ways in turns, each from the error of the kill to the end of the next step: `px.replace` and the snapshot,
+`restart()` and the state from a saved step, and a new group with that state. The ranks import torch, form a process
+group, and have a model of so many megabytes with the state of Adam.
 """
 
 from __future__ import annotations
@@ -61,22 +61,10 @@ def lost(group: px.WorkerGroup, rank: int) -> None:
     raise RuntimeError(f"rank {rank} was to die and did not")
 
 
-def stands_by(group: px.WorkerGroup) -> None:
-    """Wait for the standby, which is made in the background."""
-    limit = time.monotonic() + 120.0
-    while "1 of 1 standbys ready" not in str(group.explain()):
-        if time.monotonic() > limit:
-            raise RuntimeError(f"nobody stands by: {group.explain()}")
-        time.sleep(0.1)
-
-
 def measured(pool: px.ResourcePool, megabytes: float, folder: str) -> dict[str, list[float]]:
     """Seconds of each way, by turn; snapshots are seconds of `px.snapshot` after a step."""
     made = Trainer.bind(megabytes)
     group = px.WorkerGroup(pool, made, show_ranks="none")
-    # A group of its own: what has a standby always takes it.
-    policy = px.Replace(max_failures=TURNS, standbys=1)
-    other = px.WorkerGroup(pool, made, show_ranks="none", on_failure=policy)
     found: dict[str, list[float]] = {}
     group.step()
     px.save(group, folder)
@@ -102,12 +90,6 @@ def measured(pool: px.ResourcePool, megabytes: float, folder: str) -> dict[str, 
             timed("px.snapshot", lambda: px.snapshot(group))
             lost(group, turn % pool.world_size)
             timed(name, lambda way=way: (way(), group.step()))
-        other.step()
-        px.snapshot(other)
-        stands_by(other)
-        lost(other, turn % pool.world_size)
-        timed("px.replace, with a standby", lambda: (px.replace(other), other.step()))
-    other.close()
     group.close()
     return found
 

@@ -3,7 +3,7 @@
     python examples/grpo_async.py                          # a minute or two on two cores
     python examples/grpo_async.py --compare                # first in turn, then at the same time: how much faster
     python examples/grpo_async.py --max-lag 0              # no answer is older than the weights that it trains
-    python examples/grpo_async.py --at-commit wait         # answers end under the weights that they began with
+    python examples/grpo_async.py --at-sync wait           # answers end under the weights that they began with
     python examples/grpo_async.py --save out/run           # a step now and then is saved; --resume goes on with it
 
 Task and objective are those of ``grpo.py``; ``in_turn`` is that algorithm on these groups. ``grpo`` is the trainer's
@@ -56,7 +56,7 @@ class Settings:
     together: int = 8  # questions that an engine is asked in one call
     steps: int = 300
     max_lag: int = 1  # versions between the first token of an answer and the step that trains on it
-    at_commit: str = "keep"  # answers go on under new weights, or "wait": they end under the old ones first
+    at_sync: str = "keep"  # answers continue under new weights, or "wait": they end under the old ones first
     learning_rate: float = 2e-3
     clip: float = 0.2  # epsilon
     kl_weight: float = 1e-3  # beta
@@ -104,23 +104,22 @@ def grpo(
         producing = beside(
             producer(groups, settings, staleness, answers, done["trained"]), answers, staleness
         )
-        with producing, ThreadPoolExecutor(1) as committing:
-            committed: Future[None] | None = None
+        with producing, ThreadPoolExecutor(1) as threads:
+            syncing: Future[Any] | None = None
             for step in range(len(done["rewards"]) + 1, settings.steps + 1):
                 with answers.take_rows(settings.rows, sort=True) as batch:
                     reference = trainer.reference.log_probs.submit(batch)
                     updates = trainer.actor.update(batch, reference)
-                if committed is not None:
-                    committed.result()
-                sync.stage()
-                committed = committing.submit(commit, sync, rollout, settings)  # beside the next batch
+                if syncing is not None:
+                    syncing.result()
+                syncing = send_weights(sync, rollout, settings, threads)  # during the next batch
                 done["rewards"].append(sum(update.reward for update in updates) / settings.rows)
                 done["trained"].update(row for update in updates for row in update.rows)
                 if run is not None and saving.is_due(step, settings.steps):
                     run.save.submit(step)  # written beside the next steps
                 yield done["rewards"][-1]
-            if committed is not None:
-                committed.result()
+            if syncing is not None:
+                syncing.result()
 
 
 def producer(
@@ -199,13 +198,16 @@ def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
     return {**rows, "advantage": group_advantages(rows["reward"], settings.group_size)}
 
 
-def commit(sync: px.WeightSync, rollout: Any, settings: Settings) -> None:
-    """Have the engines take over the weights that are staged."""
-    if settings.at_commit == "wait":
-        rollout.pause("wait")  # they end the answers that they are at first
-    sync.commit()
-    if settings.at_commit == "wait":
-        rollout.resume()
+def send_weights(
+    sync: px.WeightSync, rollout: Any, settings: Settings, threads: ThreadPoolExecutor
+) -> Future[Any] | None:
+    """Begin to send the actor's weights; None if the engines have them already."""
+    if settings.at_sync == "keep":  # engines receive between two tokens
+        return threads.submit(sync.submit().result)
+    rollout.pause("wait")  # engines finish their answers first
+    sync()
+    rollout.resume()
+    return None
 
 
 def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
@@ -354,7 +356,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--max-lag", type=int, default=Settings.max_lag)
-    parser.add_argument("--at-commit", choices=("keep", "wait"), default=Settings.at_commit)
+    parser.add_argument("--at-sync", choices=("keep", "wait"), default=Settings.at_sync)
     parser.add_argument("--engines", type=int, default=1, help="processes that generate")
     parser.add_argument("--trainers", type=int, default=1, help="processes that train")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
@@ -372,7 +374,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     console = Console()
-    settings = Settings(steps=given.steps, seed=given.seed, max_lag=given.max_lag, at_commit=given.at_commit)
+    settings = Settings(steps=given.steps, seed=given.seed, max_lag=given.max_lag, at_sync=given.at_sync)
     where = (given.engines, given.trainers, given.device, console)
     turns = (
         train(settings, *where, given.out / "grpo_in_turn_report.html", turns=True) if given.compare else None

@@ -39,7 +39,7 @@ class Grouped:
             self._generate(prompts(), TOKENS)
         elif op == "prepare":
             source = px.WorkerGroup(self._pool[1:2], Source.bind(self._folder))
-            self._sync = px.WeightSync(source, self._group, "policy", probe=False)
+            self._sync = px.WeightSync(source, self._group, "policy")
             self._sync()
         elif op == "load":
             self._sync()

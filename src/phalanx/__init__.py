@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from phalanx.errors import WeightsTorn as WeightsTorn
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
-    from phalanx.runtime.api.adapt import adapt as adapt
     from phalanx.runtime.api.attach import attach as attach
     from phalanx.runtime.api.explain import explain as explain
     from phalanx.runtime.api.explain import status as status
@@ -79,7 +78,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.calls.future import gather as gather
     from phalanx.runtime.calls.values import put as put
     from phalanx.runtime.calls.values import readonly as readonly
-    from phalanx.runtime.life.elastic import Elastic as Elastic
     from phalanx.runtime.life.policy import Replace as Replace
     from phalanx.runtime.life.policy import Restart as Restart
     from phalanx.runtime.life.preemption import Notice as Notice
@@ -99,7 +97,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.session.connection import init as init
     from phalanx.runtime.session.connection import shutdown as shutdown
     from phalanx.runtime.tools.profile import nsight as nsight
-    from phalanx.runtime.tools.replay import replay as replay
     from phalanx.runtime.tools.trace import trace as trace
     from phalanx.saving.copies import Snapshot as Snapshot
     from phalanx.show.progress import progress as progress
@@ -126,7 +123,6 @@ _HOME = {
     "DeclarationError": "phalanx.errors",
     "Dispatch": "phalanx.declare.modes",
     "DispatchError": "phalanx.errors",
-    "Elastic": "phalanx.runtime.life.elastic",
     "Execute": "phalanx.declare.modes",
     "Fused": "phalanx.transfer.fused",
     "GroupBroken": "phalanx.errors",
@@ -167,7 +163,6 @@ _HOME = {
     "WorkerGroup": "phalanx.runtime.api.group",
     "WorkerInitError": "phalanx.errors",
     "accept_weights": "phalanx.declare.weights",
-    "adapt": "phalanx.runtime.api.adapt",
     "attach": "phalanx.runtime.api.attach",
     "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
@@ -189,7 +184,6 @@ _HOME = {
     "register_dispatch_mode": "phalanx.dispatch.modes",
     "register_shardable": "phalanx.dispatch.shardable",
     "register_state": "phalanx.declare.saving",
-    "replay": "phalanx.runtime.tools.replay",
     "replicate": "phalanx.dispatch.shardable",
     "resize": "phalanx.runtime.api.resize",
     "restore": "phalanx.runtime.api.replace",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from phalanx.errors import DeclarationError
 
 BACKENDS = ("ray", "inline")
-_MARKS = ("PHALANX_PROCESS", "PHALANX_STORE", "PHALANX_REPLAYED")  # of one process, and no settings
+_MARKS = ("PHALANX_PROCESS", "PHALANX_STORE")  # of one process, and no settings
 Shown = Literal["all", "merged"] | tuple[int, ...]
 """The ranks whose output the driver shows; "merged": all, and what several print at once is one line."""
 

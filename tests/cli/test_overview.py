@@ -190,12 +190,6 @@ def test_channels_of_a_run_are_listed_with_what_waits() -> None:
     ]
 
 
-def test_a_group_says_how_many_stand_by() -> None:
-    text = shown(replace(group(), standbys="1 of 2 standbys ready"), [RankNow(rank(0))])
-
-    assert ", 1 of 2 standbys ready" in " ".join(text.split())
-
-
 def test_a_group_says_of_which_version_its_weights_are() -> None:
     entry = replace(group(), weights={"policy": "whole(7)"})
 

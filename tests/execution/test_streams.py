@@ -122,7 +122,7 @@ class Noting:
 def test_a_hook_lasts_until_the_last_item() -> None:
     hooks, noting, source = Hooks(), Noting(), Source()
     hooks.add("one", noting)
-    items = hooks.around(Seen("", "numbers", lambda: ((), {})), source.numbers, (), {})
+    items = hooks.around(Seen("", "numbers"), source.numbers, (), {})
 
     assert (next(items), noting.ended) == (1, [])
     assert (list(items), noting.ended) == ([2, 3], [None])

@@ -15,10 +15,8 @@ from tests.imports.source import LOADERS, MODULES, SOURCE, called, hidden_import
 # texts given to them (`lazy("torch")`); the others import modules of the users, or those of verl's name.
 LOADS_OURS = ("phalanx", "phalanx.cli.main", "phalanx.wire.lazy")
 LOADS_OTHERS = (
-    "phalanx.cli.explain",
     "phalanx.compat.verl.redirect",
     "phalanx.engines.vllm.library",
-    "phalanx.execution.standing_by",
     "phalanx.wire.exceptions",
 )
 

@@ -60,10 +60,6 @@ def test_a_restarted_group_is_healed_by_a_sync() -> None:
     assert FIRST.restarted().begin(2).finish(2).refusal() is None
 
 
-def test_a_staged_version_leaves_the_weights_as_they_are() -> None:
-    assert FIRST.stage() is FIRST
-
-
 def test_only_the_role_whose_weights_are_torn_is_refused() -> None:
     ledger = Ledger().put("rollout", "policy", FIRST.begin(2)).put("actor", "policy", FIRST)
 

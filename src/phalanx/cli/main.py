@@ -51,16 +51,6 @@ COMMANDS: dict[str, Home] = {
         "trace",
         "Report of a trace: time by method, skew, slowest ranks, idle accelerators, bytes, failures.",
     ),
-    "explain": Home(
-        "phalanx.cli.explain",
-        "explain",
-        "What a pool, a group, a worker class, roles or a mesh of a file is, without running the file as a script.",
-    ),
-    "replay": Home(
-        "phalanx.cli.replay",
-        "replay",
-        "Run one rank's recorded calls alone in this process, with the debugger where it is asked for.",
-    ),
     "runs": Home(
         "phalanx.cli.runs",
         "runs",

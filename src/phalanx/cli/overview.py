@@ -130,7 +130,6 @@ def _group_data(group: GroupNow) -> dict[str, Any]:
         "roles": entry.roles,
         "cause": entry.cause,
         "weights": entry.weights,
-        "standbys": entry.standbys,
         "ranks": [_rank_data(rank) for rank in group.ranks],
     }
 
@@ -184,7 +183,6 @@ def _group_table(group: GroupNow, at: float, rows: int | None) -> Any:
         (f" for {duration(at - entry.changed)}, {size}", "dim"),
         (f", epoch {entry.epoch}" if entry.epoch else "", "dim"),
         ("".join(f", weights {name} {text}" for name, text in entry.weights.items()), "dim"),
-        (f", {entry.standbys}" if entry.standbys else "", "dim"),
     )  # fmt: skip
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, caption_justify="left", pad_edge=True

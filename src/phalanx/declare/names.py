@@ -29,7 +29,6 @@ RESERVED = frozenset(
         "profile",
         "rank",
         "ranks",
-        "record",
         "restart",
         "role",
         "roles",

@@ -5,7 +5,7 @@ Saying so costs nothing: the tensors are looked at when a sync is planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,7 @@ from phalanx.errors import DeclarationError
 __all__ = [
     "Accepted",
     "Load",
-    "LogProbs",
     "Memory",
-    "Probing",
     "Published",
     "WeightsDeclared",
     "accept_weights",
@@ -26,22 +24,7 @@ __all__ = [
 ]
 
 Load = Callable[[Iterable[tuple[str, Any]]], object]
-LogProbs = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
 Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Probing:
-    """How a role that generates is compared with the source of its weights.
-
-    Attributes:
-        prompts: tokens of each, always the same ones.
-        log_probs: gives for each the log-probability of every token but the first, by the weights of now; None where
-            that cannot be told at present.
-    """
-
-    prompts: tuple[tuple[int, ...], ...]
-    log_probs: Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]] | None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,6 @@ class Published:
     step: Callable[[], int] | None = None
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
-    log_probs: LogProbs | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +44,9 @@ class Accepted:
     model: Any = None
     load: Load | None = None
     share: bool = False
-    swap: bool = True
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
     memory: Memory | None = None
-    probing: Probing | None = None
 
 
 @dataclass
@@ -97,7 +77,6 @@ def publish_weights(
     step: Callable[[], int] | None = None,
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
-    log_probs: LogProbs | None = None,
 ) -> None:
     """Let the weights of ``model`` be a source of syncs, under ``name``.
 
@@ -109,9 +88,6 @@ def publish_weights(
         step: gives the count of optimizer steps that the weights have had, sent with each version.
         boxes: ``px.Boxes`` of tensors whose layout is to be told, by name.
         megatron: ``px.MegatronRank`` where these are a Megatron module's parameters.
-        log_probs: what an engine that gets these weights is compared with: gets prompts (lists of tokens), the same on
-            every rank, and gives for each the log-probability of every token but the first. Not needed for an
-            ``nn.Module`` that takes ``input_ids`` and gives ``logits``, as those of transformers do.
 
     Raises:
         DeclarationError: the name is no text, or the arguments contradict each other.
@@ -123,7 +99,7 @@ def publish_weights(
         )
     context = context_of(worker)
     declared = WeightsDeclared.of(context)
-    declared.published[context.role, name] = Published(model, step, boxes, megatron, log_probs)
+    declared.published[context.role, name] = Published(model, step, boxes, megatron)
 
 
 def accept_weights(
@@ -133,11 +109,9 @@ def accept_weights(
     *,
     load: Load | None = None,
     share: bool = False,
-    swap: bool = True,
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
     memory: Memory | None = None,
-    probing: Probing | None = None,
 ) -> None:
     """Let syncs write weights named ``name`` into ``model``, in place, or hand them to ``load``.
 
@@ -150,12 +124,9 @@ def accept_weights(
             one before it returns.
         share: for roles of one process: the parameters become the storage of the source's, so that nothing is
             copied. The source then trains what the target generates with.
-        swap: a commit of staged weights may give the parameters of a module other memory. False where something
-            holds their memory itself, such as a captured CUDA graph or an optimizer's flat buffer: it copies then.
         boxes, megatron: as for :func:`publish_weights`.
         memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
             ``load``, from what they are to look like, by name; such as views of memory that other processes see.
-        probing: how what is generated with the weights is compared with the source's own forward; engines have one.
 
     Raises:
         DeclarationError: the name is no text, or the arguments contradict each other.
@@ -177,9 +148,7 @@ def accept_weights(
     _check("accept_weights", name, model, boxes, megatron)
     context = context_of(worker)
     declared = WeightsDeclared.of(context)
-    declared.accepted[context.role, name] = Accepted(
-        model, load, share, swap, boxes, megatron, memory, probing
-    )
+    declared.accepted[context.role, name] = Accepted(model, load, share, boxes, megatron, memory)
 
 
 def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None, megatron: Any) -> None:

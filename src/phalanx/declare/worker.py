@@ -14,7 +14,7 @@ from phalanx.declare.context import (
     coordinates_of,
     note_context,
 )
-from phalanx.declare.weights import Load, LogProbs, Memory, Probing, accept_weights, publish_weights
+from phalanx.declare.weights import Load, Memory, accept_weights, publish_weights
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
@@ -158,10 +158,9 @@ class Worker:
         step: Callable[[], int] | None = None,
         boxes: Mapping[str, Any] | None = None,
         megatron: Any = None,
-        log_probs: LogProbs | None = None,
     ) -> None:
         """Let the weights of ``model`` be a source of syncs; see :func:`phalanx.publish_weights`."""
-        publish_weights(self, name, model, step=step, boxes=boxes, megatron=megatron, log_probs=log_probs)
+        publish_weights(self, name, model, step=step, boxes=boxes, megatron=megatron)
 
     def accept_weights(
         self,
@@ -170,11 +169,9 @@ class Worker:
         *,
         load: Load | None = None,
         share: bool = False,
-        swap: bool = True,
         boxes: Mapping[str, Any] | None = None,
         megatron: Any = None,
         memory: Memory | None = None,
-        probing: Probing | None = None,
     ) -> None:
         """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.accept_weights`."""
         accept_weights(
@@ -183,11 +180,9 @@ class Worker:
             model,
             load=load,
             share=share,
-            swap=swap,
             boxes=boxes,
             megatron=megatron,
             memory=memory,
-            probing=probing,
         )
 
 

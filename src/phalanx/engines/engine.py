@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.declare.modes import Dispatch
 from phalanx.declare.register import register
-from phalanx.declare.weights import Probing, WeightsDeclared
+from phalanx.declare.weights import WeightsDeclared
 from phalanx.declare.worker import Worker
 from phalanx.engines.calls import (
     TAGS,
@@ -33,7 +33,7 @@ from phalanx.engines.leaves import (
 )
 from phalanx.engines.machine import Machine
 from phalanx.engines.meter import Meter
-from phalanx.engines.requests import Requests, Row, probe_prompts
+from phalanx.engines.requests import Requests, Row
 from phalanx.engines.telling import Teller
 from phalanx.engines.work import Work
 from phalanx.errors import DeclarationError, WeightsTorn
@@ -99,17 +99,6 @@ class RolloutEngine(Worker):
             raise DeclarationError(
                 f"{type(self).__name__} has nothing that draws tokens: call self.serve(machine) in its constructor"
             )
-
-    def accept_weights(self, name: str, model: Any = None, **how: Any) -> None:
-        """As of ``px.Worker``; what is generated is compared with the source then (see ``px.WeightSync(probe=)``)."""
-        machine: Machine | None = self.__dict__.get("_machine")
-        if machine is not None and machine.capabilities.prompt_log_probs:
-            how.setdefault("probing", Probing(probe_prompts(machine.vocabulary), self._probe))
-        super().accept_weights(name, model, **how)
-
-    def _probe(self, prompts: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        """Log-probabilities of prompts; None while the engine sleeps."""
-        return None if self._work.gate.asleep else self._machine.prompt_log_probs(prompts)
 
     @property
     def version(self) -> int:

@@ -21,7 +21,7 @@ from phalanx.engines.leaves import (
     joined_runs,
 )
 
-__all__ = ["Answer", "Drawn", "Gate", "Requests", "Row", "Vocabulary", "probe_prompts"]
+__all__ = ["Answer", "Drawn", "Gate", "Requests", "Row", "Vocabulary"]
 
 
 class Drawn(NamedTuple):
@@ -54,18 +54,6 @@ class Vocabulary:
     end: frozenset[int] = frozenset()
     size: int | None = None
     text: Callable[[Sequence[int]], str] | None = None
-
-
-def probe_prompts(vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """Four prompts, always the same ones, by which an engine is compared with the source of its weights."""
-    length = min(16, vocabulary.context - 1)
-    size = vocabulary.size or 256
-    if length < 2:
-        return ()
-    return tuple(
-        tuple((7919 * (row + 1) + 104729 * place * (place + row)) % size for place in range(length))
-        for row in range(4)
-    )
 
 
 @dataclass(eq=False)

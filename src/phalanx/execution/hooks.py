@@ -1,4 +1,4 @@
-"""What is done around the calls of a rank while somebody has asked for it: profiles, recordings.
+"""Hooks around the calls of a rank, such as a profiler.
 
 A rank without hooks pays one look at an empty dict per call.
 """
@@ -16,18 +16,15 @@ from phalanx.errors import DeclarationError
 from phalanx.wire.messages import RUN
 from phalanx.wire.names import full_name
 
-Arguments = tuple[Sequence[Any], dict[str, Any]]
 End = Callable[[BaseException | None], None]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A call that is about to run. ``again()`` decodes its arguments anew, whatever the method did to its own."""
+    """A call that is about to run."""
 
     role: str
     method: str
-    again: Callable[[], Arguments]
-    to_device: bool = False
 
     @property
     def name(self) -> str:

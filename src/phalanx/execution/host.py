@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -216,7 +216,7 @@ class Host:
                 if control.page.cancelled(number):
                     raise Interrupted("cancelled before it began")
             function = getattr(self._target(role), method)
-            bare = Seen(role, method, lambda: ((), {})) if self.hooks else None
+            bare = Seen(role, method) if self.hooks else None
             result = function() if bare is None else self.hooks.around(bare, function, (), {})
             if type(result) in PLAIN:  # as `encoded` would; asked first, since it is the quickest question
                 return result
@@ -297,29 +297,14 @@ class Host:
             function, *rest = args
             target = self._target(call.role)
             if self.hooks:
-                return self._hooked(call, refs, device, function, (target, *rest), kwargs)
+                return self.hooks.around(Seen(call.role, call.method), function, (target, *rest), kwargs)
             return function(target, *rest, **kwargs)
         if is_library_call(call.method):
             return args[0](self, *args[1:], **kwargs)
         method = getattr(self._target(call.role), call.method)
         if self.hooks:
-            return self._hooked(call, refs, device, method, args, kwargs)
+            return self.hooks.around(Seen(call.role, call.method), method, args, kwargs)
         return method(*args, **kwargs)
-
-    def _hooked(
-        self,
-        call: RankCall,
-        refs: Sequence[Any],
-        device: Any,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        def again() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return Arguments(refs, self._services.fetch).of(call, device)
-
-        seen = Seen(call.role, call.method, again, to_device=call.to_device)
-        return self.hooks.around(seen, function, args, kwargs)
 
     def lost(self, why: str) -> None:
         """Note that this rank ended without having been closed, where it has no process of its own to show it."""

@@ -29,9 +29,6 @@ from phalanx.errors import PhalanxError
 from phalanx.execution.control import control
 from phalanx.wire.messages import STORE_VARIABLE
 
-#: Says which rank a process replays alone, as "rank 3 of 4".
-REPLAYED_VARIABLE = "PHALANX_REPLAYED"
-
 _MODULE = "torch.distributed.rendezvous"
 
 _worlds: Counter[str] = Counter()
@@ -121,12 +118,6 @@ def _join(url: str, timeout: timedelta) -> Iterator[Any]:
     world_size = int(query["world_size"][0]) if "world_size" in query else int(os.environ["WORLD_SIZE"])
     named = os.environ[STORE_VARIABLE]
     if named == "inline":
-        if world_size > 1 and (replayed := os.environ.get(REPLAYED_VARIABLE)):
-            raise PhalanxError(
-                f"a process group of {world_size} ranks cannot work in a replay: {replayed} runs alone here, without "
-                "its peers. Record a call that needs none, or record with state=True: the worker then comes with its "
-                "state, and its constructor is not run"
-            )
         if world_size > 1:
             raise PhalanxError(
                 f"a process group of {world_size} ranks cannot work with backend='inline': its ranks run one "

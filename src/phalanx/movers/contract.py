@@ -8,7 +8,7 @@ each byte is copied once on each side, and casts happen in the source's copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -20,8 +20,6 @@ __all__ = [
     "Read",
     "Received",
     "SourceEnd",
-    "StagingSource",
-    "StagingTarget",
     "TargetEnd",
     "Write",
     "fill",
@@ -83,32 +81,6 @@ class TargetEnd(Protocol):
 
     def close(self) -> None:
         """Give everything back. May be called again."""
-        ...
-
-
-@runtime_checkable
-class StagingSource(SourceEnd, Protocol):
-    """A source's end for targets that receive on a thread of their own, which nobody calls."""
-
-    def answers(self, readers: Sequence[int], *, timeout: float) -> dict[int, bytes]:
-        """What each reader says of what was sent last, waited for.
-
-        Raises:
-            WeightsLost: a reader died, or did not answer within ``timeout`` seconds. The end is closed.
-        """
-        ...
-
-
-@runtime_checkable
-class StagingTarget(TargetEnd, Protocol):
-    """A target's end that a thread waits at."""
-
-    def begun(self, sources: Sequence[int], *, timeout: float) -> bool:
-        """Whether one of these sources has begun to send, or is gone; waited for up to ``timeout`` seconds."""
-        ...
-
-    def answer(self, sources: Sequence[int], text: bytes) -> None:
-        """Tell sources something of what they sent last."""
         ...
 
 

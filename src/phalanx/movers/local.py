@@ -23,7 +23,6 @@ class Meeting:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Read, bytes]] = deque()
-        self._answers: deque[bytes] = deque()
         self._taken = 0
         self._given = 0
         self._over = False
@@ -54,24 +53,6 @@ class Meeting:
         with self._changed:
             while self._taken < offer:
                 self._wait_for(peer, deadline)
-
-    def given(self, timeout: float) -> bool:
-        """Whether there is an offer that nobody has taken, or will be none; waited for."""
-        with self._changed:
-            return self._changed.wait_for(lambda: bool(self._waiting) or self._over, timeout)
-
-    def answer(self, text: bytes) -> None:
-        """Say something of the offer that was taken last."""
-        with self._changed:
-            self._answers.append(text)
-            self._changed.notify_all()
-
-    def answered(self, deadline: Deadline, peer: str) -> bytes:
-        """What was said of an offer."""
-        with self._changed:
-            while not self._answers:
-                self._wait_for(peer, deadline)
-            return self._answers.popleft()
 
     def end(self) -> None:
         """One of the two is gone: who waits for it, or comes to wait, hears so at once."""
@@ -106,13 +87,6 @@ class LocalSource:
             self._meetings[reader].wait(offer, deadline, f"target rank {reader}")
         return sum(bucket.nbytes for bucket in buckets)
 
-    def answers(self, readers: Sequence[int], *, timeout: float) -> dict[int, bytes]:
-        """See :class:`phalanx.movers.contract.StagingSource`."""
-        deadline = Deadline(timeout)
-        return {
-            reader: self._meetings[reader].answered(deadline, f"target rank {reader}") for reader in readers
-        }
-
     def close(self) -> None:
         """Nothing is held; who waits for this end hears that it is gone."""
         for meeting in self._meetings.values():
@@ -138,15 +112,6 @@ class LocalTarget:
                         written += slot.nbytes
             self._meetings[source].done()
         return Received(written, notes)
-
-    def begun(self, sources: Sequence[int], *, timeout: float) -> bool:
-        """See :class:`phalanx.movers.contract.StagingTarget`: all sources here begin together, so one tells."""
-        return self._meetings[sources[0]].given(timeout)
-
-    def answer(self, sources: Sequence[int], text: bytes) -> None:
-        """See :class:`phalanx.movers.contract.StagingTarget`."""
-        for source in sources:
-            self._meetings[source].answer(text)
 
     def close(self) -> None:
         """Nothing is held; who waits for this end hears that it is gone."""

@@ -19,9 +19,6 @@ from phalanx.transfer.buckets import Bucket
 
 __all__ = ["RingSource", "RingTarget"]
 
-_ANSWER_SECONDS = 30.0
-"""An answer fits into the socket's buffer: more time than this means that the source does nothing any more."""
-
 
 class RingSource:
     """A source's ring.
@@ -134,7 +131,7 @@ class RingSource:
             ready = selector.select(timeout)
         for key, _ in ready:
             wire = self._readers[key.data]
-            # Not further than the last bucket: what follows is an answer, which is no message.
+            # Not further than the last bucket: a reader that has everything may close its end.
             while self._reads(unread, key.data) and (message := wire.read()) is not None:
                 if message[:2] != (DONE, self._sync):
                     raise lost(wire.peer, f"{wire.peer} answered for another sync: {message}")
@@ -142,15 +139,6 @@ class RingSource:
 
     def _reads(self, unread: Mapping[int, set[int]], reader: int) -> bool:
         return any(reader in readers for readers in unread.values())
-
-    def answers(self, readers: Sequence[int], *, timeout: float) -> dict[int, bytes]:
-        """See :class:`phalanx.movers.contract.StagingSource`."""
-        deadline = Deadline(timeout)
-        try:
-            return {reader: self._readers[reader].ask_note(deadline) for reader in readers}
-        except BaseException:
-            self._hang_up()
-            raise
 
     def _hang_up(self) -> None:
         for wire in self._readers.values():
@@ -207,21 +195,6 @@ class RingTarget:
     def connect(self, sources: Iterable[int], *, timeout: float) -> None:
         """Connect to sources before there is anything to receive, so that they hear when this end is closed."""
         self._call_all(sources, Deadline(timeout))
-
-    def begun(self, sources: Sequence[int], *, timeout: float) -> bool:
-        """See :class:`phalanx.movers.contract.StagingTarget`."""
-        self._call_all(sources, Deadline(timeout))
-        with selectors.DefaultSelector() as selector:
-            for source in sources:
-                link = self._links.get(source)
-                selector.register(self._called[source] if link is None else link.wire, selectors.EVENT_READ)
-            return bool(selector.select(timeout))
-
-    def answer(self, sources: Sequence[int], text: bytes) -> None:
-        """See :class:`phalanx.movers.contract.StagingTarget`."""
-        deadline = Deadline(_ANSWER_SECONDS)
-        for source in sources:
-            self._links[source].wire.tell_note(text, deadline)
 
     def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, *, timeout: float) -> Received:
         """See :class:`phalanx.movers.contract.TargetEnd`."""

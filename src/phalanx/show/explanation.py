@@ -1,4 +1,4 @@
-"""What a call would do, as a value: which rank gets what, what travels on which hop, who returns."""
+"""The description of a call before it is made: arguments, rows of each rank, and the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ArgumentFacts:
         value: what it is, such as "tensor float32 [8, 4]".
         given: how the ranks get it: "the same to all", "rows split", "one element each" and so on.
         travels: "in the message", "stored once", "stored, once per piece", "by reference" and so on.
-        nbytes: of the whole value; None where it is not known yet (the result of another call).
+        nbytes: of the complete value; None if it is the result of another call.
     """
 
     name: str
@@ -41,13 +41,9 @@ class RankFacts:
         place: its coordinates where the call goes over a mesh.
         start, stop: the rows of the caller that it gets, ``stop`` not included; None where no rows are split, or
             where they are not consecutive.
-        rows: how many these are; None where nothing is split, or where it is not known yet.
+        rows: their number; None if nothing is split, or if it depends on the result of another call.
         given_rows: rows that reach the method, padding included.
         order: the caller's rows in order, where they are not consecutive.
-        message_bytes: in the message from the driver.
-        store_bytes: read from the object store, put there by the driver.
-        peer_bytes: fetched from the outputs of other calls; None where that is not known yet.
-        sources: the ranks whose outputs it fetches, as "group[rank]".
         returns: "kept" or "dropped".
     """
 
@@ -59,24 +55,7 @@ class RankFacts:
     rows: int | None
     given_rows: int | None
     order: tuple[int, ...] | None
-    message_bytes: int
-    store_bytes: int
-    peer_bytes: int | None
-    sources: tuple[str, ...]
     returns: str
-
-
-@dataclass(frozen=True)
-class Hop:
-    """Bytes between two places: in all, and the most for one rank (0: no rank has a part in it).
-
-    None is "not known before the call".
-    """
-
-    name: str
-    nbytes: int | None
-    most: int | None
-    what: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +67,6 @@ class CallExplanation:
     waits: bool
     arguments: tuple[ArgumentFacts, ...]
     ranks: tuple[RankFacts, ...]
-    hops: tuple[Hop, ...]
     collected: str
     notes: tuple[str, ...] = ()
 
@@ -104,9 +82,9 @@ class CallExplanation:
         return f"{self.call} by {self.mode} on {ranks}; {end}. Nothing was sent"
 
     def tables(self) -> tuple[Table, ...]:
-        """Arguments if there are any, ranks, hops. Of very many ranks the first are shown."""
+        """Tables of the arguments, if there are any, and of the first ranks."""
         arguments = (self._arguments(),) if self.arguments else ()
-        return *arguments, self._ranks(), self._hops()
+        return *arguments, self._ranks()
 
     def _arguments(self) -> Table:
         rows = [(a.name, a.value, a.given, a.travels, size(a.nbytes)) for a in self.arguments]
@@ -122,37 +100,28 @@ class CallExplanation:
             columns.append(("mesh", [_place(r.place) for r in shown]))
         if any(r.rows is not None for r in self.ranks):
             columns.append(("rows", [_rows(r) for r in shown]))
-        columns.append(("message", [size(r.message_bytes) for r in shown]))
-        if any(r.store_bytes for r in self.ranks):
-            columns.append(("from the store", [size(r.store_bytes) for r in shown]))
-        if any(r.sources for r in self.ranks):
-            columns.append(("from ranks", [_fetched(r) for r in shown]))
         columns.append(("output", [r.returns for r in shown]))
         rows = tuple(zip(*(cells for _, cells in columns), strict=True))
         more = len(self.ranks) - len(shown)
         notes = (f"and {more} more ranks; .to_dict() has all of them.",) if more else ()
         return Table("Ranks", tuple(name for name, _ in columns), rows, notes)
 
-    def _hops(self) -> Table:
-        hops = [hop for hop in self.hops if hop.nbytes != 0]
-        rows = [
-            (hop.name, size(hop.nbytes), size(hop.most) if hop.most != 0 else None, hop.what) for hop in hops
-        ]
-        columns = ("hop", "bytes in all", "most for one rank", "what")
-        return Table("Bytes by hop", columns, tuple(rows), (f"Result: {self.collected}.", *self.notes))
+    def _closing_lines(self) -> tuple[str, ...]:
+        return f"Result: {self.collected}.", *self.notes
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *map(str, self.tables())])
+        return "\n".join([self.title, *map(str, self.tables()), *self._closing_lines()])
 
     def __rich__(self) -> Any:
         from rich.console import Group  # only where something is shown
         from rich.text import Text
 
-        return Group(Text(self.title), *self.tables())
+        return Group(Text(self.title), *self.tables(), *map(Text, self._closing_lines()))
 
     def _repr_html_(self) -> str:
         parts = [table._repr_html_() for table in self.tables()]  # pyright: ignore[reportPrivateUsage]
-        return f"<p>{html.escape(self.title)}</p>{''.join(parts)}"
+        closing = "".join(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())
+        return f"<p>{html.escape(self.title)}</p>{''.join(parts)}{closing}"
 
 
 def _place(place: dict[str, int] | None) -> str | None:
@@ -175,12 +144,3 @@ def _rows(rank: RankFacts) -> str | None:
 def _listed(rows: Sequence[int]) -> str:
     shown = ", ".join(map(str, rows[:6]))
     return f"{shown}, ... ({len(rows)} rows)" if len(rows) > 6 else shown
-
-
-def _fetched(rank: RankFacts) -> str | None:
-    if not rank.sources:
-        return None
-    shown = ", ".join(rank.sources[:3]) + (
-        f" and {len(rank.sources) - 3} more" if len(rank.sources) > 3 else ""
-    )
-    return f"{size(rank.peer_bytes)} of {shown}"

@@ -34,7 +34,7 @@ class RankEntry:
 class GroupEntry:
     """One group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time.
 
-    ``weights`` says of which version the weights of its roles are, by ``role.name``, ``standbys`` how many there are.
+    ``weights`` has the version of the weights of each role, as text, by ``role.name``.
     """
 
     run: str
@@ -51,7 +51,6 @@ class GroupEntry:
     cause: str | None = None
     ranks: tuple[RankEntry, ...] = ()
     weights: dict[str, str] = field(default_factory=dict[str, str])
-    standbys: str = ""
 
     @property
     def key(self) -> str:

@@ -171,19 +171,6 @@ class PlacingContract(_Ranks):
         assert nodes == [endpoint.facts.slot.node_id for endpoint in endpoints]
         assert len(set(nodes)) == 1
 
-    def test_a_process_that_is_asked_for_on_a_node_is_there_and_can_become_a_rank(
-        self, transport: Transport, reservation: Reservation, endpoints: list[Endpoint]
-    ) -> None:
-        slots, node = (Slot(0, 0, _POOL),), endpoints[0].facts.slot.node_id
-        request = SpawnRequest(
-            "Small", _METHODS, slots, {_POOL: reservation}, {}, make_host, nodes=(node,), timeout=_WITHIN_S
-        )
-        made = transport.spawn(request)
-        transport.fetch([self.become(transport, made, 0).value], _WITHIN_S)
-        assert made[0].facts.slot.node_id == node
-        assert transport.fetch([self.call(transport, made[0], "rank_of").value], _WITHIN_S) == [0]
-        transport.kill(made)
-
     def test_processes_end_when_they_are_killed_also_twice(
         self, transport: Transport, reservation: Reservation
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from phalanx.show.sizes import size
 from phalanx.show.tables import Table
@@ -12,7 +12,6 @@ from phalanx.transfer.plan import Plan
 
 __all__ = ["bytes_by_link", "explain_plan"]
 
-_DONE = {"swap": "swaps the storage of", "copy": "copies", "load": "loads"}
 MOVERS: Mapping[Hop, str] = {Hop.PROCESS: "copy", Hop.NODE: "segments", Hop.OTHER: "store"}
 
 
@@ -32,14 +31,12 @@ def explain_plan(
     movers: Mapping[Hop, str] = MOVERS,
     delta_base: int = 0,
     title: str = "weights",
-    takeovers: Sequence[tuple[str, int, int]] = (),
 ) -> Table:
     """A row for each pair of ranks, and below it what is not plain.
 
     Args:
         movers: what carries each hop.
         delta_base: bytes of the copies that sources keep for deltas; 0 without deltas.
-        takeovers: what target ranks do at a commit of a staged version: how, tensors and bytes.
     """
     rows = tuple(
         (f"rank {source}", f"rank {target}", str(hop), movers[hop], size(nbytes))
@@ -49,7 +46,7 @@ def explain_plan(
         f"{title}: {size(plan.nbytes)} to {plan.targets} ranks, {_count(plan)} tensors",
         ("from", "to", "hop", "mover", "bytes"),
         rows,
-        (*_notes(plan, delta_base), *_commit_notes(takeovers)),
+        tuple(_notes(plan, delta_base)),
     )
 
 
@@ -81,18 +78,6 @@ def _notes(plan: Plan, delta_base: int) -> list[str]:
     if delta_base:
         notes.append(f"deltas: the sources keep one more copy of what they send, {size(delta_base)}")
     return notes
-
-
-def _commit_notes(takeovers: Sequence[tuple[str, int, int]]) -> Iterator[str]:
-    ways: dict[str, list[int]] = {}
-    for how, tensors, nbytes in takeovers:
-        counted = ways.setdefault(how, [0, 0])
-        counted[0] += tensors
-        counted[1] += nbytes
-    if ways:
-        done = ", ".join(f"{_DONE[how]} {n} tensors ({size(nbytes)})" for how, (n, nbytes) in ways.items())
-        second = size(sum(nbytes for _, nbytes in ways.values()))
-        yield f"stage() and commit(), over all target ranks: a second set of tensors of {second}; a commit {done}"
 
 
 def _few(items: list[str], most: int = 4) -> str:

@@ -50,10 +50,6 @@ class Weights:
             raise InternalError(f"version {number} was finished, but the weights are {self}")
         return Weights("whole", number, number)
 
-    def stage(self) -> Weights:
-        """A version is read into other memory: these weights stay what they are."""
-        return self
-
     def restarted(self) -> Weights:
         """The same role and name in a new process: its constructor's weights again."""
         lost = self.number if self.status == "torn" else None

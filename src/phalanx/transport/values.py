@@ -58,7 +58,7 @@ class Facade(NamedTuple):
 
 @dataclass(frozen=True)
 class SpawnRequest:
-    """Worker processes to start, one per slot, in the order of ``slots``; with ``nodes``, on these, beside their slots.
+    """Worker processes to start, one per slot, in the order of ``slots``.
 
     ``names`` and ``namespace`` are those under which the backend's users find a process (None: unnamed, and the
     transport's own namespace).
@@ -70,7 +70,6 @@ class SpawnRequest:
     reservations: Mapping[str, Reservation]
     resources: Mapping[str, float]
     factory: HostFactory
-    nodes: tuple[str, ...] = ()
     names: tuple[str, ...] | None = None
     namespace: str | None = None
     runtime_env: Mapping[str, Any] | None = None

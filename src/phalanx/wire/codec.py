@@ -35,7 +35,6 @@ __all__ = [
     "encode",
     "large_leaves",
     "nbytes_of",
-    "tokens_of",
 ]
 
 _PROTOCOL = 5
@@ -262,13 +261,6 @@ def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Value:
     if data[:1] == b"\x80":  # pickle's first opcode: a head without buffers and tokens
         return pickle.loads(data)
     return _load(_split(data), restore)
-
-
-def tokens_of(data: bytes | Encoded) -> Sequence[Any]:
-    """The hoisted tokens in what `decode` takes, in order; nothing else of it is decoded."""
-    if isinstance(data, Encoded):
-        return data.tokens
-    return () if data[:1] == b"\x80" else _split(data).tokens
 
 
 def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:

@@ -28,10 +28,6 @@ class PartInfo(NamedTuple):
     nbytes: int
     settings: tuple[tuple[str, bytes], ...] = ()
 
-    def nbytes_of(self, start: int, stop: int) -> int:
-        """Return the bytes of the rows [start, stop) of the output."""
-        rows = self.rows or 0
-        return self.nbytes * max(0, min(stop, rows) - max(start, 0)) // max(1, rows)
 
 
 class StreamEnd(NamedTuple):

@@ -205,23 +205,6 @@ def test_a_pool_gives_back_only_what_it_got(four: px.ResourcePool) -> None:
         four[0:2].grow()
 
 
-def test_a_policy_follows_the_depth_of_a_queue(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    px.resize(group, 1)
-    elastic = px.Elastic(1, 3, decide=4, shrink_after_s=0.0)
-    sizes = []
-    with px.Channel() as prompts:
-        for depth in (0, 3, 20):
-            while len(prompts) < depth:
-                prompts.put(len(prompts))
-            sizes.append(px.adapt(group, elastic, prompts))
-        answers = [group.any.answer(prompts.get())[1] for _ in range(20)]
-        sizes.append(px.adapt(group, elastic, prompts))
-
-    assert sizes == [1, 1, 3, 1]
-    assert answers == [10 * number for number in range(20)]
-
-
 class Model(px.Worker):
     independent = True
 

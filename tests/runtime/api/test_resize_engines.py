@@ -151,14 +151,6 @@ def test_sticky_routing_follows(eight: px.ResourcePool) -> None:
     assert all(after[key] == engine for key, engine in before.items() if engine < 2)
 
 
-def test_a_policy_counts_engines(eight: px.ResourcePool) -> None:
-    group = engines(eight)
-    elastic = px.Elastic(1, 3, decide=4, shrink_after_s=0.0)
-
-    assert [px.adapt(group, elastic, waiting) for waiting in (0, 9, 4)] == [1, 3, 1]
-    assert group.world_size == TP
-
-
 def test_a_restart_keeps_their_number(eight: px.ResourcePool) -> None:
     group = engines(eight)
     px.resize(group, 2)

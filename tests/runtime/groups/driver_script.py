@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import phalanx as px
@@ -21,24 +20,13 @@ def workers() -> type[px.Worker]:
     return module.Trouble
 
 
-def standby_of(group: px.WorkerGroup) -> int:
-    """The pid of the process that stands by, once it does."""
-    limit = time.monotonic() + 60.0
-    while time.monotonic() < limit:
-        notes = " ".join(map(str, group.explain().notes))
-        if "1 of 1 standbys ready" in notes:
-            return int(notes.partition("pid ")[2].split()[0])
-        time.sleep(0.05)
-    raise TimeoutError(str(group.explain()))
-
-
 def main(address: str, ending: str) -> None:
     px.init(backend="ray", address=address, log_to_driver=False)
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
-        group = px.WorkerGroup(pool, workers(), on_failure=px.Replace(standbys=1))
+        group = px.WorkerGroup(pool, workers())
         children = [pid for pids in group.leave_children() for pid in pids]
         kept = px.put(bytes(8 * 2**20))
-        ranks = [*group.pid(), standby_of(group)]
+        ranks = group.pid()
         call = group.nap.submit(60.0) if ending == "call" else None
         print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
         if call is not None:

@@ -132,21 +132,6 @@ def test_syncs_that_do_not_wait_for_each_other_arrive(
     assert same(trainer, generator)
 
 
-def test_stages_between_syncs_do_no_harm(
-    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
-) -> None:
-    for seed in range(2):
-        trainer.change(0.1, seed)
-        sync()
-        trainer.change(0.1, seed + 7)
-        sync.stage().result()
-        sync.commit()
-        assert same(trainer, generator)
-    trainer.change(0.1, 99)
-    sync()
-    assert same(trainer, generator)
-
-
 def test_explain_says_what_deltas_cost(backend: str, sync: px.WeightSync) -> None:
     said = "the sources keep one more copy of what they send" in " ".join(str(sync.explain()).split())
 

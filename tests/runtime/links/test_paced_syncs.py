@@ -62,20 +62,6 @@ def test_a_version_is_in_service_also_where_a_warning_of_its_sync_is_an_error(gr
         assert (staleness.version, staleness.serving) == (2, 2)
 
 
-def test_a_staged_version_is_in_training_and_serves_once_it_is_committed(groups: Groups) -> None:
-    staleness = px.Staleness(max_lag=0, rows_per_version=4)
-    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
-        sync()
-        groups.actor.train()
-        sync.stage().result()
-        assert (staleness.version, staleness.serving) == (2, 1)
-        with pytest.raises(px.StalenessTimeout, match="engines still generate with version 1"):
-            staleness.begin(4, timeout=0)
-        sync.commit()
-        assert (staleness.version, staleness.serving) == (2, 2)
-        assert groups.rollout.version() == [2]
-
-
 def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Groups) -> None:
     staleness = px.Staleness(max_lag=1, rows_per_version=4)
     with (

@@ -34,7 +34,7 @@ def main() -> None:
             with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
                 found["expected"] = [losses(group, number) for number in range(STEPS)]
 
-            policy = px.Replace(max_failures=0, standbys=1)  # nothing of it is a failure
+            policy = px.Replace(max_failures=0)  # nothing of it is a failure
             group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy)
             pids, nodes = group.pid(), [group.core.epoch.nodes]
             seen: list[list[float]] = []

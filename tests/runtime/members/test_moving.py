@@ -45,7 +45,7 @@ class Nodes(ScriptedTransport):
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         made = super().spawn(request)
-        nodes = request.nodes or self.nodes_of(request.slots, request.reservations)
+        nodes = self.nodes_of(request.slots, request.reservations)
         for endpoint, node in zip(made, nodes, strict=True):
             slot = replace(endpoint.facts.slot, node_id=node, host=f"host-{node}")
             endpoint.facts = endpoint.facts._replace(slot=slot)
@@ -189,25 +189,6 @@ def test_a_rank_that_dies_meanwhile_is_replaced_as_preempted(four: px.ResourcePo
 
     assert group.add(3) == [[1, 3]] * 4
     assert group.core.epoch.nodes == ("a", "a", "c", "c")
-
-
-def test_a_standby_of_the_other_node_is_taken(nodes: Nodes, four: px.ResourcePool) -> None:
-    nodes.room = 1.0
-    group = px.WorkerGroup(four, Ledger, on_failure=px.Replace(standbys=2))
-    standbys = group._processes.standbys
-    assert standbys is not None
-    there = [berth.endpoint for berth in standbys._berths]
-    assert [one.facts.slot.node_id for one in there if one is not None] == ["a", "b"]
-    nodes.homes[1] = "a"  # where the slots of a lost node will be
-    faults.kill(group, 2)
-    faults.kill(group, 3)
-
-    px.replace(group, state="none")
-
-    assert there[0] is not None
-    assert group.core.endpoints[2].handle is there[0].handle
-    assert group.core.endpoints[3].handle is not there[0].handle
-    assert group.core.epoch.nodes == ("a", "a", "a", "a")
 
 
 def test_blocks_that_go_are_counted_by_their_slots() -> None:

@@ -34,7 +34,7 @@ class Adder(px.Worker):
 class Native:
     def __init__(self) -> None:
         self.pool = px.ResourcePool([2], use_gpu=False, backend="ray")
-        self.group = px.WorkerGroup(self.pool, Adder, on_failure=px.Replace(standbys=1))
+        self.group = px.WorkerGroup(self.pool, Adder)
         self.add: Callable[[int], Any] = self.group.add
 
     def leave_waiting(self) -> None:

@@ -64,10 +64,6 @@ def spans(explanation: Any) -> list[tuple[int, int]]:
     return [(rank.start, rank.stop) for rank in explanation.ranks]
 
 
-def hop(explanation: Any, name: str) -> Any:
-    return next(hop for hop in explanation.hops if hop.name == name)
-
-
 def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any) -> None:
     explanation = group.update.explain(torch.zeros(5, 3), rate=0.1)
 
@@ -75,22 +71,6 @@ def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any
     assert [rank.returns for rank in explanation.ranks] == ["dropped", "dropped", "kept", "kept"]
     assert "last pp (pp=1)" in explanation.collected
     assert [rank.place for rank in explanation.ranks][1] == {"pp": 0, "dp": 1}
-
-
-@pytest.mark.parametrize("size", [3, 60_000])
-def test_the_bytes_are_those_that_the_call_then_sends_and_stores(group: Any, size: int) -> None:
-    batch = {"x": torch.ones(8, size), "text": ["a"] * 8}
-    explanation = group.update.explain(batch, rate=px.replicate(torch.ones(size)))
-    before = group.statistics()
-
-    group.update(batch, rate=px.replicate(torch.ones(size)))
-
-    after = group.statistics()
-    assert hop(explanation, "driver -> store").nbytes == after["stored_bytes"] - before["stored_bytes"]
-    sent = after["sent_bytes"] - before["sent_bytes"]
-    assert hop(explanation, "driver -> ranks").nbytes == pytest.approx(
-        sent, abs=16
-    )  # call numbers differ in length
 
 
 def test_explaining_makes_no_call(group: Any) -> None:
@@ -128,16 +108,15 @@ def test_balanced_rows_are_named_one_by_one(group: Any) -> None:
     assert "in the caller's order" in explanation.collected
 
 
-def test_a_future_is_fetched_from_the_ranks_that_hold_its_rows(group: Any) -> None:
+def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) -> None:
     future = group.rows(torch.zeros(8, 3))
-    future.result()
 
     explanation = group[0:2].rows.explain(future)
 
-    assert spans(explanation) == [(0, 4), (4, 8)]
-    assert explanation.ranks[0].sources == ("explained[0]", "explained[1]")
-    assert explanation.arguments[0].travels == "by reference, rank to rank"
-    assert hop(explanation, "rank -> rank").nbytes >= 8 * 3 * 4
+    (argument,) = explanation.arguments
+    assert (argument.value, argument.nbytes) == ("future of explained.rows", None)
+    assert argument.travels == "by reference, rank to rank"
+    assert [rank.rows for rank in explanation.ranks] == [None, None]
 
 
 def test_a_slice_counts_as_a_world_of_its_own(group: Any) -> None:
@@ -160,17 +139,12 @@ def test_a_role_and_a_call_with_options_are_explained_alike(inline_slots: px.Res
     assert plain.call.endswith(".actor.update")
 
 
-def test_a_stored_value_is_read_from_the_store_by_each_rank(group: Any) -> None:
+def test_a_stored_value_is_not_stored_again(group: Any) -> None:
     stored = px.put(torch.zeros(100_000))
 
-    explanation = group.take.explain(stored)
+    (argument,) = group.take.explain(stored).arguments
 
-    assert {rank.store_bytes for rank in explanation.ranks} == {stored.nbytes}
-    assert explanation.arguments[0].travels == "stored before (px.put)"
-
-
-def test_a_call_without_arguments_sends_nothing(group: Any) -> None:
-    assert hop(group.count.explain(), "driver -> ranks").nbytes == 0
+    assert (argument.travels, argument.nbytes) == ("stored before (px.put)", stored.nbytes)
 
 
 def test_a_custom_mode_is_named(group: Any) -> None:
@@ -182,7 +156,7 @@ def test_a_custom_mode_is_named(group: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "args"),
-    [("update", (torch.zeros(3), torch.zeros(4))), ("take", ()), ("take", ((i for i in ()),))],
+    [("update", (torch.zeros(3), torch.zeros(4))), ("take", ())],
 )
 def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any, method: str, args: Any) -> None:
     with pytest.raises(px.DispatchError) as explained:

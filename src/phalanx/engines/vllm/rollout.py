@@ -192,7 +192,7 @@ def _accept(
     if weights is None:
         return
     if started.load is None:  # they come to the engine's first rank
-        worker.accept_weights(weights, {}, load=_nothing, probing=None)
+        worker.accept_weights(weights, {}, load=_nothing)
         return
     from phalanx.engines.vllm.weights import expected_weights  # torch: in the ranks
 

@@ -40,9 +40,6 @@ class Description:
         share: it wants the source's storage. load: it hands the tensors to a function. placed: out of a
             segment of its own.
         store: address of its group's rendezvous store, as "host:port/epoch".
-        takeover: what a commit of a staged version would do there.
-        prompts: of a target that generates: by which it is compared with its source. mute: why a source could not be
-            asked for that, in words.
     """
 
     manifest: Manifest | None
@@ -51,33 +48,7 @@ class Description:
     share: bool = False
     load: bool = False
     store: str = ""
-    takeover: tuple[Takeover, ...] = ()
-    prompts: tuple[tuple[int, ...], ...] = ()
-    mute: str = ""
     placed: bool = False
-
-
-class Probed(NamedTuple):
-    """Log-probabilities of the tokens of prompts but the first of each; None, and why, where there are none."""
-
-    log_probs: tuple[tuple[float, ...], ...] | None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Staging:
-    """How the thread of a target does what it is not called for: ``timeout`` is seconds for one version."""
-
-    verify: Verify
-    timeout: float
-
-
-class Takeover(NamedTuple):
-    """What a commit does with some of the tensors of a target rank: ``how`` is "swap", "copy" or "load"."""
-
-    how: Literal["swap", "copy", "load"]
-    tensors: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -93,8 +64,6 @@ class JoinOrder:
         addresses: of the sources' rings.
         store: address of the rendezvous store that a process group over both sides is made by.
         timeout: seconds in which such a group must be made.
-        staged: how versions are verified that a thread of each target reads beside what it does; None where a call of
-            the target receives.
         delta: only what changed travels, where the mover can do that.
     """
 
@@ -108,7 +77,6 @@ class JoinOrder:
     addresses: Mapping[int, str] = field(default_factory=dict[int, str])
     store: str = ""
     timeout: float = 60.0
-    staged: Staging | None = None
     delta: bool = False
 
 
@@ -135,7 +103,7 @@ class SyncOrder:
 
     ``step`` is the source's count of optimizer steps that the caller asks for; what changed is told ``since`` then.
     ``known`` is the version that all targets have got whole over these ends, and have still as far as the driver knows;
-    None: everything is to be sent. With ``probe``, a target that generates tells log-probabilities of its prompts.
+    None: everything is to be sent.
     """
 
     key: str
@@ -145,7 +113,6 @@ class SyncOrder:
     step: int | None = None
     since: Since = _NOTHING
     known: int | None = None
-    probe: bool = False
 
 
 class Sent(NamedTuple):
@@ -169,22 +136,8 @@ class Arrived(NamedTuple):
     by_source: tuple[tuple[int, str, int], ...]
 
 
-class Committed(NamedTuple):
-    """What a commit did on a rank, in seconds."""
-
-    seconds: float
-    takeover: tuple[Takeover, ...]
-
-
 class TookPart(NamedTuple):
-    """A rank's part in a sync, as source and as target; None where it is not that.
-
-    Of a stage a source tells what came to each target that it sent to, by the target's index. ``probed`` is what a
-    target computes with what arrived, where that was asked for: told by the very call that received it, since calls of
-    asynchronous ranks have no order.
-    """
+    """A rank's part in a sync, as source and as target; None if the rank is not on that side."""
 
     sent: Sent | None
     arrived: Arrived | None
-    staged: Mapping[int, Arrived] = {}
-    probed: Probed | None = None

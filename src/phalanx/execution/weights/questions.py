@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.errors import WeightsLost
 from phalanx.execution.weights.orders import (
     Asked,
-    Committed,
     Description,
     Joined,
     JoinOrder,
-    Probed,
     Side,
     SyncOrder,
     TookPart,
@@ -47,42 +45,18 @@ def state(host: Host, asked: Asked) -> Weights:
 def describe(host: Host, asked: Asked) -> Description:
     """What this rank has of the weights."""
     from phalanx.execution.weights.ends import is_placed, read  # torch: where there are weights
-    from phalanx.execution.weights.probing import why_no_forward  # torch: where there are weights
-    from phalanx.execution.weights.takeover import takeover  # torch: where there are weights
 
     book, key = host.weights, (asked.role, asked.name)
     place, number = _place(host), book.newest(key)
     store = os.environ.get(STORE_VARIABLE, "")
     if asked.side == "source":
-        published = book.published(key)
-        return Description(
-            read(published).manifest, place, number, store=store, mute=why_no_forward(published)
-        )
+        return Description(read(book.published(key)).manifest, place, number, store=store)
     accepted = book.accepted(key)
-    prompts = accepted.probing.prompts if accepted.probing is not None else ()
     placed = is_placed(accepted)
     if accepted.model is None:
-        share = accepted.share
-        return Description(None, place, number, share, load=True, store=store, prompts=prompts, placed=placed)
-    reading = read(accepted)
-    return Description(
-        reading.manifest,
-        place,
-        number,
-        accepted.share,
-        accepted.load is not None,
-        store,
-        takeover(accepted, reading),
-        prompts,
-        placed=placed,
-    )
-
-
-def probe(host: Host, asked: Asked, prompts: Sequence[Sequence[int]]) -> Probed:
-    """Log-probabilities of prompts by the source's forward."""
-    from phalanx.execution.weights.probing import probe_source  # torch: where there are weights
-
-    return probe_source(host.weights, (asked.role, asked.name), prompts)
+        return Description(None, place, number, accepted.share, load=True, store=store, placed=placed)
+    loads = accepted.load is not None
+    return Description(read(accepted).manifest, place, number, accepted.share, loads, store, placed)
 
 
 def _place(host: Host) -> Place:
@@ -101,7 +75,6 @@ def join(host: Host, *orders: JoinOrder) -> list[Joined]:
 
 def _join(host: Host, order: JoinOrder) -> Joined:
     from phalanx.execution.weights.source import SourceRank  # torch: where there are weights
-    from phalanx.execution.weights.staged import StagedTarget  # torch: where there are weights
     from phalanx.execution.weights.target import TargetRank
 
     book, index = host.weights, order.ranks.index(host.context.rank)
@@ -109,10 +82,6 @@ def _join(host: Host, order: JoinOrder) -> Joined:
         made = SourceRank(book, order, index, _shelf(host))
         book.ends["source", order.key] = made
         return Joined(order.plan.digest, made.address)
-    if order.staged is not None:
-        book.ends["target", order.key] = StagedTarget(book, order, index, _shelf(host), order.staged)
-        host.closers.add(leave, host, order.key)
-        return Joined(order.plan.digest)
     beside = book.ends.get(("source", order.key))
     reading = None if beside is None else beside.reading
     book.ends["target", order.key] = TargetRank(book, order, index, _shelf(host), reading)
@@ -167,36 +136,10 @@ def take_part(
         if source is not None:
             return TookPart(source.send(sync), None)
         if target is not None:
-            return TookPart(None, target.receive(sync, given), probed=target.probed(sync))
+            return TookPart(None, target.receive(sync, given))
         raise _no_ends(sync)
     except BaseException:
         leave(host, sync.key)
-        raise
-
-
-def stage(host: Host, sync: SyncOrder) -> TookPart:
-    """Send a version to the threads of the targets, and wait until they have it whole."""
-    source = host.weights.ends.get(("source", sync.key))
-    try:
-        if source is None:
-            raise _no_ends(sync)
-        return source.stage(sync)
-    except BaseException:
-        leave(host, sync.key)
-        raise
-
-
-def commit(host: Host, key: str, number: int) -> Committed:
-    """Take over the version that this rank's thread has read."""
-    target = host.weights.ends.get(("target", key))
-    try:
-        if target is None:
-            raise WeightsLost(
-                f"this rank has no staged version {number} any more: its ends were given back; stage again"
-            )
-        return target.commit(number)
-    except BaseException:
-        leave(host, key)
         raise
 
 
@@ -211,7 +154,7 @@ def _both(source: Any, target: Any, sync: SyncOrder, given: dict[int, OnShelf]) 
         if isinstance(error, WeightsLost) and sending.failed_first:
             sending.result()
         raise
-    return TookPart(sending.result(), arrived, probed=target.probed(sync))
+    return TookPart(sending.result(), arrived)
 
 
 class _Beside:

@@ -6,7 +6,6 @@ import hashlib
 import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 import torch
 
@@ -23,10 +22,8 @@ from phalanx.execution.weights.ends import (
     source_legs,
     watch,
 )
-from phalanx.execution.weights.orders import JoinOrder, Sent, SyncOrder, TookPart
+from phalanx.execution.weights.orders import JoinOrder, Sent, SyncOrder
 from phalanx.execution.weights.shelf import OnShelf, RankShelf
-from phalanx.movers.contract import StagingSource
-from phalanx.movers.deadline import lost
 from phalanx.movers.placed import PlacedSource
 from phalanx.movers.ring import RingSource
 from phalanx.transfer.digests import PieceDigest, digest_pieces
@@ -85,26 +82,6 @@ class SourceRank:
             for deltas in self._deltas:
                 deltas.end(sync.number)
             return sending.ended()
-
-    def stage(self, sync: SyncOrder) -> TookPart:
-        """Send a version to the threads of the targets, and wait until each says that it has it whole.
-
-        Raises:
-            WeightsLost: a target was lost, or says that what came is not what was sent. No target has changed.
-        """
-        with closed_by_errors(self):
-            sending = self._begin(sync)
-            sending.send(self._legs)
-            answers = [
-                cast(StagingSource, leg.end).answers(readers_of(leg.buckets), timeout=sync.timeout)
-                for leg in self._legs
-            ]
-            sent = sending.ended()
-            told = {target: pickle.loads(text) for answer in answers for target, text in answer.items()}
-            for target, (why, _) in told.items():
-                if why is not None:
-                    raise lost(f"target rank {target}", f"target rank {target} could not stage: {why}")
-            return TookPart(sent, None, {target: arrived for target, (_, arrived) in told.items()})
 
     def _begin(self, sync: SyncOrder) -> _Sending:
         published = self._book.published(self._key)

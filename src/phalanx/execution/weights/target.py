@@ -25,8 +25,7 @@ from phalanx.execution.weights.ends import (
     refreshed,
     target_legs,
 )
-from phalanx.execution.weights.orders import Arrived, JoinOrder, Probed, SyncOrder
-from phalanx.execution.weights.probing import probe_target
+from phalanx.execution.weights.orders import Arrived, JoinOrder, SyncOrder
 from phalanx.execution.weights.shelf import OnShelf, RankShelf
 from phalanx.movers.contract import Write
 from phalanx.movers.local import share
@@ -99,10 +98,6 @@ class TargetRank:
                 deltas.end(sync.number)
         return Arrived(nbytes, time.perf_counter() - began, by_source)
 
-    def probed(self, sync: SyncOrder) -> Probed | None:
-        """What the role computes with the version that it has received, where that is asked for."""
-        return probe_target(self._book, self._key) if sync.probe else None
-
     def _begin(self, sync: SyncOrder) -> None:
         """From now on the role's weights may be of no one version."""
         if self._torn_by != sync.number:
@@ -125,7 +120,7 @@ class TargetRank:
         return nbytes, by_source
 
     def _take(
-        self, write: Write, timeout: float, number: int | None = None
+        self, write: Write, timeout: float, number: int
     ) -> tuple[int, tuple[tuple[int, str, int], ...], Mapping[int, bytes]]:
         """Receive over all legs: bytes, bytes by source and mover, and what each source noted."""
         nbytes, notes = 0, dict[int, bytes]()
@@ -143,11 +138,9 @@ class TargetRank:
         return nbytes, tuple(by_source), notes
 
     def _span(
-        self, number: int | None, mover: str, sizes: Mapping[int, int]
+        self, number: int, mover: str, sizes: Mapping[int, int]
     ) -> contextlib.AbstractContextManager[object]:
-        """For traces: the time in which one mover brings a version. A thread of no call is in no trace."""
-        if number is None:
-            return contextlib.nullcontext()
+        """For traces: the time in which one mover brings a version."""
         return px_span(f"weights {self._key[1]!r}", **span_attributes(number, mover, sizes))
 
     def _verify(self, wanted: int, verify: Verify, tensors: Tensors, notes: Mapping[int, bytes]) -> None:

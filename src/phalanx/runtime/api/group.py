@@ -141,7 +141,6 @@ class WorkerGroup(GroupView):
         self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
         self._members = Members(core, self._processes, pool, self)
         core.owned = Owned(
-            made_of=bound,
             replace=self._processes.replace,
             resize=self._members.change,
             restart=self._restart_with,
@@ -301,13 +300,11 @@ class WorkerGroup(GroupView):
         notes: list[str] = []
         if self.roles:
             notes.append(f"colocated in one process per rank: {', '.join(self.roles)}")
-        others = [one.name for one in self._pool.groups if one.number != self.number]  # nor its standbys
+        others = [one.name for one in self._pool.groups if one.number != self.number]
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
         if self.core.life.snapshot is not None:
             notes.append(str(self.core.life.snapshot))
-        if self._processes.standbys is not None:
-            notes.extend(self._processes.standbys.notes())
         if told := apart(self.core.life.constructed):
             notes.append(told)
         return tuple(notes)
@@ -330,8 +327,6 @@ class WorkerGroup(GroupView):
 
     def _end(self, patience: float) -> None:
         withdraw(self.core.life, self.core.roster_key)
-        if self._processes.standbys is not None:
-            self._processes.standbys.close()
         self._processes.end(self.core.epoch, patience)
         self._pool.unclaim(self)
         self.core.life.finish_close()

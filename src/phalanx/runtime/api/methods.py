@@ -150,20 +150,18 @@ class BoundMethod(Generic[P, B, V]):
         )
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
-        """What a call with these arguments would do, without making it.
+        """Describe a call with these arguments, without making it.
 
-        It says which rank gets which rows, how each argument travels, how many bytes go over which hop, who returns
-        and how the outputs become the result. Nothing is sent or stored and nothing is waited for. The call is
-        planned and its messages are made as for sending them: dispatch functions and pickling run, and ranks that
-        registered a mesh of their own are asked for it once, as the first call would ask them.
+        The description has the rows of each rank, how each argument travels, which ranks return an output and how
+        outputs become the result. Nothing is encoded, sent or stored, and nothing is waited for. The call is planned:
+        dispatch functions run, and ranks that registered a mesh are asked for it once, as by the first call.
 
         Raises:
-            DispatchError: the call itself would raise it; or how it is split depends on a future that is not done.
+            DispatchError: planning the call raises it; or the split depends on a future that is not done.
         """
         chosen, spec = self._selection, self._spec
         plan = chosen.plan(spec, self._handle, args, kwargs, finished_result)
-        bare = self._may_be_bare and not args and not kwargs
-        return explain_call(chosen, spec, plan, args, kwargs, bare=bare)
+        return explain_call(chosen, spec, plan, args, kwargs)
 
     def options(self: M, *, timeout: float | None = None, stall_report_after: float | None = None) -> M:
         """The same method with options for the next call.

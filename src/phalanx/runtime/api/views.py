@@ -20,7 +20,6 @@ from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection, Which
 from phalanx.runtime.groups.travel import PortableGroup, pack, unpack
 from phalanx.runtime.tools.profile import Profile, start_profile
-from phalanx.runtime.tools.record import Record, start_recording
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
 from phalanx.wire.value import Value
@@ -233,43 +232,6 @@ class GroupView:
             "with_flops": with_flops,
         }
         return start_profile(self._selection, ranks, calls, methods, folder, tool, activities, options)
-
-    def record(
-        self,
-        path: str | Path,
-        rank: int | None = None,
-        method: str | Callable[..., object] | None = None,
-        calls: int = 1,
-        *,
-        when: Literal["call", "error"] = "call",
-        state: bool = False,
-    ) -> Record:
-        """Store the next calls of one rank with their inputs, for ``px.replay`` and ``phalanx replay``.
-
-        The file has all that is needed to run them alone: the class with its arguments, the rank's place and
-        variables, and the arguments as the method got them: its rows, futures resolved to values.
-
-        Example::
-
-            with group.record("call.pkl", rank=3, when="error"):
-                group.update(batch)  # raises
-            # $ phalanx replay call.pkl --pdb
-
-        Args:
-            path: of the file, on this machine.
-            rank: of the group; the first one if not given.
-            method: only calls of this one, by name or as ``Cls.update``; default any.
-            calls: how many.
-            when: "call": the next ones; "error": the next ones that raise an exception.
-            state: store the worker's state before the call too: its ``state_dict()`` where it also has
-                ``load_state_dict``, else the pickled object, for which no constructor is run on replay.
-
-        Raises:
-            DispatchError: no such rank or method.
-            DeclarationError: another process owns the group.
-        """
-        methods = None if method is None else [method]
-        return start_recording(self._selection, path, rank, methods, calls, when, state)
 
     def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
         """Call a method on all ranks and wait: outputs by rank.

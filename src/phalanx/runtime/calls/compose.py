@@ -66,10 +66,6 @@ class Outlet:
         if self.call is not None:
             self.call.tell(self.call.heard.passed, future.call)
 
-    def value_of(self, future: CallFuture[Any] | StoredParts) -> Value:
-        """The result of a call that has to come through the driver."""
-        return future.result()
-
 
 class References:
     """The references of one message, and the tokens that name them inside the encoded arguments."""
@@ -132,7 +128,7 @@ class References:
         self._outlet.passes(future)
         parts = future.parts(self._transport)
         if parts is None:
-            return self._put(self._outlet.value_of(future))
+            return self._put(future.result())
         return Whole(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
 
     def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored | Assembled:
@@ -147,7 +143,7 @@ class References:
             return Whole((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
         parts = future.row_parts(self._transport)
         if parts is None:
-            return self._put(piece_of(self._outlet.value_of(future), *_of(piece)))
+            return self._put(piece_of(future.result(), *_of(piece)))
         return Piece(
             parts=tuple(self._add(part.value) for part in parts),
             infos=tuple(self._add(part.info) for part in parts),

@@ -50,13 +50,12 @@ class Processes:
 class Present:
     """The processes that are there when some ranks of a group are launched, by rank.
 
-    Those that are ``kept`` are ranks already: only the others are told, and given. Those that are ``standing`` by
-    become ranks, and need only be told. With ``places``, the slot of each rank, the new ones come into a world with
-    those that are kept, and one of them serves its store; without, they come behind them.
+    Processes that are ``kept`` are ranks already: only the other ranks are set up, and returned. With ``places``, the
+    slot of each rank, new ranks join a world with the kept ones, and a new rank serves its store. Without, new ranks
+    get the numbers after the kept ones.
     """
 
     kept: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
-    standing: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
     places: Sequence[Slot] = ()
 
 
@@ -98,15 +97,13 @@ def launch(
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     new = [rank for rank in range(pool.world_size) if rank not in present.kept]
-    cold = [rank for rank in new if rank not in present.standing]
-    slots = tuple((places or pool.slots)[rank] for rank in cold)
+    slots = tuple((places or pool.slots)[rank] for rank in new)
     extras = None if places else _reserve_extras(pool, slots, name, options)
-    endpoints = list(present.standing.values())
+    endpoints: list[Endpoint] = []
     try:
         request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
-        names = request.names and tuple(request.names[rank] for rank in cold)
-        if cold:
-            endpoints += transport.spawn(replace(request, slots=slots, names=names))
+        names = request.names and tuple(request.names[rank] for rank in new)
+        endpoints = transport.spawn(replace(request, slots=slots, names=names))
         everyone = _in_rank_order(pool, [*present.kept.values(), *endpoints], places)
         label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
         setups = setups_of(pool, everyone, name, label, epoch, options, new[0] if places else 0)
@@ -152,12 +149,6 @@ def _reserve_extras(
         on_nodes=tuple(nodes),
     )
     return transport.reserve(request)
-
-
-def request_like(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> SpawnRequest:
-    """What asks for processes such as those of a group; whoever asks says where they are to be."""
-    deadline = time.monotonic() + options.start_timeout
-    return _request(pool, _processes(pool, roles, name, options), name, options, deadline)
 
 
 def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from phalanx.declare.bind import ClassWithInitArgs
 from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.life.roster import Change
 
@@ -44,8 +43,6 @@ class Brings(Protocol):
 class Owned:
     """What the process that made a group can do with its processes."""
 
-    #: What the workers are made of, by role.
-    made_of: Mapping[str, ClassWithInitArgs]
     #: Replaces ranks, and brings states back between their constructors and the next call.
     replace: Callable[[Collection[int], Callable[[], None]], None]
     #: Gives the group more ranks or fewer while it works.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,20 +15,18 @@ from phalanx.runtime.groups.ask import ask, gather_before_end
 from phalanx.runtime.groups.bringing import bring_to_replaced
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.following import publish
-from phalanx.runtime.groups.launch import Launched, Present, launch, request_like
+from phalanx.runtime.groups.launch import Launched, Present, launch
 from phalanx.runtime.groups.settling import settle
-from phalanx.runtime.groups.standbys import Standbys
 from phalanx.runtime.groups.startbar import Starting
 from phalanx.runtime.groups.starts import constructors, given_up, joined, make_again, sent_to
 from phalanx.runtime.life.epoch import Epoch
 from phalanx.runtime.life.lifecycle import State
 from phalanx.runtime.life.options import GroupOptions
-from phalanx.runtime.life.policy import Replace, Restart
 from phalanx.runtime.life.watchman import watchman
 from phalanx.runtime.pools.pool import ResourcePool
 from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.session.output import display
-from phalanx.transport.values import Endpoint, NotReady, Reservation
+from phalanx.transport.values import NotReady, Reservation
 from phalanx.wire.messages import Message, RankSetup
 from phalanx.wire.side_channel import CLOSE_CALL
 
@@ -58,15 +55,6 @@ class GroupProcesses:
         self._options = options
         self._after_start = after_start
         self._extras: list[Reservation] = []
-        self.standbys = self._standbys(options.on_failure)
-
-    def _standbys(self, policy: Restart | Replace | None) -> Standbys | None:
-        if not isinstance(policy, Replace) or not policy.standbys:
-            return None
-        pool, roles = self._pool, self._roles
-        classes = {role: bound.cls for role, bound in roles.items()}
-        like = functools.partial(request_like, pool, roles, self._core.name, self._options)
-        return Standbys(self._core, pool, classes, like, policy.standbys, policy.window_s)
 
     def start(self) -> None:
         """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
@@ -90,8 +78,6 @@ class GroupProcesses:
         core = self._core
         core.life.started()
         publish(core.life, core.roster_key)
-        if self.standbys is not None:
-            self.standbys.begin()
         if self._after_start is not None:
             self._after_start()
 
@@ -276,13 +262,10 @@ class GroupProcesses:
             rank: endpoint for rank, endpoint in enumerate(left.endpoints[: left.size]) if rank not in gone
         }
         slots = [endpoint.slot for endpoint in left.endpoints[: left.size]]
-        standing: dict[int, Endpoint] = {}
         call = constructors(core, options.start_timeout)
         try:
-            if self.standbys is not None:
-                standing = self.standbys.take({rank: slots[rank] for rank in gone})
             ground = self._pool.first(left.size)
-            launched = self._launched(call, ground, call.epoch.number, Present(staying, standing, slots))
+            launched = self._launched(call, ground, call.epoch.number, Present(staying, slots))
             new = dict(zip(sorted(gone), launched.endpoints, strict=True))
             epoch = core.life.enter([{**staying, **new}[rank] for rank in range(left.size)])
             if not options.detached:
@@ -292,7 +275,6 @@ class GroupProcesses:
             call.result(None)
             make_again(core, options.start_timeout, call.trace)
         except BaseException as error:
-            core.transport.kill(list(standing.values()))
             given_up(call, error)
             raise
 

@@ -142,8 +142,6 @@ class GroupLife:
         self.on_notice: Callable[[Notice], object] | None = None
         #: When the constructors of each rank began and ended at the last start, as Unix times.
         self.constructed: Sequence[tuple[float, float]] = ()
-        #: How many processes stand by for it, in words; "" where none is to.
-        self.standbys = ""
         #: What was last copied of the ranks' states, and in which epoch.
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1

@@ -40,7 +40,6 @@ def group_entry(group: GroupLife) -> GroupEntry:
         pool=record.pool,
         changed=group.changed,
         weights=dict(group.weights),
-        standbys=group.standbys,
         label=label_of(record.classes.items()),
         roles=dict(record.classes),
         methods={role: sorted(methods) for role, methods in record.methods.items()},

@@ -116,12 +116,6 @@ def _check_detached(values: Mapping[str, Any]) -> None:
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
         )
-    policy = values.get("on_failure")
-    if isinstance(policy, Replace) and policy.standbys:
-        raise DeclarationError(
-            f"WorkerGroup(detached=True, on_failure={policy}): standbys end with this driver, which a detached group "
-            "outlives; leave standbys= out"
-        )
 
 
 def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:

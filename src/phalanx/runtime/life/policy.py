@@ -48,8 +48,6 @@ class Replace:
         max_failures: within ``window_s`` seconds; after that the group stays broken.
         max_preemptions: how often ranks may be lost whose node was announced to go (``px.notices``), in all; None: as
             often as that happens.
-        standbys: processes that have imported what the ranks have, and become ranks in place of lost ones of their
-            node; they are made, and made again, in the background. Each has a share of a slot, as a group has.
 
     Raises:
         DeclarationError: a number that makes no sense.
@@ -58,14 +56,12 @@ class Replace:
     max_failures: int = 2
     window_s: float = 600.0
     max_preemptions: int | None = None
-    standbys: int = 0
 
     def __post_init__(self) -> None:
         _check_count("px.Replace(max_failures=", self.max_failures)
         _check_window("px.Replace(window_s=", self.window_s)
         if self.max_preemptions is not None:
             _check_count("px.Replace(max_preemptions=", self.max_preemptions)
-        _check_count("px.Replace(standbys=", self.standbys)
 
     def recent(self, failures: Sequence[float], now: float) -> list[float]:
         """Of the times of failures, in seconds, those that count at ``now``."""

@@ -12,8 +12,8 @@ from phalanx.runtime.links.versions import Version
 class Pacing:
     """The staleness of one ``px.WeightSync``, or none.
 
-    A version is in training once it has been sent, for the trainer goes on from it; new rows are of it once the
-    targets have taken it over. A sync does both, a stage the first and a commit the second.
+    A version is in training once it has been sent, since the trainer continues from it. New rows are of that version
+    once the targets have it.
     """
 
     def __init__(self, staleness: Staleness | None) -> None:
@@ -26,7 +26,7 @@ class Pacing:
         return 0 if self._staleness is None else self._staleness.version
 
     def sent(self, version: Version) -> None:
-        """The targets have it, or will have it when it is committed."""
+        """Note that a version was sent."""
         if self._staleness is None:
             return
         look = self._staleness.paced

@@ -17,13 +17,10 @@ from phalanx.execution.weights.orders import (
     Description,
     Joined,
     JoinOrder,
-    Staging,
-    Takeover,
 )
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.life.epoch import Epoch
-from phalanx.runtime.links.probing import NO_PROBE, ProbePlan, plan_probe
 from phalanx.runtime.links.sides import WeightsSide, send_to
 from phalanx.transfer.boxes import Patch, whole
 from phalanx.transfer.fused import Fused
@@ -50,17 +47,12 @@ class PairOptions:
     fused: tuple[Fused, ...] = ()
     bucket_bytes: int = 256 << 20
     movers: Mapping[Hop, str] = field(default_factory=lambda: MOVERS)
-    staged: Staging | None = None
     delta: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Ranks that have their ends for one plan. It belongs to a pair of epochs, and ends with either.
-
-    ``takeovers`` is what the target ranks do at a commit of a staged version, ``probe`` how they are compared with the
-    source.
-    """
+    """Ranks that have their ends for one plan. It belongs to a pair of epochs, and ends with either."""
 
     key: str
     source: WeightsSide
@@ -69,8 +61,6 @@ class Pair:
     movers: Mapping[Hop, str]
     newest: int
     epochs: tuple[Epoch, Epoch]
-    takeovers: tuple[Takeover, ...] = ()
-    probe: ProbePlan = NO_PROBE
 
     @property
     def current(self) -> bool:
@@ -128,9 +118,7 @@ def make_pair(source: WeightsSide, target: WeightsSide, plans: Plans, options: P
         rename=options.rename,
         fused=options.fused,
     )
-    if options.staged is not None:
-        _check_stageable(plan, movers)
-    elif not options.delta and _in_place(targets, plan):
+    if not options.delta and _in_place(targets, plan):
         movers = {**movers, Hop.NODE: IN_PLACE}
     key = f"{_OURS}-{next(_keys)}"
     order = JoinOrder(
@@ -142,7 +130,6 @@ def make_pair(source: WeightsSide, target: WeightsSide, plans: Plans, options: P
         options.bucket_bytes,
         movers,
         store=sources[0].store,
-        staged=options.staged,
         delta=options.delta,
     )
     joined = _joined(source, order, plan)
@@ -150,17 +137,7 @@ def make_pair(source: WeightsSide, target: WeightsSide, plans: Plans, options: P
     order = replace(order, asked=target.asked, ranks=target.ranks, given=given, addresses=addresses)
     _joined(target, order, plan)
     newest = max(one.number for one in (*sources, *targets))
-    return Pair(
-        key,
-        source,
-        target,
-        plan,
-        movers,
-        newest,
-        epochs,
-        tuple(one for target in targets for one in target.takeover),
-        plan_probe(sources, targets),
-    )
+    return Pair(key, source, target, plan, movers, newest, epochs)
 
 
 def _in_place(targets: Sequence[Description], plan: Plan) -> bool:
@@ -170,25 +147,6 @@ def _in_place(targets: Sequence[Description], plan: Plan) -> bool:
     """
     pieces = (piece for lane in plan.lanes for piece in lane.pieces if piece.hop is Hop.NODE)
     return all(len(piece.targets) == 1 and targets[piece.targets[0]].placed for piece in pieces)
-
-
-def _check_stageable(plan: Plan, movers: Mapping[Hop, str]) -> None:
-    """See to it that every target can receive on a thread which nobody calls.
-
-    Raises:
-        DeclarationError: it shares the source's memory, or is on another node.
-    """
-    used = {movers[hop] for hop in {piece.hop for lane in plan.lanes for piece in lane.pieces}}
-    if "shared" in used:
-        raise DeclarationError(
-            "stage(): accept_weights(..., share=True) has the target's parameters in the source's memory, so that "
-            "there is no second set of tensors; call the sync itself, which only marks the version"
-        )
-    if not used <= {"copy", "segments"}:
-        raise DeclarationError(
-            "stage(): some target ranks are on other nodes than their sources, and what goes from node to node needs a "
-            "call of each target; call the sync itself, or put both groups on the same nodes"
-        )
 
 
 def _described(source: WeightsSide, target: WeightsSide) -> tuple[list[Description], list[Description]]:

@@ -66,7 +66,6 @@ class Pairs:
                 pair.plan,
                 movers=pair.movers,
                 title=f"weights {name!r}, {self._source.title} to {pair.target.title}",
-                takeovers=pair.takeovers,
                 delta_base=pair.delta_base if self._options.delta else 0,
             )
             for pair in self.present()

@@ -19,12 +19,11 @@ from phalanx.errors import (
     WeightsLost,
     WorkerDiedError,
 )
-from phalanx.execution.weights.orders import Arrived, Probed, Sent, TookPart
+from phalanx.execution.weights.orders import Arrived, Sent, TookPart
 from phalanx.runtime.calls.call import Call
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.status import raisable
 from phalanx.runtime.links.pairing import Pair
-from phalanx.runtime.links.probing import Probe, ProbeCall
 from phalanx.runtime.links.versions import Moved, Version
 from phalanx.runtime.session.waiters import Pending
 from phalanx.transport.base import Transport
@@ -44,20 +43,18 @@ class PairCalls:
     """What was sent for one pair: ``stored`` first, where something goes through the object store.
 
     ``parts`` are the calls in which ranks take part, of the source's group first, or one of all where source and
-    target are roles of one group. ``probe`` asks the source behind them, where the two are compared.
+    target are roles of one group.
     """
 
     pair: Pair
     stored: Call | None
     parts: tuple[Call, ...]
-    probe: ProbeCall | None = None
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """All of them."""
         stored = () if self.stored is None else (self.stored,)
-        probes = () if self.probe is None else (self.probe.source,)
-        return (*stored, *self.parts, *probes)
+        return (*stored, *self.parts)
 
 
 class SyncFuture(CallFuture[Version]):
@@ -139,11 +136,6 @@ class SyncFuture(CallFuture[Version]):
             wire += sum(part.nbytes for part in sent)
             steps += [part.step for part in sent if part.step is not None]
             moved += arrived
-        probes = [
-            one.probe.result(one.pair.target.title, _probed(one))
-            for one in self._pairs
-            if one.probe is not None
-        ]
         nbytes = sum(one.nbytes for one in moved)
         seconds = time.monotonic() - self._began
         return Version(
@@ -154,8 +146,6 @@ class SyncFuture(CallFuture[Version]):
             max(steps, default=None),
             tuple(moved),
             wire_bytes=wire,
-            probe=max((one for one in probes if isinstance(one, Probe)), default=None),
-            not_probed=next((one for one in probes if isinstance(one, str)), ""),
         )
 
     def _wait_for_all(self, timeout: float | None) -> None:
@@ -246,29 +236,14 @@ def _parts_of(one: PairCalls) -> tuple[list[Sent], list[Moved]]:
     """What the sources sent and what came to the targets, by what the calls gave."""
     sent: list[Sent] = []
     moved: list[Moved] = []
-    staged: dict[int, Arrived] = {}
-    target = one.pair.target
     for call in one.parts:
         outputs: list[TookPart] = call.result(None)
         for rank, took in zip(call.plan.ranks, outputs, strict=True):
             if took.sent is not None:
                 sent.append(took.sent)
-            staged |= took.staged
             if took.arrived is not None:
                 moved += _moved(one.pair, rank, took.arrived)
-    for index, arrived in sorted(staged.items()):
-        moved += _moved(one.pair, target.ranks[index], arrived)
     return sent, moved
-
-
-def _probed(one: PairCalls) -> dict[int, Probed]:
-    """What the target ranks computed with what came to them."""
-    return {
-        rank: took.probed
-        for call in one.parts
-        for rank, took in zip(call.plan.ranks, call.result(None), strict=True)
-        if took.probed is not None
-    }
 
 
 def _moved(pair: Pair, rank: int, arrived: Arrived) -> list[Moved]:

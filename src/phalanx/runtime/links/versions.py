@@ -9,7 +9,6 @@ from phalanx.errors import DeclarationError, PhalanxError, WeightsError
 from phalanx.execution.weights import questions
 from phalanx.execution.weights.orders import Asked
 from phalanx.runtime.groups.ask import ask
-from phalanx.runtime.links.probing import Probe
 from phalanx.runtime.links.sides import Ranks, side_of
 from phalanx.show.sizes import size
 from phalanx.transfer.versions import Weights
@@ -41,9 +40,6 @@ class Version:
         changed: of how many tensors the values are others than in the version before, as far as samples show.
         step: the source's count of optimizer steps, where it tells that.
         moved: bytes by pair of ranks.
-        probe: of an engine, where it was compared with its source: how far its log-probabilities of fixed prompts are
-            from those of the source's own forward. not_probed: why that was to be done and could not, in words.
-        commit_seconds: of a version that was staged and committed: what that took on the slowest target rank.
     """
 
     number: int
@@ -52,10 +48,7 @@ class Version:
     changed: int
     step: int | None = None
     moved: tuple[Moved, ...] = field(default=(), repr=False)
-    commit_seconds: float | None = None
     wire_bytes: int = 0
-    probe: Probe | None = None
-    not_probed: str = ""
 
     def __str__(self) -> str:
         rate = f", {size(int(self.nbytes / self.seconds))}/s" if self.seconds > 0 else ""

@@ -9,12 +9,11 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError
 from phalanx.execution.weights import questions
-from phalanx.execution.weights.orders import Since, Staging, SyncOrder
+from phalanx.execution.weights.orders import Since, SyncOrder
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.seconds import checked
 from phalanx.runtime.groups.following import key_of
@@ -22,10 +21,8 @@ from phalanx.runtime.life.epoch import GroupLife
 from phalanx.runtime.links.pacing import Pacing
 from phalanx.runtime.links.pairing import MOVERS, Pair, PairOptions
 from phalanx.runtime.links.pairs import Pairs, part_dropped, part_when_dropped
-from phalanx.runtime.links.probes import Probing
 from phalanx.runtime.links.reachable import to_reachable
 from phalanx.runtime.links.sides import Ranks, WeightsSide, all_in_order, ask_each, side_of
-from phalanx.runtime.links.stages import Stages
 from phalanx.runtime.links.staleness import Staleness
 from phalanx.runtime.links.sync_calls import send_pair
 from phalanx.runtime.links.sync_future import PairCalls, SyncFuture
@@ -63,15 +60,11 @@ class WeightSync:
         expect_change: warn at the first sync that changed nothing; else at the second in a row.
         mover: of what goes from node to node: "store" (the object store) or "process group".
         delta: only the elements whose bits changed since the version before travel, where ranks have segments or the
-            object store between them; everything goes to a target that has not that version, and with a stage. The
-            sources keep one more copy of what they send; see :meth:`explain`.
-        staleness: is told of each version: in training once it was sent, generated with once targets have it. A sync
-            is both, a stage the first, a commit the second. Its versions then have the numbers of the weights. Up to
-            ``rows_per_version`` rows count as trained on since the version before, none if the source's ``step`` is
-            the same.
-        probe: after the first sync to an engine, and with every ``verify="full"``, its log-probabilities of four fixed
-            prompts are compared with the source's own forward; a number is the mean difference that is allowed. False,
-            and ``verify="off"``, compare nothing.
+            object store between them; everything goes to a target that has not that version. The sources keep one
+            more copy of what they send; see :meth:`explain`.
+        staleness: is told of each version once the targets have it. Its versions then have the numbers of the weights.
+            Up to ``rows_per_version`` rows count as trained on since the version before, none if the source's ``step``
+            is the same.
         bucket_bytes: of the buckets in which weights travel. Between ranks of a node they have 16 MB at most; each
             source keeps two of those in memory.
         timeout: seconds that a rank waits for its peers, once it has begun.
@@ -94,7 +87,6 @@ class WeightSync:
         mover: Literal["store", "process group"] = "store",
         delta: bool = False,
         staleness: Staleness | None = None,
-        probe: bool | float = True,
         bucket_bytes: int = 256 << 20,
         timeout: float | None = None,
     ) -> None:
@@ -121,9 +113,6 @@ class WeightSync:
         self._pairs = Pairs(self._source, self._targets, plans, self._options)
         self._lock = threading.RLock()
         part_when_dropped(self._pairs, self)
-        options = replace(self._options, staged=Staging(verify, self._timeout), delta=False)
-        self._stages = Stages(self._source, self._targets, plans, options, name, self._lock)
-        part_when_dropped(self._stages.pairs, self)
         self._known: dict[str, int] = {}
         self._last: SyncFuture | None = None
         self._unused: int | None = None
@@ -132,7 +121,6 @@ class WeightSync:
         self._stillness = Stillness()
         self._pacing = Pacing(staleness)
         self._since = Since(secrets.token_hex(6))
-        self._probing = Probing(probe)
         self._closed = False
         for side in self._targets:
             side.core.weights_by.add(self)
@@ -178,7 +166,6 @@ class WeightSync:
         with self._lock:
             self._check_open()
             self._settle()
-            self._stages.drop()
             while True:
                 pairs = self._pairs.present(among)
                 with all_in_order([side.core for pair in pairs for side in (pair.source, pair.target)]):
@@ -221,54 +208,6 @@ class WeightSync:
             )
             self._stillness = before
 
-    def stage(self, *, step: int | None = None, expect_change: bool | None = None) -> CallFuture[Version]:
-        """Begin to bring a version into a second set of tensors at each target, beside what the targets do.
-
-        Sources send in a call of theirs; at each target rank a thread receives, so that a long call there goes on and
-        works with the weights that it has. The future is done when every target has the version whole and verified;
-        :meth:`commit` then takes it over. What is staged and not committed is dropped by the next stage, by a sync, by
-        a change of either group's processes, and by :meth:`close`. A stage that failed leaves all targets as they are.
-
-        The first stage, and the first after a restart, asks each target once for its memory, and waits for the call
-        that the target is at. Each target keeps a second set of its tensors from then on; see :meth:`explain`.
-
-        Args:
-            step, expect_change: as for a sync.
-
-        Raises:
-            WeightsMismatch: the two sides do not fit; nothing was moved.
-            DeclarationError: a target has no thread to receive on: it shares the source's memory, or is on another
-                node.
-        """
-        self._mend()
-        with self._lock:
-            self._check_open()
-            self._settle()
-            expected = self._expect_change if expect_change is None else expect_change
-
-            def on_version(version: Version) -> None:
-                self._note_sent(version)
-                self._warn(version, expected)
-
-            return self._stages.begin(self._next_number, step, self._since, on_version)
-
-    def commit(self) -> Version:
-        """Take over the staged version on every target rank, between its calls, and give it.
-
-        Waits for the stage if that is not over, and for the calls that the targets are at. The parameters of a plain
-        module get the second set of tensors as their memory, without a copy; what cannot be given other memory is
-        copied, and what ``load=`` takes is loaded: see :meth:`explain`.
-
-        Raises:
-            DeclarationError: nothing is staged.
-            WeightsError: the groups have other processes than when it was staged; stage again.
-            As the stage's future: it failed; the targets are as they were.
-            As ``CallFuture.result``: a target died, or its ``load=`` raised; its weights may be torn then.
-        """
-        with self._lock:
-            self._check_open()
-            return self._stages.commit(lambda version: self._note_versions(version.number, self._targets))
-
     def _check_open(self) -> None:
         if self._closed:
             raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
@@ -291,11 +230,8 @@ class WeightSync:
         try:
             for pair in pairs:
                 known = self._known_of(pair)
-                probe = self._probing.due(pair, verify)
-                order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known, probe)
+                order = SyncOrder(pair.key, number, verify, self._timeout, step, self._since, known)
                 sent.append(send_pair(pair, order, self._last))
-                if probe:
-                    sent[-1] = self._probing.behind(sent[-1])
         except BaseException:
             for call in [call for calls in sent for call in calls.calls]:
                 with contextlib.suppress(PhalanxError):  # of a group that is gone: so is its call
@@ -329,8 +265,7 @@ class WeightSync:
         self._known = {pair.key: number for pair in pairs}
         self._note_sent(outcome)
         self._note_versions(number, targets)
-        self._probing.ended(outcome, pairs, self.name)  # last what warns, and so may raise
-        self._warn(outcome, expect_change)
+        self._warn(outcome, expect_change)  # last, since a warning may be an error
 
     def _next_number(self, pairs: Sequence[Pair], unused: int | None) -> int:
         """The number of the next version: more than anybody knows of.
@@ -385,7 +320,6 @@ class WeightSync:
         with self._lock:
             self._closed = True
             self._pairs.part()
-            self._stages.part()
 
     def __enter__(self) -> WeightSync:
         return self

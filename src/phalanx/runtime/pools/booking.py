@@ -55,10 +55,6 @@ class Holding:
     open: bool = True
     grown: bool = False
 
-    def free_shares(self, slot: Slot) -> int:
-        """How many groups more the slot has room for."""
-        return self.max_colocate_count - len(self.groups.get(slot, ()))
-
     def knows(self, slot: Slot) -> bool:
         """Whether the accelerators of the slot are known (it may have none)."""
         return self.resource is None or slot in self.accelerators

@@ -1,1 +1,1 @@
-"""What looks at groups and their calls: traces, profiles, recordings, explanations."""
+"""What looks at groups and their calls: traces, profiles, explanations."""

@@ -1,4 +1,4 @@
-"""``group.method.explain(...)``: the messages of a call are made as for sending it, and then only looked at."""
+"""``group.method.explain(...)``: describes a call by its plan, without making its messages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from phalanx.declare.modes import CustomMode, DispatchMode, MeshMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.shardable import Replicate
-from phalanx.dispatch.split import even_sizes, padded_size
+from phalanx.dispatch.structure import node_of
 from phalanx.errors import DispatchError
 from phalanx.runtime.calls.future import CallFuture
 from phalanx.runtime.calls.values import Readonly, StoredValue
+from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
-from phalanx.runtime.tools.dry_run import DryRun, Fetched, leaves_of
-from phalanx.show.explanation import ArgumentFacts, CallExplanation, Hop, RankFacts
+from phalanx.show.explanation import ArgumentFacts, CallExplanation, RankFacts
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.wire.codec import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
+_MARKERS = (FuturePiece, StoredValue, Readonly)
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
@@ -45,28 +46,18 @@ def explain_call(
     plan: CallPlan,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    *,
-    bare: bool,
 ) -> CallExplanation:
-    """What a call by this plan would do; ``bare`` says that it would go without a message.
-
-    Raises:
-        DispatchError: an argument cannot be pickled, or what is to be stored is larger than the object store.
-    """
-    run = DryRun(selection, spec, plan, bare=bare)
+    """Describe the call of a plan. ``args`` and ``kwargs`` are the arguments as they were given."""
     mesh = _mesh_of(selection, spec, plan)
-    ranks = _ranks(run, selection, spec, plan, mesh)
     mode = spec.mode
     return CallExplanation(
         call=f"{selection.name}.{spec.name}",
         mode=repr(mode) if isinstance(mode, DispatchMode) else f"custom mode {mode.name}",
         waits=spec.blocking,
-        arguments=tuple(_arguments(run, spec, plan, args, kwargs, bare)),
-        ranks=ranks,
-        hops=tuple(_hops(run, ranks, bare)),
+        arguments=tuple(_arguments(selection.core, spec, plan, args, kwargs)),
+        ranks=_ranks(selection, spec, plan, mesh),
         collected=_collected(plan, spec, mesh),
         notes=(
-            *run.notes(),
             *([_REPLICATED] if spec.replicated else []),
             *([_streams(plan)] if spec.streams else []),
         ),
@@ -88,7 +79,7 @@ def _streams(plan: CallPlan) -> str:
 
 
 def _ranks(
-    run: DryRun, selection: Selection, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None
+    selection: Selection, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None
 ) -> tuple[RankFacts, ...]:
     endpoints = selection.core.endpoints
     facts = [
@@ -101,26 +92,20 @@ def _ranks(
             rows=None,
             given_rows=None,
             order=None,
-            message_bytes=message.nbytes,
-            store_bytes=message.store_bytes,
-            peer_bytes=message.fetched.nbytes,
-            sources=message.fetched.sources,
             returns="kept" if plan.keeps(position) else "dropped",
         )
-        for position, (rank, message) in enumerate(zip(plan.ranks, run.messages, strict=True))
+        for position, rank in enumerate(plan.ranks)
     ]
-    return tuple(_with_rows(facts, run, spec, plan))
+    return tuple(_with_rows(facts, spec, plan))
 
 
-def _with_rows(
-    ranks: Sequence[RankFacts], run: DryRun, spec: MethodSpec, plan: CallPlan
-) -> Iterator[RankFacts]:
-    """The same with the rows of the caller that each rank gets, where rows are split and their number is known."""
+def _with_rows(ranks: Sequence[RankFacts], spec: MethodSpec, plan: CallPlan) -> Iterator[RankFacts]:
+    """Add the rows of the caller that each rank gets, if rows are split and the plan has their number."""
     pieces = plan.pieces
-    sizes = None if pieces is None else _piece_sizes(run, spec, plan)
-    if pieces is None or sizes is None:
+    if pieces is None or plan.rows is None:
         yield from ranks
         return
+    sizes = _piece_sizes(plan, pieces, plan.rows)
     starts = [0, *accumulate(rows for rows, _ in sizes)]
     for position, (facts, piece) in enumerate(zip(ranks, pieces, strict=True)):
         rows, padded = sizes[piece]
@@ -134,15 +119,9 @@ def _with_rows(
             yield replace(facts, rows=rows, given_rows=padded, order=order)
 
 
-def _piece_sizes(run: DryRun, spec: MethodSpec, plan: CallPlan) -> list[tuple[int, int]] | None:
-    """Real rows of each piece, and with the padding; None where only futures have rows, and do not tell yet."""
-    pieces = plan.pieces or ()
-    if plan.rows is None:
-        total = next((one.future_rows for one in run.messages if one.future_rows is not None), None)
-        multiple = spec.pad_to_multiple
-        sizes = () if total is None else even_sizes(total, len(set(pieces)))
-        return [(rows, padded_size(rows, multiple)) for rows in sizes] or None
-    real = dict(zip(pieces, plan.rows, strict=True))
+def _piece_sizes(plan: CallPlan, pieces: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the rows of each piece without and with padding."""
+    real = dict(zip(pieces, rows, strict=True))
     taken = zip(plan.gather.take, plan.gather.trim or (), strict=False)
     padded = real | {pieces[position]: given for position, (given, _) in taken}
     return [(real[piece], padded[piece]) for piece in range(len(real))]
@@ -157,16 +136,12 @@ def _left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
 
 
 def _arguments(
-    run: DryRun,
-    spec: MethodSpec,
-    plan: CallPlan,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    bare: bool,
+    core: GroupCore, spec: MethodSpec, plan: CallPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[ArgumentFacts]:
     names = spec.positional_names
     custom = isinstance(spec.mode, CustomMode)
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    body_is_stored = _body_bytes(plan, core.outlet.inline_bytes) > core.outlet.inline_bytes
     for key, argument in {**dict(enumerate(plan.args)), **plan.kwargs}.items():
         name = names[key] if isinstance(key, int) and key < len(names) else str(key)
         shown = described(given[key]) if key in given and not custom else _made(spec, key)
@@ -174,8 +149,8 @@ def _arguments(
             name if isinstance(key, str) or key < len(names) else f"argument {key + 1}",
             shown,
             _given(spec, plan, argument, key),
-            _travel(run, plan, argument, bare),
-            _nbytes(run, argument),
+            _travel(core, plan, argument, body_is_stored),
+            _nbytes(argument),
         )
 
 
@@ -212,67 +187,67 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Same | Each, key: int | s
     return f"{kind} into {len(set(plan.pieces))} pieces"
 
 
-def _travel(run: DryRun, plan: CallPlan, argument: Same | Each, bare: bool) -> str:
+def _travel(core: GroupCore, plan: CallPlan, argument: Same | Each, body_is_stored: bool) -> str:
     first = argument.value if isinstance(argument, Same) else next(iter(argument.values), None)
     future = next(_futures(first), None)
     if future is not None:
-        return (
-            "through the driver"
-            if any(future is one for one in run.outlet.made_here)
-            else "by reference, rank to rank"
-        )
+        return "through the driver" if future.parts(core.transport) is None else "by reference, rank to rank"
     if isinstance(first, StoredValue):
         return "stored before (px.put)"
     if isinstance(first, Readonly):
         return "stored once, read without a copy"
-    if isinstance(first, run.outlet.transport.ref_types()):
+    if isinstance(first, core.transport.ref_types()):
         return "as a reference"
-    stored = {message.stored_body for message in run.messages}
-    body = "in the message or stored, by size of the piece" if len(stored) > 1 else "stored, once per piece"
-    if stored == {False}:
-        body = "in the message"
-    if isinstance(argument, Each):
-        return body
-    if not any(isinstance(a, Each) for a in (*plan.args, *plan.kwargs.values())):
-        return "stored once" if stored == {True} else body
-    return "stored once" if large_leaves(argument.value, run.outlet.inline_bytes) else body
+    if isinstance(argument, Same) and _has_each(plan) and large_leaves(first, core.outlet.inline_bytes):
+        return "stored once"
+    if not body_is_stored:
+        return "in the message"
+    return "stored, once per piece" if _has_each(plan) else "stored once"
+
+
+def _has_each(plan: CallPlan) -> bool:
+    return any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values()))
+
+
+def _body_bytes(plan: CallPlan, inline_bytes: int) -> int:
+    """Return the bytes of the largest message body, without large tensors that are stored once for all ranks."""
+    arguments = (*plan.args, *plan.kwargs.values())
+    same = [argument.value for argument in arguments if isinstance(argument, Same)]
+    columns = [argument.values for argument in arguments if isinstance(argument, Each)]
+    if not columns:
+        return sum(nbytes_of(value, _BY_REFERENCE) for value in same)
+    stored = {id(leaf) for value in same for leaf in large_leaves(value, inline_bytes)}
+    shared = sum(nbytes_of(value, _BY_REFERENCE, stored) for value in same)
+    distinct = {tuple(map(id, values)): values for values in zip(*columns, strict=True)}
+    pieces = [sum(nbytes_of(value, _BY_REFERENCE) for value in values) for values in distinct.values()]
+    return shared + max(pieces, default=0)
+
+
+def leaves_of(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
+    """Return the objects of some types in a value; tuples, dicts and dataclasses are searched, as in planning."""
+    if isinstance(value, kinds):
+        yield value
+        return
+    node = None if isinstance(value, _MARKERS) else node_of(value)
+    if node is not None:
+        for child in node.values:
+            yield from leaves_of(child, kinds)
 
 
 def _futures(value: Value) -> Iterator[CallFuture[Any]]:
-    """The futures in a value, those of which there is a piece too."""
+    """Return the futures in a value, also if only a piece of the future is in it."""
     for leaf in leaves_of(value, (CallFuture, FuturePiece)):
         yield leaf.future if isinstance(leaf, FuturePiece) else leaf
 
 
-def _nbytes(run: DryRun, argument: Same | Each) -> int | None:
+def _nbytes(argument: Same | Each) -> int | None:
+    """Return the bytes of an argument; None if results of other calls are in it."""
     values = [argument.value] if isinstance(argument, Same) else list(argument.values)
     different = list({id(value): value for value in values}.values())
-    futures = {id(future): future for value in different for future in _futures(value)}
-    by_reference = sum(map(run.outputs.whole, futures.values()), Fetched()).nbytes
-    if by_reference is None:
+    if any(next(_futures(value), None) is not None for value in different):
         return None
     stored = {id(s): s.nbytes for value in different for s in leaves_of(value, StoredValue)}
-    return by_reference + sum(stored.values()) + sum(nbytes_of(value, _BY_REFERENCE) for value in different)
-
-
-def _hops(run: DryRun, ranks: Sequence[RankFacts], bare: bool) -> Iterator[Hop]:
-    count, hosts = len(run.outlet.sizes), len({rank.host for rank in ranks})
-    yield Hop(
-        "driver -> store", sum(run.outlet.sizes), 0, f"{count} value{'' if count == 1 else 's'}, each once"
-    )
-    sent, read = [rank.message_bytes for rank in ranks], [rank.store_bytes for rank in ranks]
-    in_them = "" if any(message.stored_body for message in run.messages) else ", with the arguments in it"
-    text = "a call without arguments goes without a message" if bare else f"a message for each rank{in_them}"
-    yield Hop("driver -> ranks", sum(sent), max(sent, default=0), text)
-    text = f"by shared memory on {hosts} host{'s'[: hosts > 1]}"
-    yield Hop("store -> ranks", sum(read), max(read, default=0), text)
-    if any(rank.sources for rank in ranks):
-        total = sum((message.fetched for message in run.messages), Fetched()).nbytes
-        most = None if total is None else max(message.fetched.nbytes or 0 for message in run.messages)
-        yield Hop("rank -> rank", total, most, "results of other calls, none of it through the driver")
-    kept = sum(rank.returns == "kept" for rank in ranks)
-    text = f"outputs of {kept} of {len(ranks)} ranks; not known before the call"
-    yield Hop("ranks -> driver", None, None, text)
+    return sum(stored.values()) + sum(nbytes_of(value, _BY_REFERENCE) for value in different)
 
 
 def _mesh_of(selection: Selection, spec: MethodSpec, plan: CallPlan) -> Mesh | None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import tempfile
+import threading
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.execution.hooks import Wanted
 from phalanx.execution.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
+from phalanx.runtime.groups.ask import ask
 from phalanx.runtime.groups.core import GroupCore
 from phalanx.runtime.groups.selection import Selection
-from phalanx.runtime.tools.capture import REFUSED_WITHIN_S, Capture
 
 _TOOLS = ("torch", "nsys")
 _ACTIVITIES = ("cpu", "cuda")
+_REFUSED_WITHIN_S = 1.0
 
 
 def nsight(**options: str) -> dict[str, Any]:
@@ -37,27 +41,42 @@ def nsight(**options: str) -> dict[str, Any]:
     return {"nsight": chosen | {name.replace("_", "-"): value for name, value in options.items()}}
 
 
-class Profile(Capture):
-    """A profile under way, and then its traces. Made by ``group.profile``.
+class Profile:
+    """A running profile, and then its traces. Made by ``group.profile``.
 
-    As a context manager it ends with the block. Otherwise ``wait()``, or asking for ``paths``, ends it; what the ranks
-    have gathered is fetched by itself when the group closes or restarts.
+    As a context manager it ends with the block, also if the block raises. Otherwise ``wait()``, or asking for
+    ``paths``, ends it. If the group closes or restarts, the traces are fetched before that.
 
     Attributes:
         folder: where the traces are, on this machine.
     """
 
-    verb = "profile"
-    lost_with_rank = "its trace"
-    after_error_s = REFUSED_WITHIN_S
-
     def __init__(self, core: GroupCore, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
-        super().__init__(core, ranks)
         self.folder = folder
+        self._core = core
+        self._ranks = tuple(ranks)
         self._order = order
+        self._epoch = core.epoch
+        self._key = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._over = False
+        self._notes: list[str] = []
         self._paths: list[Path] = []
         self._calls: dict[int, tuple[str, ...]] = {}
-        self._begin(arm_profile, end_profile, order)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have the ranks begin; if one refuses, none does."""
+        armed = ask(self._core, "profile", self._ranks, arm_profile, self._key, self._order)
+        self._core.life.before_end.append(self._end)
+        try:
+            armed.check(_REFUSED_WITHIN_S)
+        except BaseException:
+            self._core.life.before_end.remove(self._end)
+            ask(
+                self._core, "profile", self._ranks, end_profile, self._key
+            )  # disarm ranks that did not refuse
+            raise
 
     def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
         """Wait until the calls that were made have ended, end the profile, and fetch the traces.
@@ -85,8 +104,31 @@ class Profile(Capture):
         """The profiled calls of each rank, by name; empty until the profile has ended."""
         return dict(self._calls)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Deviations from the request, with reasons: calls that raised, ranks without a trace."""
+        return tuple(self._notes)
+
+    def _end(self, timeout: float | None) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            core = self._core
+            if self._end in core.life.before_end:
+                core.life.before_end.remove(self._end)
+            if core.endpoints:  # else the known ranks are about to end, and there are no new ones yet
+                self._epoch = core.epoch
+            there = self._epoch.endpoints
+            alive = [rank for rank in self._ranks if rank < len(there) and core.transport.alive(there[rank])]
+            gone = [rank for rank in self._ranks if rank not in alive]
+            self._notes += [f"rank {rank} is gone, and its trace with it" for rank in gone]
+            if alive:
+                self._fetch(alive, timeout)
+
     def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
-        answers = self._ended_on(ranks, end_profile).answers(timeout)
+        ended = ask(self._core, "profile", ranks, end_profile, self._key, epoch=self._epoch)
+        answers = ended.answers(timeout)
         for rank, answer in answers.items():
             if isinstance(answer, ProfileReport):
                 self._take(rank, answer)
@@ -109,6 +151,14 @@ class Profile(Capture):
             facts = self._epoch.endpoints[rank].facts
             reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
             self._notes.append(f"rank {rank}: Nsight Systems writes {reports} on host {facts.slot.host}")
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(None if error is None else _REFUSED_WITHIN_S)
 
     def __str__(self) -> str:
         if not self._over:
@@ -142,7 +192,7 @@ def start_profile(
         raise DeclarationError(
             f"{selection.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
         )
-    check_calls(f"{selection.name}.profile", calls)
+    _check_calls(f"{selection.name}.profile", calls)
     wanted = Wanted(selection.role, selection.method_names("profile", methods))
     chosen = selection.chosen_ranks("profile", ranks)
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
@@ -150,7 +200,7 @@ def start_profile(
     return Profile(core, chosen, where.absolute(), order)
 
 
-def check_calls(where: str, calls: int) -> None:
+def _check_calls(where: str, calls: int) -> None:
     """Raises DispatchError where that is no number of calls."""
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise DispatchError(f"{where}(calls={calls!r}): expected a whole number from 1")

@@ -85,11 +85,7 @@ def _creating(request: SpawnRequest) -> Callable[[int], Any]:
 
     def create(index: int) -> Any:
         named = _named(request.names[index], request.namespace) if request.names else {}
-        where = (
-            placement.on_node(request.nodes[index])
-            if request.nodes
-            else placement.strategy(request.slots[index], request.reservations)
-        )
+        where = placement.strategy(request.slots[index], request.reservations)
         return cls.options(**options, **named, scheduling_strategy=where).remote(request.factory)
 
     return create
