@@ -10,17 +10,13 @@ of this package is imported. Where it cannot take effect any more it raises: a g
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from phalanx.compat.verl.afterwards import followed_by
 from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
 from phalanx.compat.verl.jobs import ASKED, HOOK, PLUGIN, carried, reach_jobs
 from phalanx.compat.verl.redirect import Redirect
@@ -34,8 +30,6 @@ _GIVEN = {
     f"{_HOME}.protocol": "verl.protocol",
     f"{_HOME}.utils": "verl.utils",
 }
-#: The module that has verl's registry of checkpoint engines.
-_ENGINES = "verl.checkpoint_engine.base"
 #: The line of verl whose callers this controller serves; its latest release is the one that it is tested with.
 LINE, TESTED = "0.9.", "0.9.1"
 
@@ -49,20 +43,6 @@ class _Overlay(Redirect):
             if fullname == name or fullname.startswith(name + "."):
                 return home + fullname[len(name) :]
         return None
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """As that of what it derives from; the registry of checkpoint engines is followed by ours."""
-        return (
-            followed_by(_register_engine, fullname, path)
-            if fullname == _ENGINES
-            else super().find_spec(fullname, path, target)
-        )
-
-
-def _register_engine() -> None:
-    importlib.import_module("phalanx.compat.verl_weights.registration")  # it needs verl's registry
 
 
 def active() -> bool:
