@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
-from phalanx.compat.verl import DataProto
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
 from phalanx.compat.verl.single_controller.ray import (
@@ -41,11 +39,6 @@ class Actor(Worker):
     async def add_soon(self, y: int) -> int:
         return self.x + y
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
-    def add_rank(self, data: DataProto) -> DataProto:
-        data.batch["a"] += self.rank
-        return data
-
     @register(Dispatch.DIRECT_ROLLOUT_METHOD)
     def generate(self, x: int) -> int:
         return x + 1
@@ -65,10 +58,9 @@ class Critic(Worker):
     def sub(self, y: int) -> int:
         return self.config["b"] - y
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
-    async def sub_b(self, data: DataProto) -> DataProto:
-        data.batch["a"] -= self.config["b"]
-        return data
+    @register(Dispatch.DP_COMPUTE)
+    async def sub_soon(self, y: int) -> int:
+        return self.config["b"] - y
 
     @register(Dispatch.ONE_TO_ALL)
     def peers(self) -> dict[str, str]:
@@ -138,16 +130,8 @@ def test_roles_share_their_processes(spawned: dict[str, RayWorkerGroup]) -> None
     assert spawned["actor_rollout"].process() == spawned["critic"].process()
 
 
-def test_rows_are_split_over_the_ranks_of_a_role(spawned: dict[str, RayWorkerGroup]) -> None:
-    output = spawned["actor_rollout"].add_rank(DataProto.from_dict({"a": torch.zeros(4)}))
-
-    assert output.batch["a"].tolist() == [0, 0, 1, 1]
-
-
 def test_async_methods_of_roles_give_their_values(spawned: dict[str, RayWorkerGroup]) -> None:
-    output = spawned["critic"].sub_b(DataProto.from_dict({"a": torch.zeros(4)}))
-
-    assert output.batch["a"].tolist() == [-10] * 4
+    assert spawned["critic"].sub_soon([1, 2]) == [9, 8]
     assert spawned["actor_rollout"].add_soon(2) == [3, 3]
 
 

@@ -6,13 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 import torch
 
-from phalanx.compat.verl import DataProto
-from phalanx.compat.verl.protocol import DataProtoFuture
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import (
     Dispatch,
@@ -71,20 +68,6 @@ class Toy(Worker):
     def dealt(self, x: Any, y: Any = None) -> Any:
         return x, y
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
-    def add_rank(self, data: DataProto) -> DataProto:
-        data.batch["a"] += self.rank
-        return data
-
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def add_rank_later(self, data: DataProto) -> DataProto:
-        data.batch["a"] += self.rank
-        return data
-
-    @register(Dispatch.DP_COMPUTE_METRIC)
-    def rows(self, data: DataProto) -> int:
-        return len(data)
-
     @register(Dispatch.DIRECT_ROLLOUT_METHOD)
     def generate(self, x: int) -> int:
         return x
@@ -111,11 +94,6 @@ def group(ray_cluster: None) -> Iterator[RayWorkerGroup]:
     yield made
     for worker in made.workers:
         ray.kill(worker)
-
-
-def batch(rows: int, **options: Any) -> DataProto:
-    names = np.array([f"row {i}" for i in range(rows)], dtype=object)
-    return DataProto.from_dict({"a": torch.zeros(rows)}, {"name": names}, **options)
 
 
 def test_actors_are_named_after_prefix_class_node_and_slot(group: RayWorkerGroup) -> None:
@@ -192,54 +170,6 @@ def test_dp_compute_takes_references_as_elements(group: RayWorkerGroup) -> None:
     assert group.dealt(refs, y=[3, 4]) == [(5, 3), (5, 4)]
 
 
-def test_rows_are_split_and_joined(group: RayWorkerGroup) -> None:
-    output = group.add_rank(batch(4))
-
-    assert output.batch["a"].tolist() == [0, 0, 1, 1]
-    assert output.non_tensor_batch["name"].tolist() == [f"row {i}" for i in range(4)]
-
-
-def test_the_callers_batch_is_not_changed(group: RayWorkerGroup) -> None:
-    data = batch(4)
-
-    group.add_rank(data)
-
-    assert data.batch["a"].tolist() == [0, 0, 0, 0]
-
-
-def test_rows_that_do_not_divide_need_padding(group: RayWorkerGroup) -> None:
-    with pytest.raises(AssertionError):
-        group.add_rank(batch(3))
-
-
-@pytest.mark.parametrize("rows", [1, 3, 5])
-def test_padding_is_added_and_removed(group: RayWorkerGroup, rows: int) -> None:
-    data = batch(rows, auto_padding=True)
-
-    output = group.add_rank(data=data)
-
-    assert len(output) == rows
-    assert output.non_tensor_batch["name"].tolist() == [f"row {i}" for i in range(rows)]
-    assert len(data) == rows
-
-
-def test_padding_is_removed_where_the_caller_does_not_wait(group: RayWorkerGroup) -> None:
-    future = group.add_rank_later(batch(3, auto_padding=True))
-
-    assert isinstance(future, DataProtoFuture)
-    assert future.get().batch["a"].tolist() == [0, 0, 1]
-
-
-def test_a_list_by_rank_is_not_shortened_with_the_padding(group: RayWorkerGroup) -> None:
-    assert group.rows(batch(3, auto_padding=True)) == [2, 2]
-
-
-def test_a_future_is_an_argument_of_the_next_call(group: RayWorkerGroup) -> None:
-    future = group.add_rank_later(batch(4))
-
-    assert group.add_rank(future).batch["a"].tolist() == [0, 0, 2, 2]
-
-
 def test_an_async_method_gives_its_value(group: RayWorkerGroup) -> None:
     assert group.slow_add(1) == [3, 3]
 
@@ -304,16 +234,6 @@ def test_a_function_runs_on_rank_zero(group: RayWorkerGroup) -> None:
     assert torch.equal(output, torch.full((2, 2), 2.0))
 
 
-def test_a_function_runs_on_every_rank_with_the_worker(group: RayWorkerGroup) -> None:
-    def mark(worker: Any, data: DataProto) -> DataProto:
-        data.batch["rank"] = torch.full((len(data),), worker.rank)
-        return data
-
-    output = group.execute_with_func_generator(mark, batch(4))
-
-    assert output.batch["rank"].tolist() == [0, 0, 1, 1]
-
-
 def test_the_environment_of_a_rank(group: RayWorkerGroup) -> None:
     [first, second] = group.execute_all_sync("environment")
 
@@ -347,9 +267,9 @@ def test_a_task_finds_the_workers_by_name(group: RayWorkerGroup) -> None:
 def test_a_group_travels_to_a_task(group: RayWorkerGroup) -> None:
     @ray.remote(num_cpus=0)
     def call(given: RayWorkerGroup) -> Any:
-        return given.add_rank(batch(2)).batch["a"].tolist(), given.worker_names
+        return given.dealt([1, 2]), given.worker_names
 
-    assert ray.get(call.remote(group)) == ([0, 1], group.worker_names)
+    assert ray.get(call.remote(group)) == ([(1, None), (2, None)], group.worker_names)
 
 
 def test_a_name_that_nobody_has(ray_cluster: None) -> None:

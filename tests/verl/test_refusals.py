@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_the_command_works_where_verl_is_told_to_load_no_plugins(
 def test_a_program_that_imported_verls_controller_first_is_told_the_module(interpreter: Interpreter) -> None:
     ran = interpreter.run(
         "-c",
-        "import verl.single_controller.base, phalanx.compat.verl as v; v.install(overlay=True)",
+        "import verl.single_controller.base, phalanx.compat.verl as v; v.install()",
     )
 
     assert ran.returncode != 0
@@ -123,10 +124,23 @@ def test_another_line_of_verl_is_refused_with_its_version(interpreter: Interpret
     assert "0.8.0" in ran.stderr and "0.9" in ran.stderr
 
 
+def test_a_newer_patch_release_is_served_with_a_warning(interpreter: Interpreter, tmp_path: Path) -> None:
+    origin = interpreter.run("-c", "import verl; print(verl.__file__)").stdout.split()[-1]
+    newer = tmp_path / "newer" / "verl"
+    shutil.copytree(Path(origin).parent, newer, ignore=shutil.ignore_patterns("__pycache__"))
+    (newer / "version" / "version").write_text("0.9.7\n")
+    own_module(tmp_path, "program", WHOSE)
+
+    ran = interpreter.run("-m", "phalanx", "verl", "program.py", PATH_FIRST=str(newer.parent))
+
+    assert controller(ran).startswith(OURS)
+    assert "version 0.9.7" in ran.stderr and "tested with verl 0.9.1" in ran.stderr
+
+
 def test_a_ray_that_was_started_before_is_refused(interpreter: Interpreter) -> None:
     ran = interpreter.run(
         "-c",
-        "import ray; ray.init(log_to_driver=False); import phalanx.compat.verl as v; v.install(overlay=True)",
+        "import ray; ray.init(log_to_driver=False); import phalanx.compat.verl as v; v.install()",
     )
 
     assert ran.returncode != 0

@@ -6,51 +6,33 @@ table are in ``dispatch_functions`` and ``megatron_functions`` and have their na
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
 from phalanx.compat.verl import overlay
+from phalanx.compat.verl.batches import is_future
 from phalanx.compat.verl.errors import CheckFailed
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _concat_data_proto_or_future as _concat_data_proto_or_future,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _padding_size_key as _padding_size_key,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _split_args_kwargs_data_proto as _split_args_kwargs_data_proto,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _split_args_kwargs_data_proto_with_auto_padding as _split_args_kwargs_data_proto_with_auto_padding,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # noqa: F401 verl has them all here
     collect_all_to_all,
     collect_dp_compute,
     collect_dp_compute_data_proto,
     collect_lazy_compute_data_proto,
+    collect_nd_compute,
+    collect_nd_compute_dataproto,
     dispatch_all_to_all,
     dispatch_dp_compute,
     dispatch_dp_compute_data_proto,
     dispatch_dp_compute_data_proto_with_func,
     dispatch_lazy_compute_data_proto,
+    dispatch_nd_compute,
+    dispatch_nd_compute_dataproto,
     dispatch_one_to_all,
     dummy_direct_rollout_call,
 )
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    collect_nd_compute as collect_nd_compute,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    collect_nd_compute_dataproto as collect_nd_compute_dataproto,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    dispatch_nd_compute as dispatch_nd_compute,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    dispatch_nd_compute_dataproto as dispatch_nd_compute_dataproto,
-)
+from phalanx.compat.verl.single_controller.base.dynamic_enum import DynamicEnum
 from phalanx.compat.verl.single_controller.base.megatron_functions import (
     collect_megatron_compute,
     collect_megatron_compute_data_proto,
@@ -62,7 +44,6 @@ from phalanx.compat.verl.single_controller.base.megatron_functions import (
     dispatch_megatron_pp_as_dp,
     dispatch_megatron_pp_as_dp_data_proto,
 )
-from phalanx.compat.verl.utils.py_functional import DynamicEnum
 
 #: Name of the attribute in which a registered function keeps how it was registered.
 MAGIC_ATTR = "attrs_3141562937"
@@ -219,20 +200,14 @@ def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], di
     """The arguments with the value in place of each ``DataProtoFuture``."""
 
     def value(given: Any) -> Any:
-        return given.get() if _is_future(given) else given
+        return given.get() if is_future(given) else given
 
     return tuple(map(value, args)), {key: value(given) for key, given in kwargs.items()}
 
 
-def _is_future(value: Any) -> bool:
-    # Without that module there are none, and its import is slow.
-    protocol = sys.modules.get("verl.protocol" if overlay.active() else "phalanx.compat.verl.protocol")
-    return protocol is not None and isinstance(value, protocol.DataProtoFuture)
-
-
 def references_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Ray's references behind those arguments of a call that are a ``DataProtoFuture``."""
-    return [ref for value in (*args, *kwargs.values()) if _is_future(value) for ref in value.futures]
+    return [ref for value in (*args, *kwargs.values()) if is_future(value) for ref in value.futures]
 
 
 def register(
@@ -256,11 +231,10 @@ def register(
     _check_execute_mode(execute_mode)
     attributes = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
 
-    # Here, not above: under the real verl it is verl's own module, which asks this one for its modes.
-    from phalanx.compat.verl.utils.transferqueue_utils import tqbridge
-
     def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
-        function = tqbridge(dispatch_mode=dispatch_mode)(function)
+        if overlay.active():  # imported here, because verl's module imports this one
+            queue = importlib.import_module("verl.utils.transferqueue_utils")
+            function = queue.tqbridge(dispatch_mode=dispatch_mode)(function)
         if inspect.iscoroutinefunction(function):
 
             @wraps(function)

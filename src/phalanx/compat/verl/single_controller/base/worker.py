@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.compat.verl.devices import visible_devices_variable
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
 
@@ -64,8 +65,6 @@ class Worker(WorkerHelper):
     @classmethod
     def env_keys(cls) -> list[str]:
         """The variables that describe a rank."""
-        from phalanx.compat.verl.utils.device import get_visible_devices_keyword
-
         return [
             "WORLD_SIZE",
             "RANK",
@@ -73,7 +72,7 @@ class Worker(WorkerHelper):
             "LOCAL_RANK",
             "MASTER_ADDR",
             "MASTER_PORT",
-            get_visible_devices_keyword().upper(),
+            visible_devices_variable(),
         ]
 
     def __init__(self, cuda_visible_devices: str | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Trainers on the stand-in for verl, as Ray actors, whose ranks fail as they are told; prints what each sees as JSON.
+"""Trainers as Ray actors whose ranks fail on request; prints a report of each as JSON.
 
-Each argument is a way to fail ("raise", "kill", "stop"), with "lazy " before it for a call that does not block.
+Each argument is a failure ("raise", "kill", "stop"), with "lazy " before it for a call that does not block.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import ray
 import torch
-from verl import DataProto  # pyright: ignore[reportMissingImports]
-from verl.single_controller.base import Worker  # pyright: ignore[reportMissingImports]
-from verl.single_controller.base.decorator import (  # pyright: ignore[reportMissingImports]
+from verl import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import (
     Dispatch,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl.single_controller.ray import (  # pyright: ignore[reportMissingImports]
+from verl.single_controller.ray import (
     RayClassWithInitArgs,
     RayResourcePool,
     RayWorkerGroup,
@@ -29,7 +29,7 @@ from verl.single_controller.ray import (  # pyright: ignore[reportMissingImports
 
 
 class Model(Worker):
-    """Two ranks of which the second one fails as it is told."""
+    """Two ranks, of which the second one fails on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Model(Worker):
 
 
 def seen(group: Any, how: str, lazy: bool) -> dict[str, Any]:
-    """How a call ends that fails."""
+    """Report the end of a failing call."""
     data = DataProto.from_dict({"a": torch.zeros(4)}, meta_info={"how": how})
     began = time.monotonic()
     try:
@@ -71,7 +71,7 @@ def seen(group: Any, how: str, lazy: bool) -> dict[str, Any]:
 
 @ray.remote(num_cpus=0)
 class Trainer:
-    """What verl's own trainers are."""
+    """A trainer that is a Ray actor, as verl's own trainers are."""
 
     def fit(self, how: str, lazy: bool) -> dict[str, Any]:
         """One failing call, after two that end."""
