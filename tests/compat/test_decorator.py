@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,10 +85,6 @@ def test_no_execute_mode() -> None:
         register(Dispatch.ONE_TO_ALL, execute_mode=Dispatch.ONE_TO_ALL)
 
 
-def test_the_execute_functions_by_name() -> None:
-    assert d.get_predefined_execute_fn(Execute.RANK_ZERO) == {"execute_fn_name": "execute_rank_zero"}
-
-
 def test_a_registered_method_keeps_its_name_and_how_it_was_registered() -> None:
     @register(Dispatch.DP_COMPUTE, blocking=False)
     def method(self: Any) -> None:
@@ -110,34 +105,14 @@ def test_an_async_method_stays_one() -> None:
     assert inspect.iscoroutinefunction(method)
 
 
-def test_one_to_all_repeats(group: Any) -> None:
-    assert d.dispatch_one_to_all(group, 1, a=[2]) == (([1, 1],), {"a": [[2], [2]]})
-
-
-def test_all_to_all_leaves_alone(group: Any) -> None:
-    assert d.dispatch_all_to_all(group, 1, a=[2]) == ((1,), {"a": [2]})
-
-
 def test_dp_compute_wants_an_element_for_each_rank(group: Any) -> None:
     assert d.dispatch_dp_compute(group, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
     with pytest.raises(AssertionError, match="world_size = 2"):
         d.dispatch_dp_compute(group, 5)
 
 
-def test_dp_compute_wants_an_output_of_each_rank(group: Any) -> None:
-    with pytest.raises(AssertionError):
-        d.collect_dp_compute(group, [1])
-
-
 def test_outputs_are_taken_where_the_mask_is_set(group: Any) -> None:
     assert d.collect_nd_compute([False, True], group, [1, 2]) == [2]
-
-
-def test_a_mode_over_a_mesh() -> None:
-    mode = d.make_nd_compute_dataproto_dispatch_fn("actor")
-
-    assert isinstance(mode["dispatch_fn"], partial)
-    assert mode["collect_fn"].args == ("actor",)
 
 
 def test_rows_are_split_only_with_verl(group: Any) -> None:
@@ -145,11 +120,6 @@ def test_rows_are_split_only_with_verl(group: Any) -> None:
         d.dispatch_dp_compute_data_proto(group, [1, 2])
 
     assert isinstance(raised.value, DispatchError)
-
-
-def test_a_direct_method_is_refused(group: Any) -> None:
-    with pytest.raises(NotImplementedError):
-        d.dummy_direct_rollout_call(group, 1)
 
 
 def megatron_group(tp: int, pp: int, dp: int) -> SimpleNamespace:
@@ -180,14 +150,6 @@ def test_megatron_deals_over_dp_and_collects_from_tp_zero_of_the_last_stage() ->
 def test_megatron_wants_a_list_of_dp_size() -> None:
     with pytest.raises(AssertionError, match="dp_size = 2"):
         d.dispatch_megatron_compute(megatron_group(2, 2, 2), ["a"])
-
-
-def test_megatron_with_pp_as_dp_keeps_the_order() -> None:
-    group = megatron_group(tp=2, pp=2, dp=2)
-
-    [dealt], _ = d.dispatch_megatron_pp_as_dp(group, list("abcd"))
-
-    assert d.collect_megatron_pp_as_dp(group, dealt) == list("abcd")
 
 
 def test_a_worker_registers_its_place_once(environment: None) -> None:

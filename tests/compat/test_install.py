@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import pytest
 
-INSTALL = "import phalanx.compat.verl; phalanx.compat.verl.install()\n"
-
-
-def run(script: str, *, timeout: float = 100, **variables: str) -> str:
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", **variables}
-    environment.pop("RAY_ADDRESS", None)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+from tests.compat.overlay.test_reach import INSTALL, run
 
 
 def test_the_names_of_the_tutorial_are_modules_of_this_package() -> None:
@@ -170,15 +152,6 @@ print(ray.get(Trainer.remote().fit.remote()))
 """
 
 
-@pytest.mark.soak  # in CI on a cluster that was there before; drivers of clusters of their own are the tutorial's
-@pytest.mark.timeout(300)
-def test_a_trainer_that_is_a_ray_actor() -> None:
-    with tempfile.TemporaryDirectory(prefix="px") as folder:
-        output = run(TRAINER.format(where="num_cpus=4"), timeout=280, RAY_TMPDIR=folder)
-
-    assert output.splitlines()[-1] == "[11, 22]"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_trainer_on_a_cluster_that_was_there_before(tmp_path: Path) -> None:
@@ -192,6 +165,6 @@ def test_a_trainer_on_a_cluster_that_was_there_before(tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text("import sys\n" + TRAINER.format(where="address=sys.argv[1]"))
     with tempfile.TemporaryDirectory(prefix="px") as folder:
-        output = run(cluster, timeout=280, RAY_TMPDIR=folder, TRAINER=str(script))
+        output = run(cluster, RAY_TMPDIR=folder, TRAINER=str(script))
 
     assert "[11, 22]" in output

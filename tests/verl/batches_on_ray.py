@@ -6,9 +6,13 @@ Run by ``phalanx verl`` in verl's environment. Four ranks: dp 2 x tp 2 for the m
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import signal
 import sys
+import time
 import traceback
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +65,14 @@ def added(count: int, size: int, *, each: int = 1) -> list[int]:
     return [row + each * (row // size) for row in range(count)]
 
 
+def raised(kind: type[Exception], call: Callable[..., Any], *arguments: Any) -> Exception:
+    try:
+        call(*arguments)
+    except kind as error:
+        return error
+    raise RuntimeError(f"{call} raised no {kind.__name__}")
+
+
 class Adder(Worker):
     """Every method adds the rank (over dp: the dp rank) to its rows."""
 
@@ -91,6 +103,13 @@ class Adder(Worker):
     @register(OVER_DP, blocking=False)
     def mesh_later(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def die_later(self, data: DataProto) -> DataProto:
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60.0)  # like a collective with a lost rank
+        return data
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def count(self, data: DataProto) -> int:
@@ -130,12 +149,8 @@ def case_rows_are_split_and_joined_in_order(group: Any) -> None:
 
 
 def case_rows_that_do_not_divide_need_padding(group: Any) -> None:
-    for method in (group.split, group.mesh):
-        try:
-            method(rows(3))
-        except AssertionError:
-            continue
-        raise RuntimeError(f"{method} took 3 rows")
+    raised(AssertionError, group.split, rows(3))
+    raised(AssertionError, group.mesh, rows(3))
 
 
 def case_padding_is_added_and_removed(group: Any) -> None:
@@ -234,33 +249,25 @@ def case_megatron_modes_split_over_dp(group: Any) -> None:
     ranks = SimpleNamespace(
         world_size=4, dp_size=2, pp_size=1, get_megatron_rank_info=lambda rank: infos[rank]
     )
-    for mode in (Dispatch.MEGATRON_COMPUTE_PROTO, Dispatch.MEGATRON_PP_AS_DP_PROTO):
-        functions = DISPATCH_MODE_FN_REGISTRY[mode]
-        [shards], _ = functions["dispatch_fn"](ranks, rows(4))
-        assert [len(shard) for shard in shards] == [2] * 4
-        assert values(functions["collect_fn"](ranks, shards)) == [0, 1, 2, 3]
+    functions = DISPATCH_MODE_FN_REGISTRY[Dispatch.MEGATRON_COMPUTE_PROTO]
+    [shards], _ = functions["dispatch_fn"](ranks, rows(4))
+    assert [len(shard) for shard in shards] == [2] * 4
+    assert values(functions["collect_fn"](ranks, shards)) == [0, 1, 2, 3]
 
 
 def case_arguments_that_do_not_fit_are_refused(group: Any) -> None:
-    def function(worker: Any, data: Any) -> Any: ...
-
+    functions = DISPATCH_MODE_FN_REGISTRY[Dispatch.DP_COMPUTE_PROTO]
     refused = [
-        *(partial(group.split, value) for value in (3, "text", torch.zeros(4))),
-        partial(group.split_later, [rows(4)]),
-        partial(group.execute_with_func_generator, rows(4)),
-        partial(group.execute_with_func_generator, len, rows(4)),
-        partial(group.execute_with_func_generator, function, 5),
-        partial(DISPATCH_MODE_FN_REGISTRY[Dispatch.DP_COMPUTE_PROTO]["collect_fn"], group, [1] * 4),
-        partial(
-            DISPATCH_MODE_FN_REGISTRY[Dispatch.DP_COMPUTE_PROTO]["dispatch_fn"], group, padded(3), padded(5)
-        ),
+        *((group.split, value) for value in (3, "text", torch.zeros(4))),
+        (group.split_later, [rows(4)]),
+        (group.execute_with_func_generator, rows(4)),
+        (group.execute_with_func_generator, len, rows(4)),
+        (group.execute_with_func_generator, lambda worker, data: data, 5),
+        (functions["collect_fn"], group, [1] * 4),
+        (functions["dispatch_fn"], group, padded(3), padded(5)),
     ]
-    for call in refused:
-        try:
-            call()
-        except px.DispatchError:  # also an AssertionError, as in verl
-            continue
-        raise RuntimeError(f"{call} was not refused")
+    for call, *arguments in refused:
+        assert isinstance(raised(px.DispatchError, call, *arguments), AssertionError), (call, arguments)
 
 
 class Native(px.Worker):
@@ -286,6 +293,16 @@ def case_native_groups_split_verls_batches(group: Any) -> None:
         meta = BatchMeta(global_indexes=list(range(5)), partition_ids=["train"] * 5, extra_info={"k": 1})
         output = native.split(meta)
         assert (output.global_indexes, output.extra_info) == (list(range(5)), {"k": 1})
+
+
+def case_a_lost_rank_is_the_one_error_of_a_future(group: Any) -> None:
+    doomed = RayWorkerGroup(RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)))
+    future = doomed.die_later(rows(2))
+    assert (
+        type(pickle.loads(pickle.dumps(future))) is DataProtoFuture
+    )  # its call is tracked by this process alone
+    assert "rank 1" in str(raised(px.WorkerDiedError, future.get))
+    raised(px.GroupBroken, doomed.split, rows(2))
 
 
 def error_of(case: Any, group: Any) -> str:

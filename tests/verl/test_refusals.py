@@ -29,14 +29,6 @@ def own_module(folder: Path, name: str, text: str) -> str:
     return str(folder)
 
 
-def stub_of_verl(folder: Path, version: str) -> str:
-    """A package called verl that has nothing but a version."""
-    (folder / "verl" / "version").mkdir(parents=True)
-    (folder / "verl" / "__init__.py").write_text("")
-    (folder / "verl" / "version" / "version").write_text(version)
-    return str(folder)
-
-
 def test_without_being_asked_an_installed_phalanx_leaves_verl_alone(
     interpreter: Interpreter, plugin: Path
 ) -> None:
@@ -64,17 +56,6 @@ def test_the_command_works_where_verl_is_told_to_load_no_plugins(
     assert controller(ran).startswith(OURS)
 
 
-def test_a_program_that_imported_verls_controller_first_is_told_the_module(interpreter: Interpreter) -> None:
-    ran = interpreter.run(
-        "-c",
-        "import verl.single_controller.base, phalanx.compat.verl as v; v.install()",
-    )
-
-    assert ran.returncode != 0
-    assert "verl.single_controller" in ran.stderr.splitlines()[-1]
-    assert "phalanx verl" in ran.stderr.splitlines()[-1]
-
-
 def test_a_plugin_of_verls_that_imports_the_controller_first_ends_the_process(
     interpreter: Interpreter, plugin: Path, tmp_path: Path
 ) -> None:
@@ -93,37 +74,6 @@ def test_a_plugin_of_verls_that_imports_the_controller_first_ends_the_process(
     assert "verl.single_controller" in ran.stderr and PLUGIN in ran.stderr
 
 
-def test_the_command_comes_before_such_a_plugin(interpreter: Interpreter, tmp_path: Path) -> None:
-    early = own_module(tmp_path / "own", "early", "import verl.single_controller.base")
-    own_module(tmp_path, "program", WHOSE)
-
-    ran = interpreter.run(
-        "-m",
-        "phalanx",
-        "verl",
-        "program.py",
-        PATH_FIRST=early,
-        VERL_USE_EXTERNAL_MODULES="early",
-    )
-
-    assert controller(ran).startswith(OURS)
-
-
-def test_another_line_of_verl_is_refused_with_its_version(interpreter: Interpreter, tmp_path: Path) -> None:
-    own_module(tmp_path, "program", WHOSE)
-
-    ran = interpreter.run(
-        "-m",
-        "phalanx",
-        "verl",
-        "program.py",
-        PATH_FIRST=stub_of_verl(tmp_path / "other", "0.8.0"),
-    )
-
-    assert ran.returncode == 2
-    assert "0.8.0" in ran.stderr and "0.9" in ran.stderr
-
-
 def test_a_newer_patch_release_is_served_with_a_warning(interpreter: Interpreter, tmp_path: Path) -> None:
     origin = interpreter.run("-c", "import verl; print(verl.__file__)").stdout.split()[-1]
     newer = tmp_path / "newer" / "verl"
@@ -135,16 +85,6 @@ def test_a_newer_patch_release_is_served_with_a_warning(interpreter: Interpreter
 
     assert controller(ran).startswith(OURS)
     assert "version 0.9.7" in ran.stderr and "tested with verl 0.9.1" in ran.stderr
-
-
-def test_a_ray_that_was_started_before_is_refused(interpreter: Interpreter) -> None:
-    ran = interpreter.run(
-        "-c",
-        "import ray; ray.init(log_to_driver=False); import phalanx.compat.verl as v; v.install()",
-    )
-
-    assert ran.returncode != 0
-    assert "ray.init" in ran.stderr.splitlines()[-1]
 
 
 PROGRAM = """

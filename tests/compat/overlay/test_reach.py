@@ -30,7 +30,7 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(
-    *words: str, path: list[Path], seconds: float = 150, **variables: str
+    *words: str, path: list[Path], seconds: float = 280, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     kept = {
         name: value
@@ -195,15 +195,6 @@ def test_a_controller_that_was_imported_before_is_refused(verl: Path) -> None:
     assert "phalanx verl" in told
 
 
-def test_a_plugin_that_comes_too_late_ends_the_process(verl: Path, hook: Path, tmp_path: Path) -> None:
-    (tmp_path / "early.py").write_text("import verl.single_controller")
-
-    told = refusal(WHOSE, verl, hook, tmp_path, PHALANX_VERL="1", VERL_USE_EXTERNAL_MODULES="early")
-
-    assert "verl.single_controller was imported before" in told
-    assert "must come after" in told
-
-
 @pytest.mark.slow
 def test_the_plugin_goes_before_other_modules(verl: Path, tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(WHOSE)
@@ -233,8 +224,8 @@ def test_the_overlay_needs_verl(start: str, asked: str) -> None:
 @pytest.mark.parametrize(
     ("version", "without", "told"),
     [
-        ("0.8.3", "", "version 0.8.3, which is older than"),
-        ("0.10.0", "", "version 0.10.0, which is newer than"),
+        ("0.8.3", "", "version 0.8.3, but Phalanx serves verl 0.9.x"),
+        ("0.10.0", "", "version 0.10.0, but Phalanx serves verl 0.9.x"),
         ("", "", "expected its version in version/version, got 'unknown'"),
         (
             "0.9.1",

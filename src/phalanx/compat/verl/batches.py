@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from phalanx.compat.verl.errors import VerlNotInstalled
@@ -44,30 +43,22 @@ def register_row_types() -> None:
         return
     data_proto, batch_meta = module.DataProto, module.BatchMeta
     register_shardable(
-        data_proto, count=_row_count, slice=_row_slice, concat=data_proto.concat, take=_select_rows
+        data_proto,
+        count=_row_count,
+        slice=data_proto.slice,
+        concat=data_proto.concat,
+        take=lambda data, indices: data.select_idxs(list(indices)),
     )
     if hasattr(batch_meta, "select_samples"):  # a stand-in without methods if TransferQueue is not installed
         register_shardable(
-            batch_meta, count=len, slice=_sample_slice, concat=batch_meta.concat, take=_select_samples
+            batch_meta,
+            count=len,
+            slice=lambda meta, start, stop: meta.select_samples(list(range(start, stop))),
+            concat=batch_meta.concat,
+            take=lambda meta, indices: meta.select_samples(list(indices)),
         )
 
 
 def _row_count(data: Any) -> int | None:
     """Return the number of rows, or None for a ``DataProto`` of ``meta_info`` alone, which is replicated."""
     return None if data.batch is None and not data.non_tensor_batch else len(data)
-
-
-def _row_slice(data: Any, start: int, stop: int) -> Any:
-    return data.slice(start, stop)
-
-
-def _select_rows(data: Any, indices: Sequence[int]) -> Any:
-    return data.select_idxs(list(indices))
-
-
-def _sample_slice(meta: Any, start: int, stop: int) -> Any:
-    return meta.select_samples(list(range(start, stop)))
-
-
-def _select_samples(meta: Any, indices: Sequence[int]) -> Any:
-    return meta.select_samples(list(indices))

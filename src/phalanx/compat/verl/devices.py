@@ -9,13 +9,11 @@ import os
 from phalanx.compat.verl import overlay
 from phalanx.topology.accelerators import in_use
 
-_RESOURCES = {"cuda": "GPU", "npu": "NPU", "xpu": "GPU", "cpu": "GPU"}
-
 
 def resource_name(device_name: str) -> str:
     """Return Ray's name of the accelerators for a device name of torch."""
     if not overlay.active():
-        return _RESOURCES.get(device_name, "GPU")
+        return "NPU" if device_name == "npu" else "GPU"
     return importlib.import_module("verl.plugin.platform").get_platform().ray_resource_name()
 
 

@@ -121,11 +121,11 @@ def check_verl() -> None:
         raise UnfitVerl(
             f"verl in {folder} is broken: expected its version in version/version, got {version!r}; {reinstall}"
         )
-    if release.group() != _line():
-        age = "older" if _numbers(release.group()) < _numbers(_line()) else "newer"
+    line = TESTED.rpartition(".")[0]
+    if release.group() != line:
         raise UnfitVerl(
-            f"verl in {folder} is version {version}, which is {age} than the line that Phalanx serves: expected verl "
-            f"{_line()}.x. pip install 'verl=={TESTED}', or run it without Phalanx (no `phalanx verl`, no {ASKED})"
+            f"verl in {folder} is version {version}, but Phalanx serves verl {line}.x: pip install 'verl=={TESTED}', "
+            f"or run it without Phalanx (no `phalanx verl`, no {ASKED})"
         )
     missing = [f"verl.{name}" for name in _USED if not _is_module(Path(folder, *name.split(".")))]
     if missing:
@@ -136,14 +136,6 @@ def check_verl() -> None:
             f"verl {version} in {folder} is imported in part: an import of it failed in this process and left "
             f"{loaded[0]}. `{sys.executable} -c 'import verl'` shows the cause; repair it, and start the program again"
         )
-
-
-def _line() -> str:
-    return TESTED.rpartition(".")[0]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 def _is_module(path: Path) -> bool:

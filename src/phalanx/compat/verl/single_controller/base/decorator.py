@@ -36,13 +36,8 @@ from phalanx.compat.verl.single_controller.base.dynamic_enum import DynamicEnum
 from phalanx.compat.verl.single_controller.base.megatron_functions import (
     collect_megatron_compute,
     collect_megatron_compute_data_proto,
-    collect_megatron_pp_as_dp,
-    collect_megatron_pp_as_dp_data_proto,
-    collect_megatron_pp_only,
     dispatch_megatron_compute,
     dispatch_megatron_compute_data_proto,
-    dispatch_megatron_pp_as_dp,
-    dispatch_megatron_pp_as_dp_data_proto,
 )
 
 #: Name of the attribute in which a registered function keeps how it was registered.
@@ -63,34 +58,22 @@ class Execute(DynamicEnum):
     _next_value: int = 0
 
 
-def init_predefined_execute_mode() -> None:
-    """Register ``Execute.ALL`` and ``Execute.RANK_ZERO``."""
-    for name in ("ALL", "RANK_ZERO"):
-        Execute.register(name)
-
-
-def init_predefined_dispatch_mode() -> None:
-    """Register the built-in modes; the Megatron ones, of verl's earlier line, come last."""
-    for name in (
-        "RANK_ZERO",
-        "ONE_TO_ALL",
-        "ALL_TO_ALL",
-        "DP_COMPUTE",
-        "DP_COMPUTE_PROTO",
-        "DP_COMPUTE_PROTO_WITH_FUNC",
-        "DP_COMPUTE_METRIC",
-        "DIRECT_ROLLOUT_METHOD",
-        "MEGATRON_COMPUTE",
-        "MEGATRON_PP_AS_DP",
-        "MEGATRON_PP_ONLY",
-        "MEGATRON_COMPUTE_PROTO",
-        "MEGATRON_PP_AS_DP_PROTO",
-    ):
-        Dispatch.register(name)
-
-
-init_predefined_execute_mode()
-init_predefined_dispatch_mode()
+for _name in ("ALL", "RANK_ZERO"):
+    Execute.register(_name)
+# The order gives the modes verl's numbers. The Megatron modes are of verl's earlier line.
+for _name in (
+    "RANK_ZERO",
+    "ONE_TO_ALL",
+    "ALL_TO_ALL",
+    "DP_COMPUTE",
+    "DP_COMPUTE_PROTO",
+    "DP_COMPUTE_PROTO_WITH_FUNC",
+    "DP_COMPUTE_METRIC",
+    "DIRECT_ROLLOUT_METHOD",
+    "MEGATRON_COMPUTE",
+    "MEGATRON_COMPUTE_PROTO",
+):
+    Dispatch.register(_name)
 
 
 def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
@@ -110,13 +93,8 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
     Dispatch.DP_COMPUTE_METRIC: _pair(dispatch_dp_compute_data_proto, collect_dp_compute),
     Dispatch.DIRECT_ROLLOUT_METHOD: _pair(dummy_direct_rollout_call, dummy_direct_rollout_call),
     Dispatch.MEGATRON_COMPUTE: _pair(dispatch_megatron_compute, collect_megatron_compute),
-    Dispatch.MEGATRON_PP_AS_DP: _pair(dispatch_megatron_pp_as_dp, collect_megatron_pp_as_dp),
-    Dispatch.MEGATRON_PP_ONLY: _pair(dispatch_one_to_all, collect_megatron_pp_only),
     Dispatch.MEGATRON_COMPUTE_PROTO: _pair(
         dispatch_megatron_compute_data_proto, collect_megatron_compute_data_proto
-    ),
-    Dispatch.MEGATRON_PP_AS_DP_PROTO: _pair(
-        dispatch_megatron_pp_as_dp_data_proto, collect_megatron_pp_as_dp_data_proto
     ),
 }
 

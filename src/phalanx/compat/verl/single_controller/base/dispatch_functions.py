@@ -40,17 +40,18 @@ def collect_all_to_all(worker_group: Any, output: Any) -> Any:
     return output
 
 
+def _check_list(argument: str, value: Any, size: int, meaning: str) -> None:
+    if not isinstance(value, list | tuple) or len(value) != size:
+        got = f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+        raise CallCheckFailed(
+            f"{argument} is {got}; expected a list of {meaning} = {size} elements, one for each"
+        )
+
+
 def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
-    """Each argument a list or tuple with one element per rank."""
+    """Deal lists or tuples of one element per rank."""
     for name, value in [*enumerate(args), *kwargs.items()]:
-        if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
-            given = (
-                f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-            )
-            raise CallCheckFailed(
-                f"Dispatch.DP_COMPUTE: argument {name!r} is {given}; expected a list of world_size = "
-                f"{worker_group.world_size} elements, one for each rank"
-            )
+        _check_list(f"Dispatch.DP_COMPUTE: argument {name!r}", value, worker_group.world_size, "world_size")
     return args, kwargs
 
 
@@ -181,13 +182,7 @@ def dispatch_nd_compute(
     """Each argument a list of dp_size elements; rank ``r`` gets element ``dp_rank_mapping[r]``."""
 
     def deal(value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple) or len(value) != dp_size:
-            given = (
-                f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-            )
-            raise CallCheckFailed(
-                f"an argument is {given}; expected a list of dp_size = {dp_size} elements, one for each dp rank"
-            )
+        _check_list("an argument", value, dp_size, "dp_size")
         return [value[dp_rank] for dp_rank in dp_rank_mapping]
 
     padding = {key: kwargs.pop(key) for key in list(kwargs) if key == _padding_size_key}

@@ -24,10 +24,6 @@ class DynamicEnumMeta(type):
         """Return the members' names, in order of registration."""
         return list(cls._registry)
 
-    def values(cls) -> list[Any]:
-        """Return the members, in order of registration."""
-        return list(cls._registry.values())
-
 
 class DynamicEnum(metaclass=DynamicEnumMeta):
     """An enumeration to which members can be added. Members are class attributes and are pickled by name."""
@@ -71,8 +67,3 @@ class DynamicEnum(metaclass=DynamicEnumMeta):
         member = cls._registry.pop(name.upper())
         delattr(cls, name.upper())
         return member
-
-    @classmethod
-    def from_name(cls, name: str) -> Any:
-        """Return the member of that name, or None."""
-        return cls._registry.get(name.upper())

@@ -52,10 +52,6 @@ class WorkerHelper:
         """This node's address, and a port that nobody listens on now (somebody may before it is used)."""
         return self._get_node_ip(), str(self._get_free_port())
 
-    def get_availale_master_addr_port(self) -> tuple[str, str]:
-        """The same, under verl's misspelt name."""
-        return self.get_available_master_addr_port()
-
 
 class Worker(WorkerHelper):
     """Base class of workers: who they are, from the environment of their process."""
@@ -125,12 +121,6 @@ class Worker(WorkerHelper):
     def get_cuda_visible_devices(self) -> str:
         """The device mask of this process, or ``"not set"``."""
         return os.environ.get(self.env_keys()[-1], "not set")
-
-    def get_node_id(self) -> str:
-        """Ray's id of this process's node."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id()
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
         """The role of that name in this process, or None."""

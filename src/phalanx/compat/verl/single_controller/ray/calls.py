@@ -59,16 +59,8 @@ class GroupMethod:
         return f"<{self.__qualname__} of {self._group.world_size} ranks>"
 
 
-def func_generator(
-    self: Any,
-    method_name: str,
-    dispatch_fn: Callable[..., Any],
-    collect_fn: Callable[..., Any],
-    execute_fn: Callable[..., Any],
-    blocking: bool,
-) -> GroupMethod:
-    """The callable that a group gets for a registered method."""
-    return GroupMethod(self, method_name, dispatch_fn, collect_fn, execute_fn, blocking)
+#: verl's name of the constructor of a group's methods.
+func_generator = GroupMethod
 
 
 def _tracked(output: Any, call: Call) -> Any:
@@ -151,7 +143,7 @@ def failed_ranks(refs: Sequence[Any]) -> str:
     return ", ".join(map(str, failed)) or "unknown"
 
 
-class Parcels:
+class PayloadEncoder:
     """The arguments of one call as Ray is to carry them; what several ranks get is encoded and stored once.
 
     ``stored`` counts the bytes that come to lie in the object store: Ray puts there what is large, and not shared.

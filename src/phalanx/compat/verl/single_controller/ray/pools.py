@@ -276,36 +276,6 @@ def split_resource_pool(
     return parts
 
 
-def extract_pg_from_exist(
-    resource_pools: dict[str, RayResourcePool], src_role_names: list[str], resource_pool: RayResourcePool
-) -> list[PlacementGroup]:
-    """A placement group of the named pools for each node of ``resource_pool``, large ones for large nodes.
-
-    Raises:
-        CheckFailed: there are too few, or too small ones.
-    """
-    offered = [
-        pg
-        for name, pool in resource_pools.items()
-        if name in src_role_names
-        for pg in pool.get_placement_groups()
-    ]
-    offered.sort(key=lambda pg: pg.bundle_count, reverse=True)
-    wanted = sorted(enumerate(resource_pool.store), key=lambda entry: entry[1], reverse=True)
-    advice = (
-        f"a pool of {resource_pool.store} cannot be taken from placement groups of "
-        f"{[pg.bundle_count for pg in offered]} bundles, because each node needs one, large enough"
-    )
-    taken: list[tuple[int, PlacementGroup]] = []
-    for place, (index, size) in enumerate(wanted):
-        if place == len(offered):
-            raise CheckFailed(f"no enough nodes for request: searching {place} th node; {advice}")
-        if size > offered[place].bundle_count:
-            raise CheckFailed(f"requesting {size} processes, bundle count cannot satisfy; {advice}")
-        taken.append((index, offered[place]))
-    return [pg for _, pg in sorted(taken, key=lambda entry: entry[0])]
-
-
 @dataclass
 class ResourcePoolManager:
     """Pools by name, and which pool each role is on.
