@@ -5,12 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pyproject-and-constraints
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 ARGS ?=
-VERL ?= .venv-verl/bin/python
 # What `make test` and `make test-slow` leave to the rules that make what these need.
 ELSEWHERE := not verl and not vllm and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-async docs test test-slow test-verl test-vllm soak check bench compat-diff clean
+.PHONY: help venv demo demo-async docs test test-slow test-verl test-vllm soak check bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,9 +65,6 @@ check: $(STAMP) ## lint, format, types, who may import whom, and the documentati
 
 bench: $(STAMP) ## compare with verl and bare Ray (ARGS="--quick" for a short one)
 	$(BIN)/python bench/run.py $(ARGS)
-
-compat-diff: $(STAMP) ## compare the drop-in with an installed verl 0.9.1 (VERL=path/to/its/python)
-	$(BIN)/python tests/compat/differential/compare.py --verl $(VERL) $(ARGS)
 
 clean: ## remove the virtual environment and what tools left
 	rm -rf $(VENV) build dist out site .pytest_cache .ruff_cache .hypothesis

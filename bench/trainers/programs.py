@@ -154,7 +154,7 @@ def main_ppo_v0(data: Path, steps: int = 3) -> Program:
     return replace(made, name="main_ppo_v0").having("trainer.use_v1=False", "actor_rollout_ref.rollout.n=1")
 
 
-def separate_async(data: Path, steps: int = 3, engine: str = "board") -> Program:
+def separate_async(data: Path, steps: int = 3) -> Program:
     """Two ranks that train and one that generates meanwhile; weights go there through a checkpoint engine."""
     role = "actor_rollout_ref"
     made = main_ppo(data, steps).having(
@@ -166,12 +166,8 @@ def separate_async(data: Path, steps: int = 3, engine: str = "board") -> Program
         f"{role}.rollout.nnodes=1",
         f"{role}.rollout.n_gpus_per_node=1",
         f"{role}.rollout.tensor_model_parallel_size=1",
-        f"{role}.rollout.checkpoint_engine.backend={engine}",
-        *(
-            [f"{role}.rollout.checkpoint_engine.custom_backend_module=board_engine"]
-            if engine == "board"
-            else []
-        ),
+        f"{role}.rollout.checkpoint_engine.backend=board",
+        f"{role}.rollout.checkpoint_engine.custom_backend_module=board_engine",
         "data.gen_batch_size=1",
     )
     return replace(made, name="separate_async", accelerators=3)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
-import torch
-from tensordict import TensorDict
 
-from phalanx.compat.verl import DataProto
-from phalanx.compat.verl.protocol import DataProtoFuture
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base import decorator as d
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
 from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo
+from phalanx.errors import DispatchError
 
 
 @pytest.fixture
@@ -40,10 +36,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.get(name, "0"))
     monkeypatch.setenv("REDIS_STORE_SERVER_HOST", "")
-
-
-def rows(count: int, **options: Any) -> DataProto:
-    return DataProto.from_dict({"a": torch.arange(count)}, **options)
 
 
 def test_the_modes_have_verls_numbers() -> None:
@@ -93,10 +85,6 @@ def test_no_execute_mode() -> None:
         register(Dispatch.ONE_TO_ALL, execute_mode=Dispatch.ONE_TO_ALL)
 
 
-def test_the_execute_functions_by_name() -> None:
-    assert d.get_predefined_execute_fn(Execute.RANK_ZERO) == {"execute_fn_name": "execute_rank_zero"}
-
-
 def test_a_registered_method_keeps_its_name_and_how_it_was_registered() -> None:
     @register(Dispatch.DP_COMPUTE, blocking=False)
     def method(self: Any) -> None:
@@ -117,128 +105,21 @@ def test_an_async_method_stays_one() -> None:
     assert inspect.iscoroutinefunction(method)
 
 
-def test_futures_are_waited_for_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DataProtoFuture, "get", lambda self: "its value")
-    future = DataProtoFuture(collect_fn=None, futures=[])  # type: ignore[arg-type]
-
-    def method(self: Any, given: Any, other: Any = None) -> Any:
-        return given, other
-
-    assert register(Dispatch.ONE_TO_ALL)(method)(None, future, other=future) == ("its value", "its value")
-    assert register(Dispatch.ONE_TO_ALL, materialize_futures=False)(method)(None, future)[0] is future
-
-
-def test_one_to_all_repeats(group: Any) -> None:
-    assert d.dispatch_one_to_all(group, 1, a=[2]) == (([1, 1],), {"a": [[2], [2]]})
-
-
-def test_all_to_all_leaves_alone(group: Any) -> None:
-    assert d.dispatch_all_to_all(group, 1, a=[2]) == ((1,), {"a": [2]})
-
-
 def test_dp_compute_wants_an_element_for_each_rank(group: Any) -> None:
     assert d.dispatch_dp_compute(group, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
     with pytest.raises(AssertionError, match="world_size = 2"):
         d.dispatch_dp_compute(group, 5)
 
 
-def test_dp_compute_wants_an_output_of_each_rank(group: Any) -> None:
-    with pytest.raises(AssertionError):
-        d.collect_dp_compute(group, [1])
-
-
-@pytest.mark.parametrize("value", [rows(4), TensorDict({"a": torch.arange(4)}, [4])])
-def test_rows_are_split_in_order(group: Any, value: Any) -> None:
-    [pieces], _ = d.dispatch_dp_compute_data_proto(group, value)
-
-    found = [(piece.batch if isinstance(piece, DataProto) else piece)["a"].tolist() for piece in pieces]
-    assert found == [[0, 1], [2, 3]]
-
-
-@pytest.mark.parametrize("value", [3, "text", torch.zeros(4)])
-def test_what_has_no_rows_is_refused(group: Any, value: Any) -> None:
-    with pytest.raises(AssertionError, match="ONE_TO_ALL"):
-        d.dispatch_dp_compute_data_proto(group, value)
-
-
-def test_padding_is_told_and_the_callers_batch_is_left_alone(group: Any) -> None:
-    data = rows(3, auto_padding=True)
-
-    [pieces], extra = d.dispatch_dp_compute_data_proto(group, data)
-
-    assert [len(piece) for piece in pieces] == [2, 2]
-    assert extra == {d._padding_size_key: 1}
-    assert data.batch["a"].tolist() == [0, 1, 2]
-
-
-def test_padded_arguments_of_unlike_length_are_refused(group: Any) -> None:
-    with pytest.raises(AssertionError, match="rows"):
-        d.dispatch_dp_compute_data_proto(group, rows(3, auto_padding=True), rows(5, auto_padding=True))
-
-
-def test_a_function_goes_to_all_and_rows_are_split(group: Any) -> None:
-    def function(worker: Any, data: Any) -> Any: ...
-
-    [functions, pieces], _ = d.dispatch_dp_compute_data_proto_with_func(group, function, rows(4))
-
-    assert functions == [function, function]
-    assert [len(piece) for piece in pieces] == [2, 2]
-
-
-@pytest.mark.parametrize("arguments", [(), (rows(4),), (len, rows(4))])
-def test_without_a_function(group: Any, arguments: Any) -> None:
-    with pytest.raises(AssertionError, match="function"):
-        d.dispatch_dp_compute_data_proto_with_func(group, *arguments)
-
-
-def test_outputs_are_joined(group: Any) -> None:
-    assert d.collect_dp_compute_data_proto(group, [rows(1), rows(2)]).batch["a"].tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize("output", [[1, 2], [None, None], [torch.ones(1)] * 2])
-def test_outputs_without_rows_are_refused(group: Any, output: Any) -> None:
-    with pytest.raises(AssertionError, match="DP_COMPUTE_METRIC"):
-        d.collect_dp_compute_data_proto(group, output)
-
-
-def test_ranks_of_one_dp_rank_get_the_same_piece(group: Any) -> None:
-    group.world_size = 4
-
-    [pieces], _ = d.dispatch_nd_compute_dataproto([0, 0, 1, 1], 2, group, rows(4))
-
-    assert pieces[0] is pieces[1]
-    assert [piece.batch["a"].tolist() for piece in pieces] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-
-
-def test_a_mesh_is_asked_for_once_and_keywords_alone_will_do() -> None:
-    asked: list[str] = []
-
-    def ask(name: str) -> list[int]:
-        asked.append(name)
-        return [0, 1]
-
-    group = SimpleNamespace(world_size=2, _dispatch_info={}, _query_dispatch_info=ask)
-    for _ in range(2):
-        _, found = d.dispatch_lazy_compute_data_proto("actor", group, data=rows(4))
-
-    assert asked == ["actor"]
-    assert [piece.batch["a"].tolist() for piece in found["data"]] == [[0, 1], [2, 3]]
-
-
 def test_outputs_are_taken_where_the_mask_is_set(group: Any) -> None:
     assert d.collect_nd_compute([False, True], group, [1, 2]) == [2]
 
 
-def test_a_mode_over_a_mesh() -> None:
-    mode = d.make_nd_compute_dataproto_dispatch_fn("actor")
+def test_rows_are_split_only_with_verl(group: Any) -> None:
+    with pytest.raises(ModuleNotFoundError, match="pip install verl") as raised:
+        d.dispatch_dp_compute_data_proto(group, [1, 2])
 
-    assert isinstance(mode["dispatch_fn"], partial)
-    assert mode["collect_fn"].args == ("actor",)
-
-
-def test_a_direct_method_is_refused(group: Any) -> None:
-    with pytest.raises(NotImplementedError):
-        d.dummy_direct_rollout_call(group, 1)
+    assert isinstance(raised.value, DispatchError)
 
 
 def megatron_group(tp: int, pp: int, dp: int) -> SimpleNamespace:
@@ -269,22 +150,6 @@ def test_megatron_deals_over_dp_and_collects_from_tp_zero_of_the_last_stage() ->
 def test_megatron_wants_a_list_of_dp_size() -> None:
     with pytest.raises(AssertionError, match="dp_size = 2"):
         d.dispatch_megatron_compute(megatron_group(2, 2, 2), ["a"])
-
-
-def test_megatron_with_pp_as_dp_keeps_the_order() -> None:
-    group = megatron_group(tp=2, pp=2, dp=2)
-
-    [dealt], _ = d.dispatch_megatron_pp_as_dp(group, list("abcd"))
-
-    assert d.collect_megatron_pp_as_dp(group, dealt) == list("abcd")
-
-
-def test_megatron_rows_are_split_and_joined() -> None:
-    group = megatron_group(tp=2, pp=1, dp=2)
-
-    [pieces], _ = d.dispatch_megatron_compute_data_proto(group, rows(4))
-
-    assert d.collect_megatron_compute_data_proto(group, pieces).batch["a"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_worker_registers_its_place_once(environment: None) -> None:

@@ -6,13 +6,11 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from phalanx.compat.verl.single_controller.base.worker_group import check_workers_alive
 from phalanx.compat.verl.single_controller.ray import RayResourcePool, RayWorkerGroup
 from phalanx.compat.verl.single_controller.ray.base import merge_resource_pool, split_resource_pool
 from phalanx.errors import GroupClosed, PlacementError
@@ -62,21 +60,6 @@ def left_pool() -> RayResourcePool:
     pool = RayResourcePool([2])
     pool.pgs, pool._connection = [SimpleNamespace(bundle_count=2)], gone()
     return pool
-
-
-def test_workers_are_watched_until_their_cluster_is_left() -> None:
-    looks = iter([True, True])
-
-    def is_alive(worker: object) -> bool:
-        if not next(looks, False):
-            raise GroupClosed("left")
-        return True
-
-    watching = threading.Thread(target=check_workers_alive, args=([object()], is_alive, 0), daemon=True)
-    watching.start()
-    watching.join(20)
-
-    assert not watching.is_alive()
 
 
 @pytest.mark.parametrize("name", ["execute_all_async", "execute_rank_zero_sync", "execute_all_sync"])

@@ -22,14 +22,11 @@ from phalanx.compat.verl.single_controller.ray import (
 )
 from phalanx.compat.verl.single_controller.ray import pools as pools_module
 from phalanx.compat.verl.single_controller.ray.base import (
-    extract_pg_from_exist,
-    get_master_addr_port,
-    get_random_string,
     merge_resource_pool,
     sort_placement_group_by_node_ip,
     split_resource_pool,
 )
-from phalanx.errors import DeclarationError, PlacementError
+from phalanx.errors import PlacementError
 
 Make = Callable[..., RayResourcePool]
 
@@ -42,7 +39,7 @@ class Where(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def node(self) -> str:
-        return self.get_node_id()
+        return ray.get_runtime_context().get_node_id()
 
     @register(Dispatch.ONE_TO_ALL)
     def accelerators(self) -> list[Any]:
@@ -77,23 +74,17 @@ def test_a_pool_without_a_backend() -> None:
     assert pool.local_rank_list() == [0, 1, 0, 1, 2, 0]
 
 
-def test_nothing_is_reserved_before_the_placement_groups_are_asked_for(make: Make) -> None:
-    assert make([2]).pgs is None
-
-
 def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:
-    groups = make([2, 1], name_prefix="named").get_placement_groups()
+    pool = make([2, 1], name_prefix="named")
+    assert pool.pgs is None  # nothing is reserved before
 
+    groups = pool.get_placement_groups()
+
+    assert pool.get_placement_groups() is groups
     assert [placement_group_table(pg)["name"] for pg in groups] == [
         "namedverl_group_2_1:0",
         "namedverl_group_2_1:1",
     ]
-
-
-def test_placement_groups_are_made_once(make: Make) -> None:
-    pool = make([1])
-
-    assert pool.get_placement_groups() is pool.get_placement_groups()
 
 
 def test_what_can_never_be_placed_is_told_at_once(ray_cluster: None) -> None:
@@ -144,13 +135,6 @@ def test_groups_on_the_parts_of_a_pool(make: Make) -> None:
     assert group.variable("RANK") == ["0", "1", "2"]
 
 
-def test_a_part_is_split_again(make: Make) -> None:
-    _, rest = split_resource_pool(make([4]), split_size=[1, 3])
-    parts = split_resource_pool(rest, split_size=[1, 2])
-
-    assert [(part.start_bundle_index, part.world_size) for part in parts] == [(1, 1), (2, 2)]
-
-
 @pytest.mark.parametrize("split_size", [3, 0, [1, 1], [2, 3], [4, 0]])
 def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
     with pytest.raises(AssertionError):
@@ -177,19 +161,6 @@ def test_a_merged_pool_keeps_the_accelerator_type() -> None:
 def test_unlike_pools_are_not_merged(make: Make, option: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match=next(iter(option))):
         merge_resource_pool(make([1]), make([1], **option))
-
-
-def test_placement_groups_are_taken_from_other_pools(make: Make) -> None:
-    small, large = make([1]), make([2])
-
-    found = extract_pg_from_exist({"small": small, "large": large}, ["small", "large"], make([1, 2]))
-
-    assert [pg.bundle_count for pg in found] == [1, 2]
-
-
-def test_only_pools_of_the_named_roles_are_taken_from(make: Make) -> None:
-    with pytest.raises(AssertionError, match="large enough"):
-        extract_pg_from_exist({"small": make([1]), "large": make([2])}, ["small"], make([2]))
 
 
 def test_placement_groups_are_sorted_by_the_addresses_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +218,6 @@ def test_variables_of_the_controller_cannot_be_given(name: str) -> None:
         RayWorkerGroup(RayResourcePool([1]), RayClassWithInitArgs(Where), worker_env={name: "1", "MINE": "2"})
 
 
-def test_all_variables_of_the_controller_that_are_given_are_named() -> None:
-    given = {"RAY_LOCAL_WORLD_SIZE": "2", "RANK": "0"}
-
-    with pytest.raises(DeclarationError, match="'RANK', 'RAY_LOCAL_WORLD_SIZE'"):
-        RayWorkerGroup(RayResourcePool([1]), RayClassWithInitArgs(Where), worker_env=given)
-
-
 def test_accelerators_are_not_to_be_had_from_a_pool_without() -> None:
     with pytest.raises(ValueError, match=r"use_gpu is True but resource_pool\.use_gpu is False"):
         RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Where), use_gpu=True)
@@ -289,33 +253,6 @@ def test_the_port_where_ranks_meet_is_taken_from_a_range(make: Make) -> None:
     group = group_on(make([1]), master_port_range=[41000, 41100])
 
     assert 41000 <= int(group.master_port or 0) < 41100
-
-
-def test_an_address_and_a_free_port_of_a_node(ray_cluster: None) -> None:
-    address, port = ray.get(get_master_addr_port.remote([41000, 41100]))
-
-    assert address
-    assert 41000 <= int(port) < 41100
-
-
-def test_random_strings_do_not_follow_the_users_seed() -> None:
-    import random
-
-    random.seed(0)
-    first = get_random_string(8)
-    random.seed(0)
-
-    assert (len(first), first == get_random_string(8)) == (8, False)
-
-
-@pytest.mark.slow
-def test_one_actor_by_itself_in_a_bundle(make: Make) -> None:
-    pg = make([1]).get_placement_groups()[0]
-    cls = RayClassWithInitArgs(ray.remote(Plain), 3)
-
-    actor = cls(placement_group=pg, placement_group_bundle_idx=0, use_gpu=False)
-
-    assert ray.get(actor.value.remote()) == 3
 
 
 class Plain:

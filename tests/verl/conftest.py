@@ -110,7 +110,6 @@ class Runs:
             "main_ppo_v0": lambda: programs.main_ppo_v0(self.data),
             "main_ppo_critic": lambda: programs.with_critic(programs.main_ppo(self.data), self.data),
             "separate_async": lambda: programs.separate_async(self.data),
-            "separate_async_phalanx": lambda: programs.separate_async(self.data, engine="phalanx"),
             "one_step_off_policy": lambda: programs.one_step_off_policy(self.data),
             "fully_async_policy": lambda: programs.fully_async_policy(self.data),
         }

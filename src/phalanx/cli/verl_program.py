@@ -24,10 +24,8 @@ def main(words: Sequence[str]) -> None:
     try:
         _check(words)
         from phalanx.compat.verl import install  # with PHALANX_VERL=1 importing it does what may fail
-        from phalanx.compat.verl.collector import spare_imports
 
         install(overlay=True)
-        spare_imports()
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         raise SystemExit(_UNFIT) from None

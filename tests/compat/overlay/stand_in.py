@@ -1,11 +1,8 @@
-"""A package that stands for the real verl: the drop-in's own protocol and helpers under verl's name, verl's hooks."""
+"""A package that stands for the installed verl: its hooks for plugins and the modules that the controller uses."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-
-import phalanx.compat.verl
 
 HOOKS = """
 import importlib, logging, os
@@ -28,49 +25,48 @@ if _policy != "none":
         except Exception as _error:
             logging.getLogger(__name__).debug("Failed to load plugin %s", _error)
 """
-LIGHT = """
-class DataProto:
-    concat = slice = select_idxs = len
+MODULES = {
+    "__init__": HOOKS,
+    "protocol": """
+class DataProto(list):
+    concat = staticmethod(lambda parts: DataProto(sum(map(list, parts), [])))
+    batch = property(lambda self: self)
+    slice = lambda self, start, stop: DataProto(self[start:stop])
+    select_idxs = lambda self, rows: DataProto(self[row] for row in rows)
 
-class DataProtoFuture:
-    pass
-"""
-THEIRS = '''
-class RayWorkerGroup:
-    """verl's own."""
-'''
+class DataProtoFuture: ...
+class BatchMeta: ...
+""",
+    "utils/__init__": "",
+    "utils/device": "def get_visible_devices_keyword(): return 'CUDA_VISIBLE_DEVICES'",
+    "utils/transferqueue_utils": "def tqbridge(dispatch_mode): return lambda function: function",
+    "plugin/__init__": "",
+    "plugin/platform": "",
+    "single_controller/__init__": "class Worker: ...",
+    "single_controller/ray/__init__": "class RayWorkerGroup: ...",
+}
 
 
-def make_verl(folder: Path, version: str = "0.9.1", *, whole: bool = False) -> Path:
-    """A package ``verl`` in ``folder``, which is given back: to be put on the path of Python.
+def make_verl(folder: Path, version: str = "0.9.1", without: str = "") -> Path:
+    """Make a package ``verl`` in ``folder`` and return the folder, which belongs on Python's path.
 
-    ``whole``: with a ``DataProto`` that does its work, whose import takes long.
+    Args:
+        without: a module that it lacks.
     """
-    home = Path(phalanx.compat.verl.__file__).parent
     package = folder / "verl"
-    for name in ("protocol.py", "rows.py", "errors.py", "_proto", "utils"):
-        given, made = home / name, package / name
-        if given.is_dir():
-            shutil.copytree(given, made, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            package.mkdir(parents=True, exist_ok=True)
-            shutil.copy(given, made)
-    for file in package.rglob("*.py"):
-        file.write_text(file.read_text().replace("phalanx.compat.verl", "verl"))
-    (package / "__init__.py").write_text(HOOKS)
-    if not whole:
-        (package / "protocol.py").write_text(LIGHT)
-    (package / "version").mkdir()
-    (package / "version" / "version").write_text(f"{version}\n")
-    ray = package / "single_controller" / "ray"
-    ray.mkdir(parents=True)
-    (ray.parent / "__init__.py").write_text("class Worker: ...")
-    (ray / "__init__.py").write_text(THEIRS)
+    for name, text in MODULES.items():
+        if name != without:
+            file = package / f"{name}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    if version:
+        (package / "version").mkdir()
+        (package / "version" / "version").write_text(f"{version}\n")
     return folder
 
 
 def make_entry_point(folder: Path) -> Path:
-    """What tells verl of the plugin where Phalanx is installed."""
+    """Make what tells verl of the plugin if Phalanx is installed."""
     metadata = folder / "phalanx_hook-0.1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: phalanx-hook\nVersion: 0.1.0\n")

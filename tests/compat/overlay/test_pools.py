@@ -27,7 +27,7 @@ def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str
         patch.setattr(overlay, "active", lambda: active)
         patch.setattr(native, "transport", lambda: transport)
         patch.setattr(pools_module, "Connection", lambda: None)
-        patch.setattr(pools_module, "_resource", lambda device_name: "GPU")
+        patch.setattr(pools_module, "resource_name", lambda device_name: "GPU")
         patch.setattr(pools_module, "sort_placement_group_by_node_ip", list)
         pool.get_placement_groups()
     return dict(asked[0].bundle)
@@ -46,5 +46,5 @@ def test_a_pool_without_accelerators_asks_for_little() -> None:
     assert bundle(RayResourcePool([2], use_gpu=False), 64)["CPU"] < 0.1
 
 
-def test_the_drop_in_asks_for_no_cpus() -> None:
+def test_without_verl_a_slot_asks_for_no_cpus() -> None:
     assert bundle(RayResourcePool([2]), 64, active=False) == {"GPU": 1.0}

@@ -1,35 +1,32 @@
-"""Names of verl 0.9.1's single controller, for code that was written on it.
+"""verl's single controller on Phalanx.
 
-Either import from here what was imported from ``verl``, or call :func:`install` once, before anything of verl is
-imported and best before ``ray.init``: then ``import verl.single_controller...`` gives this package, in the driver,
-in the workers, and in Ray's tasks and actors of this driver. With ``install(overlay=True)`` the installed verl stays,
-its trainers too, and only its single controller comes from here.
+Call :func:`install` once, before anything of verl is imported and best before ``ray.init``. If verl is installed, its
+trainers, engines and ``DataProto`` stay, and only ``verl.single_controller`` comes from this package: in the driver, in
+the workers, and in Ray's tasks and actors of this driver. Without verl, ``import verl`` gives the single controller and
+the few other names that verl's tutorial imports.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phalanx.compat.verl import overlay
+from phalanx.compat.verl.errors import VerlNotInstalled
 from phalanx.compat.verl.installation import install as install
 from phalanx.compat.verl.installation import install_here as install_here
 from phalanx.config import overlays_verl
 
-if TYPE_CHECKING:
-    from phalanx.compat.verl.protocol import DataProto as DataProto
+#: The version of verl whose names and behavior these are.
+__version__ = overlay.TESTED
 
-#: The version of verl whose names and behaviour these are.
-__version__ = "0.9.1"
-
-__all__ = ["DataProto", "__version__", "install"]
+__all__ = ["__version__", "install"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DataProto":
-        return importlib.import_module("phalanx.compat.verl.protocol").DataProto
+    if name == "DataProto":  # without this, `from verl import DataProto` would not say what is missing
+        raise VerlNotInstalled("DataProto is verl's own class: pip install verl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if overlays_verl():  # also where a value that was pickled is what brings this package into a process
+if overlays_verl():  # an unpickled value may import this package before a process imports verl
     overlay.install_here()

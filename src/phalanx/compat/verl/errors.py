@@ -46,4 +46,8 @@ class AlreadyImported(DeclarationError, ImportError):
 
 
 class UnfitVerl(DeclarationError, ImportError):
-    """The verl that is installed, if any, is not one whose controller this can be."""
+    """The installed verl is missing, too old, too new, broken or imported in part."""
+
+
+class VerlNotInstalled(DispatchError, ModuleNotFoundError):
+    """A value or a dispatch mode needs an installed verl."""

@@ -1,4 +1,4 @@
-"""``install()``: makes ``import verl`` give this package, here and in the Ray processes of this driver."""
+"""``install()``, and the names of verl's tutorial for machines without verl."""
 
 from __future__ import annotations
 
@@ -17,79 +17,85 @@ from phalanx.compat.verl.redirect import Redirect
 
 _NAME = "verl"
 _HOME = "phalanx.compat.verl"
-#: A folder with a package ``verl`` that installs the drop-in when it is imported: for processes not yet reached.
+#: Parts of this package that ``import verl`` gives without verl. The other modules are not names of verl.
+_PROVIDED = ("single_controller", "models", "utils")
+#: A folder with a package ``verl`` that provides the names in processes which import it by its path.
 ALIAS_FOLDER = str(Path(__file__).parents[1] / "_alias")
 
 
-class _Alias(Redirect):
-    """This package as ``verl``, and all that it has; nothing else of that name is there."""
+class _TutorialNames(Redirect):
+    """The tutorial's names of verl. Other names of verl raise an error with advice."""
 
     def home_of(self, fullname: str) -> str | None:
-        """The module of this package. Raises ModuleNotFoundError where it has none of verl's name."""
-        if fullname != _NAME and not fullname.startswith(_NAME + "."):
+        """Return the module of this package.
+
+        Raises:
+            ModuleNotFoundError: if this package does not provide that name of verl.
+        """
+        package, _, name = fullname.partition(".")
+        if package != _NAME:
             return None
-        home = _home_of(fullname)
-        try:
-            found = importlib.util.find_spec(home)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
+        home = f"{_HOME}.{name}" if name else _HOME
+        if name and (name.split(".")[0] not in _PROVIDED or not _exists(home)):
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: `verl` is phalanx's drop-in here, which has its single controller, "
-                "DataProto and their helpers (docs/migrating-from-verl.md); phalanx.compat.verl.install(overlay=True) "
-                "keeps an installed verl and its trainers",
+                f"No module named {fullname!r}: verl is not installed, and Phalanx provides only "
+                "verl.single_controller and what verl's tutorial imports (docs/migrating-from-verl.md). For all else: "
+                "pip install verl",
                 name=fullname,
             )
         return home
 
 
-def _home_of(fullname: str) -> str:
-    return _HOME + fullname[len(_NAME) :]
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def install(*, overlay: bool = False) -> None:
-    """Make ``import verl`` give this package, in this process and in the Ray processes of this driver. Idempotent.
+    """Make Phalanx verl's single controller, in this process and in the Ray processes of this driver. Idempotent.
 
-    Call it before anything of verl is imported. Workers of a ``RayWorkerGroup`` are reached in any case; other
-    tasks and actors (a trainer that runs as a Ray actor) where ``ray.init`` comes after it. Ray tells its processes
-    about a driver once, in ``ray.init``; later there is a ``RuntimeWarning`` with what to do for those.
+    If verl is installed, only ``verl.single_controller`` comes from Phalanx. Call it before ``ray.init``, and before
+    verl's own controller is imported. Without verl, ``import verl`` gives the single controller and the other names of
+    verl's tutorial; called after ``ray.init``, it reaches the workers of groups only and warns.
 
     Args:
-        overlay: keep the installed verl, its trainers and its ``DataProto``, and give only ``verl.single_controller``
-            from here. Call it before ``ray.init``, and before anything imports verl's own controller.
+        overlay: True requires an installed verl.
 
     Raises:
-        AlreadyImported: the real verl has been imported, or with ``overlay`` its controller, or ``ray.init`` was
-            called (also an ImportError).
-        UnfitVerl: with ``overlay``, verl is not installed, or of another line (also an ImportError).
+        AlreadyImported: if verl's own controller is imported, or Ray was started without the overlay (also an
+            ImportError).
+        UnfitVerl: if the installed verl is too old, too new, broken or imported in part; with ``overlay``, if there is
+            none (also an ImportError).
     """
-    if overlay:
+    if overlay or over_verl.installed_version()[1]:
         over_verl.install()
         return
-    if over_verl.active():
-        raise AlreadyImported(
-            "install() after install(overlay=True), or with PHALANX_VERL=1: the real verl is in use with this "
-            "controller already; leave one of them out"
-        )
     install_here(strict=True)
     _reach_children()
     _reach_jobs()
 
 
 def install_here(*, strict: bool) -> None:
-    """Make ``import verl`` give this package in this process; ``strict``: refuse where the real one is in use."""
+    """Provide the tutorial's names in this process, unless verl is installed.
+
+    Args:
+        strict: raise AlreadyImported if another ``verl`` is imported.
+    """
+    if over_verl.installed_version()[1]:
+        return
     present = sys.modules.get(_NAME)
     home = sys.modules[_HOME]
-    foreign = present is not None and present is not home and not _is_alias(present)
-    if foreign and strict:
-        raise AlreadyImported(
-            f"the real verl has been imported already, from {getattr(present, '__file__', None)}; call "
-            "phalanx.compat.verl.install() before the first import of it"
-        )
-    if foreign:
+    if present is not None and present is not home and not _is_alias(present):
+        if strict:
+            raise AlreadyImported(
+                f"another module verl is imported, from {getattr(present, '__file__', None)}, which is not an "
+                "installed verl; call phalanx.compat.verl.install() before the first import of verl"
+            )
         return
-    if not any(isinstance(finder, _Alias) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Alias())
+    if not any(isinstance(finder, _TutorialNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TutorialNames())
     sys.modules[_NAME] = home
 
 
@@ -98,14 +104,14 @@ def _is_alias(module: ModuleType) -> bool:
 
 
 def _reach_children() -> None:
-    """Processes started from here, those of a local Ray cluster among them."""
+    """Provide the names in child processes, those of a local Ray cluster among them."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if ALIAS_FOLDER not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([ALIAS_FOLDER, *paths])
 
 
 def _reach_jobs() -> None:
-    """Every Ray process that works for this driver, on a cluster that it joins later."""
+    """Provide the names in the Ray processes of this driver, on a cluster that it joins later."""
     import ray
     from ray.job_config import JobConfig
 
@@ -113,9 +119,9 @@ def _reach_jobs() -> None:
         return
     if ray.is_initialized() and ALIAS_FOLDER not in sys.path:
         warnings.warn(
-            "phalanx.compat.verl.install() was called after ray.init: the workers of groups get the drop-in, other "
-            "tasks and actors that import verl do not. Call install() before ray.init, or in those tasks and actors "
-            "before they import verl",
+            "phalanx.compat.verl.install() was called after ray.init: the workers of groups have its names of verl, "
+            "other tasks and actors do not. Call install() before ray.init, or in those tasks and actors before they "
+            "import verl",
             RuntimeWarning,
             stacklevel=3,
         )

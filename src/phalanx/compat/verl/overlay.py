@@ -1,11 +1,10 @@
-"""The overlay: the real verl, whose single controller is this package; all else of verl stays verl's own.
+"""The overlay: the installed verl, whose single controller is this package.
 
-``import verl.single_controller...`` gives ``phalanx.compat.verl.single_controller...``. In turn this package's
-``protocol`` and ``utils`` are the real verl's, so that there is one ``DataProto``.
+``import verl.single_controller...`` gives ``phalanx.compat.verl.single_controller...``. All else is verl's own.
 
-A process is reached before it imports anything of verl's controller: by :func:`install` in the driver, and in every
-process that has ``PHALANX_VERL=1`` in its environment as soon as anything of verl (by verl's own hooks for plugins) or
-of this package is imported. Where it cannot take effect any more it raises: a group is never verl's without a word.
+:func:`install` puts the overlay into the driver. Every process that has ``PHALANX_VERL=1`` in its environment gets the
+overlay when verl (by verl's own hooks for plugins) or this package is imported. If the overlay cannot take effect, an
+error is raised: a program never continues with verl's own controller unnoticed.
 """
 
 from __future__ import annotations
@@ -13,60 +12,40 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from phalanx.compat.verl.afterwards import followed_by
+from phalanx.compat.verl.batches import register_row_types
 from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
 from phalanx.compat.verl.jobs import ASKED, HOOK, PLUGIN, carried, reach_jobs
 from phalanx.compat.verl.redirect import Redirect
-from phalanx.compat.verl.rows import register_rows
 from phalanx.config import overlays_verl
+from phalanx.execution.imports import importing
 
-_HOME = "phalanx.compat.verl"
 _CONTROLLER = "verl.single_controller"
-_GIVEN = {
-    _CONTROLLER: f"{_HOME}.single_controller",
-    f"{_HOME}.protocol": "verl.protocol",
-    f"{_HOME}.utils": "verl.utils",
-}
-#: The module that has verl's registry of checkpoint engines.
-_ENGINES = "verl.checkpoint_engine.base"
-#: The line of verl whose callers this controller serves; its latest release is the one that it is tested with.
-LINE, TESTED = "0.9.", "0.9.1"
+_HOME = "phalanx.compat.verl.single_controller"
+#: The release of verl that this controller is tested with. Other patch releases of its line are accepted.
+TESTED = "0.9.1"
+#: Modules of verl that the controller uses or replaces.
+_USED = ("protocol", "single_controller", "utils.device", "utils.transferqueue_utils", "plugin.platform")
 
 
 class _Overlay(Redirect):
-    """verl's controller from here, and our protocol and helpers from verl."""
+    """verl's controller, taken from this package."""
 
     def home_of(self, fullname: str) -> str | None:
-        """The other name of a module that is exchanged."""
-        for name, home in _GIVEN.items():
-            if fullname == name or fullname.startswith(name + "."):
-                return home + fullname[len(name) :]
+        """Return this package's module for a module of verl's controller."""
+        if fullname == _CONTROLLER or fullname.startswith(f"{_CONTROLLER}."):
+            return _HOME + fullname[len(_CONTROLLER) :]
         return None
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """As that of what it derives from; the registry of checkpoint engines is followed by ours."""
-        return (
-            followed_by(_register_engine, fullname, path)
-            if fullname == _ENGINES
-            else super().find_spec(fullname, path, target)
-        )
-
-
-def _register_engine() -> None:
-    importlib.import_module("phalanx.compat.verl_weights.registration")  # it needs verl's registry
 
 
 def active() -> bool:
-    """Whether this process has the overlay."""
+    """Return whether this process has the overlay."""
     return any(isinstance(finder, _Overlay) for finder in sys.meta_path)
 
 
@@ -74,32 +53,44 @@ def install() -> None:
     """Put the overlay into this process, its children, and all Ray processes of this driver.
 
     Raises:
-        AlreadyImported: too late for it: the error names the module that was imported too early.
-        UnfitVerl: verl is not installed, or is not of the line that this controller serves.
+        AlreadyImported: if verl's own controller is imported, or Ray was started without the overlay.
+        UnfitVerl: if the installed verl is missing, too old, too new, broken or imported in part.
     """
     install_here()
+    _warn_of_other_release()
     _check_jobs()
     os.environ.update(carried(os.environ))
     reach_jobs()
 
 
 def install_here() -> None:
-    """Put the overlay into this process. Idempotent; raises as :func:`install`."""
+    """Put the overlay into this process. Idempotent. Raises like :func:`install`."""
     if not active():
+        check_verl()
         _check_nothing_early()
-        check_version()
         sys.meta_path.insert(0, _Overlay())
-    _register_rows()
+    register_row_types()
 
 
-def _register_rows() -> None:
-    protocol = sys.modules.get("verl.protocol")
-    if protocol is not None and hasattr(protocol, "DataProto"):  # else verl's import is still under way
-        register_rows(protocol.DataProto)
+def import_verl() -> None:
+    """Import verl, completely and before the controller: verl's plugins may import it, and it needs parts of verl.
+
+    Raises:
+        UnfitVerl: if verl cannot be imported.
+    """
+    try:
+        with importing():
+            importlib.import_module("verl")
+    except ImportError as error:
+        version, folder = installed_version()
+        raise UnfitVerl(
+            f"verl {version} in {folder} cannot be imported: {type(error).__name__}: {error}. Repair it, such as by "
+            f"pip install 'verl=={TESTED}'"
+        ) from error
 
 
 def installed_version() -> tuple[str, str]:
-    """Version and folder of the verl that ``import verl`` finds; empty texts where there is none."""
+    """Return version and folder of the installed verl; two empty texts if there is none."""
     folder = _folder()
     if folder is None:
         return "", ""
@@ -111,21 +102,54 @@ def _folder() -> Path | None:
     present = sys.modules.get("verl")
     spec = present.__spec__ if present is not None else importlib.util.find_spec("verl")
     origin = None if spec is None else spec.origin
-    return None if origin is None else Path(origin).parent
+    folder = None if origin is None else Path(origin).parent
+    here = Path(__file__).parents[1]
+    return None if folder is not None and here in folder.parents else folder
 
 
-def check_version() -> None:
-    """See to it that the verl that is installed is one for this controller. Raises UnfitVerl."""
+def check_verl() -> None:
+    """Check that the installed verl fits this controller. Raises UnfitVerl."""
     version, folder = installed_version()
+    reinstall = f"pip install --force-reinstall --no-deps 'verl=={TESTED}'"
     if not folder:
         raise UnfitVerl(
             f"Phalanx was asked to be verl's controller, but {sys.executable} has no verl: pip install "
-            f"'verl=={TESTED}' there, or use phalanx.compat.verl.install() for code that needs verl's controller alone"
+            f"'verl=={TESTED}' there"
         )
-    if not version.startswith(LINE):
+    release = re.match(r"\d+\.\d+", version)
+    if release is None:
         raise UnfitVerl(
-            f"Phalanx was asked to be verl's controller, but verl in {folder} is version {version}: it serves verl "
-            f"{LINE}x. pip install 'verl=={TESTED}', or run it without Phalanx (no `phalanx verl`, no {ASKED})"
+            f"verl in {folder} is broken: expected its version in version/version, got {version!r}; {reinstall}"
+        )
+    line = TESTED.rpartition(".")[0]
+    if release.group() != line:
+        raise UnfitVerl(
+            f"verl in {folder} is version {version}, but Phalanx serves verl {line}.x: pip install 'verl=={TESTED}', "
+            f"or run it without Phalanx (no `phalanx verl`, no {ASKED})"
+        )
+    missing = [f"verl.{name}" for name in _USED if not _is_module(Path(folder, *name.split(".")))]
+    if missing:
+        raise UnfitVerl(f"verl {version} in {folder} is broken: it has no module {missing[0]}; {reinstall}")
+    loaded = sorted(name for name in sys.modules if name.startswith("verl."))
+    if loaded and "verl" not in sys.modules:
+        raise UnfitVerl(
+            f"verl {version} in {folder} is imported in part: an import of it failed in this process and left "
+            f"{loaded[0]}. `{sys.executable} -c 'import verl'` shows the cause; repair it, and start the program again"
+        )
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _warn_of_other_release() -> None:
+    version, folder = installed_version()
+    if version != TESTED:
+        warnings.warn(
+            f"verl in {folder} is version {version}; Phalanx is tested with verl {TESTED}. If something fails, pip "
+            f"install 'verl=={TESTED}'",
+            RuntimeWarning,
+            stacklevel=3,
         )
 
 
@@ -134,38 +158,31 @@ def _check_nothing_early() -> None:
     if theirs:
         raise AlreadyImported(
             f"verl's own controller is in use in this process: {theirs[0]} was imported before Phalanx could take its "
-            f"place. Start the program with `phalanx verl ...`, or call phalanx.compat.verl.install(overlay=True) "
-            f"before anything imports {_CONTROLLER}; a module in {HOOK} that imports it must come after {PLUGIN}"
-        )
-    ours = sorted([*_loaded(f"{_HOME}.protocol"), *_loaded(f"{_HOME}.utils")])
-    if ours or getattr(sys.modules.get("verl"), "__name__", "verl") != "verl":
-        raise AlreadyImported(
-            f"the drop-in without verl is in use in this process ({', '.join(ours) or 'install()'}), which has "
-            "a DataProto of its own: call phalanx.compat.verl.install(overlay=True) before it is imported, and not "
-            "install() as well"
+            "place. Start the program with `phalanx verl ...`, or call phalanx.compat.verl.install() before anything "
+            f"imports {_CONTROLLER}; a module in {HOOK} that imports it must come after {PLUGIN}"
         )
 
 
 def _loaded(name: str) -> Iterator[str]:
-    """Modules of that package that are loaded under their own name."""
+    """Yield the modules of a package that are loaded under their own name."""
     for key, module in list(sys.modules.items()):
-        if (key == name or key.startswith(name + ".")) and getattr(module, "__name__", key) == key:
+        if (key == name or key.startswith(f"{name}.")) and getattr(module, "__name__", key) == key:
             yield key
 
 
 def _check_jobs() -> None:
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and not _told_by_others(ray):
+    if ray is not None and ray.is_initialized() and not _has_variables(ray):
         raise AlreadyImported(
-            "phalanx.compat.verl.install(overlay=True) was called after ray.init, or verl imported after it: Ray has "
+            "phalanx.compat.verl.install() was called after ray.init, or verl imported after it: Ray has "
             "told its processes about this driver already, and actors that are trainers would get verl's own "
             "controller. Call it before ray.init, or import verl before it, or start the program with `phalanx verl "
             "...`"
         )
 
 
-def _told_by_others(ray: Any) -> bool:
-    """Whether processes that Ray starts from here have the variables all the same, which this one has."""
+def _has_variables(ray: Any) -> bool:
+    """Return whether Ray starts its processes with the overlay's variables, which this process has."""
     if not overlays_verl():
         return False
     private = ray._private.worker

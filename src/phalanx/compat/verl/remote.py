@@ -1,4 +1,4 @@
-"""What a worker process of a drop-in group calls first."""
+"""Factories of the worker runtime for groups of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def make_host(services: Any) -> Any:
-    """The host of a worker process, in which ``import verl`` gives the drop-in before any user's class is read."""
+    """Return the runtime of a worker process, in which ``import verl`` gives the tutorial's names."""
     from phalanx.compat.verl import install_here
 
     install_here(strict=False)
@@ -14,15 +14,15 @@ def make_host(services: Any) -> Any:
 
 
 def make_overlay_host(services: Any) -> Any:
-    """The same for the real verl, whose controller is this package."""
+    """Return the runtime of a worker process with the overlay.
+
+    Raises:
+        UnfitVerl: if verl cannot be imported.
+    """
     from phalanx.compat.verl import overlay
-    from phalanx.execution.imports import importing
 
     overlay.install_here()
-    with importing():
-        # Whole and first: a plugin of verl's may import what needs the modules below, while they need a part of verl.
-        import verl  # noqa: F401
-
+    overlay.import_verl()
     return _host(services)
 
 

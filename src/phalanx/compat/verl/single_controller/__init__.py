@@ -1,9 +1,21 @@
-"""One driver that commands groups of workers, as ``verl.single_controller`` has it."""
+"""One driver that controls groups of workers, as ``verl.single_controller`` has it."""
+
+import sys
+
+from phalanx.compat.verl import overlay
+
+if overlay.active() and "verl" not in sys.modules:  # such as by an unpickled value
+    overlay.import_verl()
 
 from phalanx.compat.verl.single_controller import base as base
-from phalanx.compat.verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker, WorkerGroup
+from phalanx.compat.verl.single_controller.base import (
+    ClassWithInitArgs,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+)
 
-#: The version of verl whose names and behaviour these are.
-__version__ = "0.9.1"
+#: The version of verl whose names and behavior these are.
+__version__ = overlay.TESTED
 
 __all__ = ["ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup"]

@@ -1,1 +1,1 @@
-"""Helpers that code written for verl imports beside the groups, at the same paths."""
+"""Helpers that verl's tutorial imports."""

@@ -13,12 +13,10 @@ from phalanx.compat.verl.errors import CheckFailed
 _DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
-    "32": torch.float32,
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,
     "fp16": torch.float16,
     "float16": torch.float16,
-    "16": torch.float16,
 }
 
 

@@ -1,1 +1,1 @@
-"""Layers of models, of verl's earlier line."""
+"""Layers of models that verl's tutorial imports."""

@@ -6,63 +6,39 @@ table are in ``dispatch_functions`` and ``megatron_functions`` and have their na
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
 from phalanx.compat.verl import overlay
+from phalanx.compat.verl.batches import is_future
 from phalanx.compat.verl.errors import CheckFailed
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _concat_data_proto_or_future as _concat_data_proto_or_future,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _padding_size_key as _padding_size_key,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _split_args_kwargs_data_proto as _split_args_kwargs_data_proto,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    _split_args_kwargs_data_proto_with_auto_padding as _split_args_kwargs_data_proto_with_auto_padding,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # noqa: F401 verl has them all here
     collect_all_to_all,
     collect_dp_compute,
     collect_dp_compute_data_proto,
     collect_lazy_compute_data_proto,
+    collect_nd_compute,
+    collect_nd_compute_dataproto,
     dispatch_all_to_all,
     dispatch_dp_compute,
     dispatch_dp_compute_data_proto,
     dispatch_dp_compute_data_proto_with_func,
     dispatch_lazy_compute_data_proto,
+    dispatch_nd_compute,
+    dispatch_nd_compute_dataproto,
     dispatch_one_to_all,
     dummy_direct_rollout_call,
 )
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    collect_nd_compute as collect_nd_compute,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    collect_nd_compute_dataproto as collect_nd_compute_dataproto,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    dispatch_nd_compute as dispatch_nd_compute,
-)
-from phalanx.compat.verl.single_controller.base.dispatch_functions import (
-    dispatch_nd_compute_dataproto as dispatch_nd_compute_dataproto,
-)
+from phalanx.compat.verl.single_controller.base.dynamic_enum import DynamicEnum
 from phalanx.compat.verl.single_controller.base.megatron_functions import (
     collect_megatron_compute,
     collect_megatron_compute_data_proto,
-    collect_megatron_pp_as_dp,
-    collect_megatron_pp_as_dp_data_proto,
-    collect_megatron_pp_only,
     dispatch_megatron_compute,
     dispatch_megatron_compute_data_proto,
-    dispatch_megatron_pp_as_dp,
-    dispatch_megatron_pp_as_dp_data_proto,
 )
-from phalanx.compat.verl.utils.py_functional import DynamicEnum
 
 #: Name of the attribute in which a registered function keeps how it was registered.
 MAGIC_ATTR = "attrs_3141562937"
@@ -82,34 +58,22 @@ class Execute(DynamicEnum):
     _next_value: int = 0
 
 
-def init_predefined_execute_mode() -> None:
-    """Register ``Execute.ALL`` and ``Execute.RANK_ZERO``."""
-    for name in ("ALL", "RANK_ZERO"):
-        Execute.register(name)
-
-
-def init_predefined_dispatch_mode() -> None:
-    """Register the built-in modes; the Megatron ones, of verl's earlier line, come last."""
-    for name in (
-        "RANK_ZERO",
-        "ONE_TO_ALL",
-        "ALL_TO_ALL",
-        "DP_COMPUTE",
-        "DP_COMPUTE_PROTO",
-        "DP_COMPUTE_PROTO_WITH_FUNC",
-        "DP_COMPUTE_METRIC",
-        "DIRECT_ROLLOUT_METHOD",
-        "MEGATRON_COMPUTE",
-        "MEGATRON_PP_AS_DP",
-        "MEGATRON_PP_ONLY",
-        "MEGATRON_COMPUTE_PROTO",
-        "MEGATRON_PP_AS_DP_PROTO",
-    ):
-        Dispatch.register(name)
-
-
-init_predefined_execute_mode()
-init_predefined_dispatch_mode()
+for _name in ("ALL", "RANK_ZERO"):
+    Execute.register(_name)
+# The order gives the modes verl's numbers. The Megatron modes are of verl's earlier line.
+for _name in (
+    "RANK_ZERO",
+    "ONE_TO_ALL",
+    "ALL_TO_ALL",
+    "DP_COMPUTE",
+    "DP_COMPUTE_PROTO",
+    "DP_COMPUTE_PROTO_WITH_FUNC",
+    "DP_COMPUTE_METRIC",
+    "DIRECT_ROLLOUT_METHOD",
+    "MEGATRON_COMPUTE",
+    "MEGATRON_COMPUTE_PROTO",
+):
+    Dispatch.register(_name)
 
 
 def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
@@ -129,13 +93,8 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
     Dispatch.DP_COMPUTE_METRIC: _pair(dispatch_dp_compute_data_proto, collect_dp_compute),
     Dispatch.DIRECT_ROLLOUT_METHOD: _pair(dummy_direct_rollout_call, dummy_direct_rollout_call),
     Dispatch.MEGATRON_COMPUTE: _pair(dispatch_megatron_compute, collect_megatron_compute),
-    Dispatch.MEGATRON_PP_AS_DP: _pair(dispatch_megatron_pp_as_dp, collect_megatron_pp_as_dp),
-    Dispatch.MEGATRON_PP_ONLY: _pair(dispatch_one_to_all, collect_megatron_pp_only),
     Dispatch.MEGATRON_COMPUTE_PROTO: _pair(
         dispatch_megatron_compute_data_proto, collect_megatron_compute_data_proto
-    ),
-    Dispatch.MEGATRON_PP_AS_DP_PROTO: _pair(
-        dispatch_megatron_pp_as_dp_data_proto, collect_megatron_pp_as_dp_data_proto
     ),
 }
 
@@ -219,20 +178,14 @@ def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], di
     """The arguments with the value in place of each ``DataProtoFuture``."""
 
     def value(given: Any) -> Any:
-        return given.get() if _is_future(given) else given
+        return given.get() if is_future(given) else given
 
     return tuple(map(value, args)), {key: value(given) for key, given in kwargs.items()}
 
 
-def _is_future(value: Any) -> bool:
-    # Without that module there are none, and its import is slow.
-    protocol = sys.modules.get("verl.protocol" if overlay.active() else "phalanx.compat.verl.protocol")
-    return protocol is not None and isinstance(value, protocol.DataProtoFuture)
-
-
 def references_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Ray's references behind those arguments of a call that are a ``DataProtoFuture``."""
-    return [ref for value in (*args, *kwargs.values()) if _is_future(value) for ref in value.futures]
+    return [ref for value in (*args, *kwargs.values()) if is_future(value) for ref in value.futures]
 
 
 def register(
@@ -256,11 +209,10 @@ def register(
     _check_execute_mode(execute_mode)
     attributes = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking}
 
-    # Here, not above: under the real verl it is verl's own module, which asks this one for its modes.
-    from phalanx.compat.verl.utils.transferqueue_utils import tqbridge
-
     def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
-        function = tqbridge(dispatch_mode=dispatch_mode)(function)
+        if overlay.active():  # imported here, because verl's module imports this one
+            queue = importlib.import_module("verl.utils.transferqueue_utils")
+            function = queue.tqbridge(dispatch_mode=dispatch_mode)(function)
         if inspect.iscoroutinefunction(function):
 
             @wraps(function)

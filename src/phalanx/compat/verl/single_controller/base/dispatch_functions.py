@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
+from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.errors import CallCheckFailed, DirectCallOnly
 
 #: Keyword under which a dispatch function tells how many rows it added.
@@ -38,17 +40,18 @@ def collect_all_to_all(worker_group: Any, output: Any) -> Any:
     return output
 
 
+def _check_list(argument: str, value: Any, size: int, meaning: str) -> None:
+    if not isinstance(value, list | tuple) or len(value) != size:
+        got = f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+        raise CallCheckFailed(
+            f"{argument} is {got}; expected a list of {meaning} = {size} elements, one for each"
+        )
+
+
 def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
-    """Each argument a list or tuple with one element per rank."""
+    """Deal lists or tuples of one element per rank."""
     for name, value in [*enumerate(args), *kwargs.items()]:
-        if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
-            given = (
-                f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-            )
-            raise CallCheckFailed(
-                f"Dispatch.DP_COMPUTE: argument {name!r} is {given}; expected a list of world_size = "
-                f"{worker_group.world_size} elements, one for each rank"
-            )
+        _check_list(f"Dispatch.DP_COMPUTE: argument {name!r}", value, worker_group.world_size, "world_size")
     return args, kwargs
 
 
@@ -63,10 +66,12 @@ def collect_dp_compute(worker_group: Any, output: Any) -> Any:
 
 def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
     """Each argument cut into ``chunks`` equal pieces; futures are cut when they are there."""
-    from phalanx.compat.verl.protocol import BatchData
+    batches = protocol()
 
     def cut(value: Any, where: str) -> list[Any]:
-        data = BatchData(value)
+        if is_future(value):
+            return _split_future(value, chunks)
+        data = batches.BatchData(value)
         if not data.is_chunkable():
             raise CallCheckFailed(
                 f"{where} of type {type(value)} is not chunkable: rows are split over {chunks} ranks; expected a "
@@ -79,17 +84,37 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arg
     return [cut(arg, "arg") for arg in args], cut_kwargs
 
 
+def _split_future(future: Any, chunks: int) -> list[Any]:
+    """Futures of ``chunks`` consecutive parts, which differ by one row at most."""
+    return [
+        protocol().DataProtoFuture(
+            collect_fn=future.collect_fn,
+            futures=future.futures,
+            dispatch_fn=partial(_share, future.dispatch_fn, index, chunks),
+        )
+        for index in range(chunks)
+    ]
+
+
+def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch: Any) -> Any:
+    """Part ``index`` of a joined batch, after the future's own ``dispatch_fn``."""
+    if earlier is not None:
+        batch = earlier(batch)
+    size, longer = divmod(len(batch), chunks)
+    start = index * size + min(index, longer)
+    return batch[start : start + size + (index < longer)]
+
+
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
     """As :func:`_split_args_kwargs_data_proto`; a ``DataProto`` with auto padding is first padded (a copy of it).
 
     The number of rows added is in the keyword arguments, under ``_padding_size_key``.
     """
     padded: dict[int, int] = {}
+    data_proto = protocol().DataProto
 
     def pad(value: Any) -> Any:
-        from phalanx.compat.verl.protocol import DataProto
-
-        if not isinstance(value, DataProto) or not value.is_padding_enabled():
+        if not isinstance(value, data_proto) or not value.is_padding_enabled():
             return value
         added = -len(value) % chunks
         padded[len(value)] = added
@@ -132,15 +157,11 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
 
 def _concat_data_proto_or_future(output: list[Any]) -> Any:
     """The rows of all outputs as one; of references, a future of that."""
-    from phalanx.compat.verl.protocol import BatchData
-
-    return BatchData(output).concat()
+    return protocol().BatchData(output).concat()
 
 
 def _concatable(output: list[Any]) -> list[Any]:
-    from phalanx.compat.verl.protocol import BatchData
-
-    if not BatchData(output).is_concatable():
+    if not protocol().BatchData(output).is_concatable():
         types = sorted({type(one).__name__ for one in output})
         raise CallCheckFailed(
             f"expecting concatable output, but got element type {type(output[0]) if output else 'empty'}: the method "
@@ -161,13 +182,7 @@ def dispatch_nd_compute(
     """Each argument a list of dp_size elements; rank ``r`` gets element ``dp_rank_mapping[r]``."""
 
     def deal(value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple) or len(value) != dp_size:
-            given = (
-                f"{len(value)} elements" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-            )
-            raise CallCheckFailed(
-                f"an argument is {given}; expected a list of dp_size = {dp_size} elements, one for each dp rank"
-            )
+        _check_list("an argument", value, dp_size, "dp_size")
         return [value[dp_rank] for dp_rank in dp_rank_mapping]
 
     padding = {key: kwargs.pop(key) for key in list(kwargs) if key == _padding_size_key}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.compat.verl.devices import visible_devices_variable
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
 
@@ -51,10 +52,6 @@ class WorkerHelper:
         """This node's address, and a port that nobody listens on now (somebody may before it is used)."""
         return self._get_node_ip(), str(self._get_free_port())
 
-    def get_availale_master_addr_port(self) -> tuple[str, str]:
-        """The same, under verl's misspelt name."""
-        return self.get_available_master_addr_port()
-
 
 class Worker(WorkerHelper):
     """Base class of workers: who they are, from the environment of their process."""
@@ -64,8 +61,6 @@ class Worker(WorkerHelper):
     @classmethod
     def env_keys(cls) -> list[str]:
         """The variables that describe a rank."""
-        from phalanx.compat.verl.utils.device import get_visible_devices_keyword
-
         return [
             "WORLD_SIZE",
             "RANK",
@@ -73,7 +68,7 @@ class Worker(WorkerHelper):
             "LOCAL_RANK",
             "MASTER_ADDR",
             "MASTER_PORT",
-            get_visible_devices_keyword().upper(),
+            visible_devices_variable(),
         ]
 
     def __init__(self, cuda_visible_devices: str | None = None) -> None:
@@ -126,12 +121,6 @@ class Worker(WorkerHelper):
     def get_cuda_visible_devices(self) -> str:
         """The device mask of this process, or ``"not set"``."""
         return os.environ.get(self.env_keys()[-1], "not set")
-
-    def get_node_id(self) -> str:
-        """Ray's id of this process's node."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id()
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
         """The role of that name in this process, or None."""

@@ -141,7 +141,7 @@ class WorkerGroup:
             The names of the methods.
 
         Raises:
-            CheckFailed: a method is registered with something else than ``register`` leaves on it.
+            CheckFailed: a method's dispatch mode lacks a function.
             UnusableName: a method has the name of a property of groups.
         """
         names: list[str] = []
@@ -162,15 +162,6 @@ class WorkerGroup:
         return names
 
     def _bound(self, name: str, registered: Any, func_generator: Callable[..., Any]) -> Any:
-        if not isinstance(registered, dict):
-            raise CheckFailed(
-                f"attribute must be a dictionary. Got {type(registered)}; it is {MAGIC_ATTR} of {name}, which "
-                "@register sets"
-            )
-        if "dispatch_mode" not in registered:
-            raise CheckFailed(
-                f"attribute must contain dispatch_mode in its key, but {MAGIC_ATTR} of {name} has {list(registered)}"
-            )
         mode = registered["dispatch_mode"]
         functions = mode if isinstance(mode, dict) else get_predefined_dispatch_fn(mode)
         for key in ("dispatch_fn", "collect_fn"):
@@ -179,10 +170,6 @@ class WorkerGroup:
         only_zero = not isinstance(mode, dict) and mode == Dispatch.RANK_ZERO
         execute = get_predefined_execute_fn(Execute.RANK_ZERO if only_zero else registered["execute_mode"])
         execute_fn = getattr(self, execute["execute_fn_name"])
-        if not callable(execute_fn):
-            raise CheckFailed(
-                f"execute_fn must be callable, but {type(self).__name__}.{execute['execute_fn_name']} is {execute_fn!r}"
-            )
         return func_generator(
             self,
             name,

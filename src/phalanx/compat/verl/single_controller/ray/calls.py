@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
 from phalanx.config import settings
 from phalanx.transport.facade import TRACED
@@ -51,32 +52,25 @@ class GroupMethod:
             call = self._group._call_of(output)
         output = self._collect_fn(self._group, output)
         if call is not None:
-            output = _looked_after(output, call)
+            output = _tracked(output, call)
         return _without_padding(output, padding, args, kwargs) if padding else output
 
     def __repr__(self) -> str:
         return f"<{self.__qualname__} of {self._group.world_size} ranks>"
 
 
-def func_generator(
-    self: Any,
-    method_name: str,
-    dispatch_fn: Callable[..., Any],
-    collect_fn: Callable[..., Any],
-    execute_fn: Callable[..., Any],
-    blocking: bool,
-) -> GroupMethod:
-    """The callable that a group gets for a registered method."""
-    return GroupMethod(self, method_name, dispatch_fn, collect_fn, execute_fn, blocking)
+#: verl's name of the constructor of a group's methods.
+func_generator = GroupMethod
 
 
-def _looked_after(output: Any, call: Call) -> Any:
-    """A ``DataProtoFuture`` that raises the one error of the call, not Ray's of one rank; all else as it is."""
-    from phalanx.compat.verl.protocol import DataProtoFuture
+def _tracked(output: Any, call: Call) -> Any:
+    """Return a ``DataProtoFuture`` that raises the call's one error instead of Ray's error of one rank.
 
-    if type(output) is not DataProtoFuture:
+    Other outputs are returned unchanged.
+    """
+    if not is_future(output):
         return output
-    future = _future_class(DataProtoFuture)(output.collect_fn, output.futures, output.dispatch_fn)
+    future = _future_class(type(output))(output.collect_fn, output.futures, output.dispatch_fn)
     future._call = call
     return future
 
@@ -84,12 +78,11 @@ def _looked_after(output: Any, call: Call) -> Any:
 @functools.cache
 def _future_class(base: type) -> Any:
     class CallFuture(base):  # type: ignore[misc, valid-type]
-        """The outputs of a call that is looked after."""
+        """A future of verl's whose call is tracked."""
 
         _call: Call
 
         def get(self) -> Any:
-            """Wait for the outputs, and give the batch. Raises the one error of the call."""
             try:
                 return super().get()
             except Exception:
@@ -97,7 +90,7 @@ def _future_class(base: type) -> Any:
                     self._call.result(None)
                 raise
 
-        def __reduce__(self) -> Any:  # in other processes it is as any other
+        def __reduce__(self) -> Any:  # calls are tracked by the process that made them
             return base, (self.collect_fn, self.futures, self.dispatch_fn)
 
     return CallFuture
@@ -109,28 +102,24 @@ def _own(value: Any) -> Any:
 
 
 def _without_padding(output: Any, padding: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What was joined without the rows that were added; a future trims itself. Lists by rank stay as they are."""
-    from phalanx.compat.verl.protocol import DataProtoFuture
+    """Remove the rows that were added from a joined output, or from a future when it is joined.
 
-    pieces = next((value for value in [*args, *kwargs.values()] if _is_rows(value)), [])
-    total = sum(map(len, {id(piece): piece for piece in pieces}.values()))
-    if isinstance(output, DataProtoFuture):
-        joined = output.collect_fn
-        return DataProtoFuture(
-            collect_fn=lambda parts: _trimmed(joined(parts), padding, total),
-            futures=output.futures,
-            dispatch_fn=output.dispatch_fn,
-        )
-    return _trimmed(output, padding, total)
+    Lists by rank are returned unchanged.
+    """
+    shards = next((value for value in [*args, *kwargs.values()] if _is_data_protos(value)), [])
+    total = sum(map(len, {id(shard): shard for shard in shards}.values()))
+    if is_future(output):
+        output.dispatch_fn = functools.partial(_trimmed, padding, total)
+        return output
+    return _trimmed(padding, total, output)
 
 
-def _is_rows(value: Any) -> bool:
-    from phalanx.compat.verl.protocol import DataProto
+def _is_data_protos(value: Any) -> bool:
+    data_proto = protocol().DataProto
+    return isinstance(value, list) and bool(value) and all(isinstance(shard, data_proto) for shard in value)
 
-    return isinstance(value, list) and bool(value) and all(isinstance(piece, DataProto) for piece in value)
 
-
-def _trimmed(output: Any, padding: int, total: int) -> Any:
+def _trimmed(padding: int, total: int, output: Any) -> Any:
     if isinstance(output, list | tuple) or not hasattr(output, "__len__") or len(output) != total:
         return output
     return output[: total - padding]
@@ -154,7 +143,7 @@ def failed_ranks(refs: Sequence[Any]) -> str:
     return ", ".join(map(str, failed)) or "unknown"
 
 
-class Parcels:
+class PayloadEncoder:
     """The arguments of one call as Ray is to carry them; what several ranks get is encoded and stored once.
 
     ``stored`` counts the bytes that come to lie in the object store: Ray puts there what is large, and not shared.

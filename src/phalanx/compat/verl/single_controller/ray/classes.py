@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
-
 from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs
 
 
@@ -50,41 +46,6 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         if self._additional_resource:
             given["resources"] = {**(given.get("resources") or {}), **self._additional_resource}
         return given
-
-    def __call__(
-        self,
-        placement_group: PlacementGroup,
-        placement_group_bundle_idx: int,
-        use_gpu: bool = True,
-        num_gpus: float = 1,
-        sharing_with: Any = None,
-        device_name: str = "cuda",
-    ) -> Any:
-        """One Ray actor of the class, by itself, in a bundle or beside the actor ``sharing_with``."""
-        remote = self.cls if hasattr(self.cls, "__ray_metadata__") else ray.remote(self.cls)
-        if sharing_with is not None:
-            node = ray.get(sharing_with.get_node_id.remote())
-            devices = ray.get(sharing_with.get_cuda_visible_devices.remote())
-            where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-            return remote.options(scheduling_strategy=where).remote(
-                *self.args, cuda_visible_devices=devices, **self.kwargs
-            )
-        options: dict[str, Any] = {
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                placement_group, placement_group_bundle_index=placement_group_bundle_idx
-            ),
-            **self._options,
-        }
-        declared = getattr(remote, "_default_options", None) or {}
-        if declared.get("num_cpus") is None:
-            options.setdefault("num_cpus", 0)  # else Ray wants a whole CPU while it starts the actor
-        if use_gpu and device_name == "npu":
-            options["resources"] = {"NPU": num_gpus}
-        elif use_gpu:
-            options["num_gpus"] = num_gpus
-        if self._additional_resource:
-            options["resources"] = {**options.get("resources", {}), **self._additional_resource}
-        return remote.options(**options).remote(*self.args, **self.kwargs)
 
 
 def merge_runtime_env(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any]:

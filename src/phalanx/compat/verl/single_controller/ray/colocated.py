@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 import ray
@@ -11,7 +12,6 @@ from phalanx.compat.verl.errors import CheckFailed, NoSharedBase, UnusableName
 from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from phalanx.compat.verl.single_controller.base.worker import Worker
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
-from phalanx.compat.verl.utils.py_functional import temp_env_var
 
 FusedWorkerCLSName = "FusedWorker"
 _SEPARATOR = "_fwmn_"
@@ -43,8 +43,14 @@ def _classes(class_dict: dict[str, RayClassWithInitArgs]) -> tuple[dict[str, typ
 
 
 def _made(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with temp_env_var("DISABLE_WORKER_INIT", "1"):
+    before = os.environ.get("DISABLE_WORKER_INIT")
+    os.environ["DISABLE_WORKER_INIT"] = "1"  # as verl sets it, for constructors that read it
+    try:
         return cls(*args, **kwargs)
+    finally:
+        del os.environ["DISABLE_WORKER_INIT"]
+        if before is not None:
+            os.environ["DISABLE_WORKER_INIT"] = before
 
 
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:

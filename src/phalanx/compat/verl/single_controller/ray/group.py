@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +12,18 @@ import ray
 
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
-from phalanx.compat.verl.single_controller.ray.calls import Parcels, failed_ranks, func_generator, traced
+from phalanx.compat.verl.single_controller.ray.calls import (
+    PayloadEncoder,
+    failed_ranks,
+    func_generator,
+    traced,
+)
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
 from phalanx.compat.verl.single_controller.ray.start import (
-    Order,
-    check_order,
-    check_use_gpu,
-    handle_of,
-    own,
+    StartRequest,
+    check_request,
     start,
 )
 from phalanx.compat.verl.single_controller.ray.travel import travelling
@@ -27,7 +31,7 @@ from phalanx.transport.ray.cluster import Connection
 from phalanx.transport.ray.ray_values import DEAD
 
 if TYPE_CHECKING:
-    from phalanx.compat.verl.single_controller.ray.native import Call, Calls  # loads the runtime
+    from phalanx.compat.verl.single_controller.ray.native import Call, TrackedCalls  # loads the runtime
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -83,16 +87,15 @@ class RayWorkerGroup(WorkerGroup):
         self._ray_master_port_range = kwargs.get("master_port_range")
         self._role = ""
         self._connection: Connection | None = None
-        self._calls: Calls | None = None
+        self._calls: TrackedCalls | None = None
         self._made = threading.local()
         if resource_pool is None:
             self.use_gpu = kwargs.get("use_gpu", True)
             self._attach(worker_names, worker_handles)
         else:
-            check_order(resource_pool, ray_cls_with_init, self.customized_worker_env)
+            check_request(resource_pool, ray_cls_with_init, self.customized_worker_env, kwargs.get("use_gpu"))
             self.resource_pool = resource_pool
             self.use_gpu = kwargs.get("use_gpu", resource_pool.use_gpu)
-            check_use_gpu(resource_pool, self.use_gpu)
             self._start(detached, bin_pack, kwargs)
         self._connection = Connection()
         if ray_cls_with_init is not None:
@@ -105,11 +108,11 @@ class RayWorkerGroup(WorkerGroup):
                 "worker_handles=[...]"
             )
         self._worker_names = list(names or [])
-        self._workers = list(handles) if handles else [handle_of(name) for name in self._worker_names]
+        self._workers = list(handles) if handles else [ray.get_actor(name) for name in self._worker_names]
 
     def _start(self, detached: bool, bin_pack: bool, kwargs: dict[str, Any]) -> None:
         started = start(
-            Order(
+            StartRequest(
                 pool=self.resource_pool,
                 cls=self.ray_cls_with_init,
                 prefix=self.name_prefix,
@@ -127,7 +130,7 @@ class RayWorkerGroup(WorkerGroup):
         self._workers, self._worker_names = started.handles, started.names
         self._master_addr, self._master_port = started.master
         self._calls = started.calls
-        own(self, started.release)
+        weakref.finalize(self, started.release)
 
     @property
     def _user_class(self) -> type:
@@ -152,7 +155,7 @@ class RayWorkerGroup(WorkerGroup):
             **kwargs,
         )
 
-    def _role_group(self, role: str) -> RayWorkerGroup:
+    def _role_group(self) -> RayWorkerGroup:
         group = self.from_detached(
             name_prefix=self.name_prefix,
             worker_names=self._worker_names,
@@ -168,38 +171,39 @@ class RayWorkerGroup(WorkerGroup):
         return group
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
-        """The roles of a colocated group by name, each to be used as a group of its own."""
+        """Return the roles of a colocated group by name, each as a group of its own."""
         if self.fused_worker_used or getattr(self._user_class, "is_fused_worker", False):
             return self.spawn_fused(prefix_set)
         groups: dict[str, RayWorkerGroup] = {}
-        for role in prefix_set:
-            group = groups[role] = self._role_group(role)
+        for role, methods in self._of_roles(prefix_set, "role_methods"):
+            group = groups[role] = self._role_group()
             group._role = role
-            methods = getattr(self._user_class, "role_methods", {}).get(role)
-            if methods is None:
-                raise CheckFailed(
-                    f"{self._user_class.__name__} has no role {role!r}; its roles: {self._roles()}"
-                )
             for name, alias in methods.items():
                 setattr(group, name, getattr(group, alias))
         return groups
 
     def spawn_fused(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
-        """As :meth:`spawn`, for a class of ``create_colocated_worker_cls_fused`` or one derived from a raw one."""
-        classes = getattr(self._user_class, "raw_cls_dict", {})
+        """Return the roles of a fused group by name, each as a group of its own."""
         groups: dict[str, RayWorkerGroup] = {}
-        for role in prefix_set:
-            if role not in classes:
-                raise CheckFailed(
-                    f"{self._user_class.__name__} has no role {role!r}; its roles: {self._roles()}"
-                )
-            group = groups[role] = self._role_group(role)
+        for role, cls in self._of_roles(prefix_set, "raw_cls_dict"):
+            group = groups[role] = self._role_group()
             group.fused_worker_used = True
             group.sub_cls_name = role
-            for name in self.method_names:  # those of the fused class itself belong to it alone
+            for name in self.method_names:  # the fused class's own methods are not the role's
                 group.__dict__.pop(name, None)
-            group.method_names = group._bind_worker_method(classes[role], func_generator)
+            group.method_names = group._bind_worker_method(cls, func_generator)
         return groups
+
+    def _of_roles(self, roles: Iterable[str], table: str) -> list[tuple[str, Any]]:
+        """Return the entries of a class's table for some roles. Raises CheckFailed for an unknown role."""
+        known: dict[str, Any] = getattr(self._user_class, table, {})
+        chosen = list(roles)
+        for role in chosen:
+            if role not in known:
+                raise CheckFailed(
+                    f"{self._user_class.__name__} has no role {role!r}; its roles: {sorted(known)}"
+                )
+        return [(role, known[role]) for role in chosen]
 
     def fuse(self, prefix_set: Iterable[str]) -> None:
         """Make the roles attributes of this group: ``group.actor.update(...)``."""
@@ -207,10 +211,6 @@ class RayWorkerGroup(WorkerGroup):
             self.wg_dict = self.spawn(prefix_set)
         for role, group in self.wg_dict.items():
             setattr(self, role, group)
-
-    def _roles(self) -> list[str]:
-        cls = self._user_class
-        return sorted(getattr(cls, "role_methods", None) or getattr(cls, "raw_cls_dict", {}))
 
     def _execute_remote_single_worker(self, worker: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Ray's reference to the result of one call on one worker."""
@@ -252,7 +252,7 @@ class RayWorkerGroup(WorkerGroup):
         """
         values = [*args, *kwargs.values()]
         if all(isinstance(value, list) and len(value) == len(self._workers) for value in values):
-            return self._deal(method_name, args, kwargs)
+            return self._deal(self._workers, method_name, args, kwargs)
         return self._send(self._workers, method_name, args, kwargs)
 
     def _check_cluster(self) -> None:
@@ -261,24 +261,16 @@ class RayWorkerGroup(WorkerGroup):
             self._connection.check()
 
     def _send(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
-        self._check_cluster()
-        parcels, shared = Parcels(), len(workers) > 1
-        given = [*args, *kwargs.values()]
-        args = [parcels.of(arg, shared) for arg in args]
-        kwargs = {key: parcels.of(value, shared) for key, value in kwargs.items()}
-        call = self._begin(method_name, len(workers), parcels)
-        told = traced(call, parcels.nbytes(given))
-        refs = [
-            self._execute_remote_single_worker(worker, method_name, *args, **kwargs, **told)
-            for worker in workers
-        ]
-        return self._sent(call, refs)
+        """Call workers with the same arguments."""
+        columns = [[arg] * len(workers) for arg in args]
+        named = {key: [value] * len(workers) for key, value in kwargs.items()}
+        return self._deal(workers, method_name, columns, named)
 
-    def _begin(self, method_name: str, ranks: int, parcels: Parcels) -> Call | None:
+    def _begin(self, method_name: str, ranks: int, payloads: PayloadEncoder) -> Call | None:
         """A call that is looked after, where this process started the ranks under the real verl."""
         if self._calls is None:
             return None
-        return self._calls.begin(self._on_handle(method_name), ranks, parcels.stored)
+        return self._calls.begin(self._on_handle(method_name), ranks, payloads.stored)
 
     def _sent(self, call: Call | None, refs: list[Any]) -> list[Any]:
         if call is not None and self._calls is not None:
@@ -291,32 +283,30 @@ class RayWorkerGroup(WorkerGroup):
         call, refs = self._made.__dict__.pop("last", (None, ()))
         return call if call is not None and (output is refs or output is refs[0]) else None
 
-    def _deal(self, method_name: str, args: Any, kwargs: Any) -> list[Any]:
+    def _deal(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
+        """Call workers, each with its element of every argument."""
         self._check_cluster()
-        parcels = Parcels()
+        payloads = PayloadEncoder()
         columns: list[list[Any]] = [*args, *kwargs.values()]
-        times: dict[int, int] = {}
-        for element in (element for column in columns for element in column):
-            times[id(element)] = times.get(id(element), 0) + 1
+        uses = Counter(id(element) for column in columns for element in column)
 
-        def piece(element: Any) -> Any:
-            return parcels.of(element, times[id(element)] > 1)
+        def payload(element: Any) -> Any:
+            return payloads.of(element, uses[id(element)] > 1)
 
-        pieces = [
-            ([piece(arg[rank]) for arg in args], {key: piece(value[rank]) for key, value in kwargs.items()})
-            for rank in range(len(self._workers))
-        ]
-        call = self._begin(method_name, len(self._workers), parcels)
-        refs = [
-            self._execute_remote_single_worker(
-                worker,
-                method_name,
-                *some,
-                **named,
-                **traced(call, parcels.nbytes(column[rank] for column in columns)),
+        arguments = [
+            (
+                [payload(arg[rank]) for arg in args],
+                {key: payload(value[rank]) for key, value in kwargs.items()},
             )
-            for rank, (worker, (some, named)) in enumerate(zip(self._workers, pieces, strict=True))
+            for rank in range(len(workers))
         ]
+        call = self._begin(method_name, len(workers), payloads)
+        refs: list[Any] = []
+        for rank, (worker, (positional, named)) in enumerate(zip(workers, arguments, strict=True)):
+            trace = traced(call, payloads.nbytes(column[rank] for column in columns))
+            refs.append(
+                self._execute_remote_single_worker(worker, method_name, *positional, **named, **trace)
+            )
         return self._sent(call, refs)
 
     def _wait(self, output: Any, method_name: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,26 +36,10 @@ from phalanx.runtime.session.monitor import monitor
 from phalanx.runtime.tools.trace import from_environment, keep_saved
 from phalanx.topology.slots import Slot, SlotView
 from phalanx.transport.base import Transport
-from phalanx.transport.ray.cluster import Connection
 from phalanx.transport.ray.placement import RayReservation
 from phalanx.transport.values import Facade, Ticket
 from phalanx.wire.messages import RankSetup
 from phalanx.wire.side_channel import PLAIN_CALL
-
-__all__ = [
-    "Call",
-    "Calls",
-    "Connection",
-    "GroupOptions",
-    "Names",
-    "RankSetup",
-    "ResourcePool",
-    "Started",
-    "pool_on",
-    "shown_by_choice",
-    "start",
-    "transport",
-]
 
 _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 
@@ -111,11 +95,11 @@ class Names:
     namespace: str
 
 
-class Calls:
-    """The calls of a group that are made on its actors' handles, as calls of the library.
+class TrackedCalls:
+    """Calls on the handles of a group's actors, tracked like the library's own calls.
 
-    They have one error for all ranks, a deadline (``PHALANX_CALL_TIMEOUT``), a place in traces and counts; a call that
-    some rank cannot end breaks the group, and a rank that dies between calls does.
+    Each call has one error for all ranks, a deadline (``PHALANX_CALL_TIMEOUT``), and a place in traces and counts. A
+    call that a rank cannot finish breaks the group, and so does a rank that dies between calls.
     """
 
     def __init__(self, core: GroupCore) -> None:
@@ -154,17 +138,21 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRanks:
     """Ranks whose constructors have returned.
 
-    ``environment`` is what rank 0 was told; ``release`` gives back what they hold beside their slots. ``calls`` looks
-    after their calls, under the real verl.
+    Attributes:
+        names: of their actors.
+        master: address and port for the ranks' rendezvous.
+        release: frees the resources that the ranks hold besides their slots.
+        calls: tracks their calls, under the overlay only.
     """
 
     handles: list[Any]
-    calls: Calls | None
-    environment: Mapping[str, str]
+    names: list[str]
+    master: tuple[str, str]
     release: Callable[[], None]
+    calls: TrackedCalls | None
 
 
 def start(
@@ -173,7 +161,7 @@ def start(
     names: Names,
     options: GroupOptions,
     amend: Callable[[RankSetup], RankSetup],
-) -> Started:
+) -> StartedRanks:
     """Start one actor per slot and wait for their constructors. ``amend`` has the last word on what each is told.
 
     Ranks end with this process at the latest, unless they are to be detached.
@@ -211,19 +199,21 @@ def start(
             transport.release(extras)
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
-    calls = _watched(core) if overlay.active() and not options.detached else None
-    return Started(handles, calls, launched.setups[0].environment, release)
+    calls = _tracked(core) if overlay.active() and not options.detached else None
+    environment = launched.setups[0].environment
+    master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    return StartedRanks(handles, list(names.actors), master, release, calls)
 
 
-def _watched(core: GroupCore) -> Calls:
-    """What looks after the calls of a group, and after its ranks between them."""
+def _tracked(core: GroupCore) -> TrackedCalls:
+    """Track the calls of a group, and monitor its ranks between calls."""
     core.life.started()
     monitor.add(core)
     from_environment()
     # A trainer is killed when its work is done.
     if ray.get_runtime_context().get_actor_id() is not None:
         keep_saved()
-    return Calls(core)
+    return TrackedCalls(core)
 
 
 def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:

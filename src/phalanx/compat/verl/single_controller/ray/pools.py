@@ -17,6 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from phalanx.compat.verl import overlay
+from phalanx.compat.verl.devices import resource_name
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.errors import PlacementError
@@ -34,21 +35,11 @@ _SAME_IN_BOTH = {
     "n_gpus_per_node": "Both RayResourcePool must has the same n_gpus_per_node",
     "detached": "Detached ResourcePool cannot be merged with non-detached ResourcePool",
 }
-_RESOURCES = {"cuda": "GPU", "npu": "NPU", "xpu": "GPU", "cpu": "GPU"}
 
 
 def get_random_string(length: int) -> str:
     """Letters and digits, different in every process, whatever seed the user set."""
     return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
-
-
-def _resource(device_name: str) -> str:
-    """What Ray calls the accelerators: as verl's platform says, where verl is there."""
-    if not overlay.active():
-        return _RESOURCES.get(device_name, "GPU")
-    from verl.plugin.platform import get_platform  # pyright: ignore[reportMissingImports]
-
-    return get_platform().ray_resource_name()
 
 
 def _cpus_beside(pool: RayResourcePool, nodes: Sequence[NodeCapacity]) -> float | None:
@@ -113,7 +104,7 @@ class RayResourcePool(ResourcePool):
             from phalanx.compat.verl.single_controller.ray import native
 
             transport = native.transport()
-            resource = _resource(device_name) if self.use_gpu else None
+            resource = resource_name(device_name) if self.use_gpu else None
             cpus = _cpus_beside(self, transport.nodes()) if resource else None
             prefix = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self._store))}"
             request = ReserveRequest(
@@ -192,7 +183,7 @@ def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> nativ
         pool.name_prefix,
         groups,
         places,
-        resource=_resource(device_name) if use_gpu else None,
+        resource=resource_name(device_name) if use_gpu else None,
         max_colocate_count=pool.max_colocate_count,
         detached=pool.detached,
     )
@@ -283,36 +274,6 @@ def split_resource_pool(
     for part in parts:
         part._connection = resource_pool._connection
     return parts
-
-
-def extract_pg_from_exist(
-    resource_pools: dict[str, RayResourcePool], src_role_names: list[str], resource_pool: RayResourcePool
-) -> list[PlacementGroup]:
-    """A placement group of the named pools for each node of ``resource_pool``, large ones for large nodes.
-
-    Raises:
-        CheckFailed: there are too few, or too small ones.
-    """
-    offered = [
-        pg
-        for name, pool in resource_pools.items()
-        if name in src_role_names
-        for pg in pool.get_placement_groups()
-    ]
-    offered.sort(key=lambda pg: pg.bundle_count, reverse=True)
-    wanted = sorted(enumerate(resource_pool.store), key=lambda entry: entry[1], reverse=True)
-    advice = (
-        f"a pool of {resource_pool.store} cannot be taken from placement groups of "
-        f"{[pg.bundle_count for pg in offered]} bundles, because each node needs one, large enough"
-    )
-    taken: list[tuple[int, PlacementGroup]] = []
-    for place, (index, size) in enumerate(wanted):
-        if place == len(offered):
-            raise CheckFailed(f"no enough nodes for request: searching {place} th node; {advice}")
-        if size > offered[place].bundle_count:
-            raise CheckFailed(f"requesting {size} processes, bundle count cannot satisfy; {advice}")
-        taken.append((index, offered[place]))
-    return [pg for _, pg in sorted(taken, key=lambda entry: entry[0])]
 
 
 @dataclass

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ _ASYNC_CONCURRENCY = 1000  # what Ray gives an actor with async methods
 
 
 @dataclass(frozen=True)
-class Order:
+class StartRequest:
     """What a group asks for when its ranks are started."""
 
     pool: RayResourcePool
@@ -64,18 +63,7 @@ class Order:
     port_range: list[int] | None
 
 
-@dataclass
-class Started:
-    """Ranks whose constructors have returned."""
-
-    handles: list[Any]
-    names: list[str]
-    master: tuple[str, str]
-    release: Callable[[], None]
-    calls: native.Calls | None
-
-
-def start(order: Order) -> Started:
+def start(request: StartRequest) -> native.StartedRanks:
     """Start one actor per slot, in the order of the pool's bundles, and wait for their constructors.
 
     Raises:
@@ -85,28 +73,21 @@ def start(order: Order) -> Started:
     # The runtime, which only those load who start groups.
     from phalanx.compat.verl.single_controller.ray import native
 
-    order.pool.get_placement_groups(strategy=order.strategy, device_name=order.device_name)
-    pool = native_pool(order.pool, order.device_name, order.use_gpu)
-    user_class = _unwrap_ray_remote(order.cls.cls)
+    request.pool.get_placement_groups(strategy=request.strategy, device_name=request.device_name)
+    pool = native_pool(request.pool, request.device_name, request.use_gpu)
+    user_class = _unwrap_ray_remote(request.cls.cls)
     names = native.Names(
-        group=f"{order.prefix}{user_class.__name__}",
+        group=f"{request.prefix}{user_class.__name__}",
         actors=tuple(
-            f"{order.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots
+            f"{request.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots
         ),
         methods=tuple(callables(user_class)),
         namespace=ray.get_runtime_context().namespace,
     )
-    bound = NativeClass(user_class, *order.cls.args, **order.cls.kwargs)
-    master = _master(order, pool)
-    options = _options(order, user_class)
-    ranks = native.start(pool, bound, names, options, lambda setup: _amended(setup, order, master))
-    return Started(
-        handles=ranks.handles,
-        names=list(names.actors),
-        master=(ranks.environment["MASTER_ADDR"], ranks.environment["MASTER_PORT"]),
-        release=ranks.release,
-        calls=ranks.calls,
-    )
+    bound = NativeClass(user_class, *request.cls.args, **request.cls.kwargs)
+    master = _master(request, pool)
+    options = _options(request, user_class)
+    return native.start(pool, bound, names, options, lambda setup: _amended(setup, request, master))
 
 
 def callables(cls: type) -> list[str]:
@@ -125,47 +106,49 @@ def _has_async(cls: type) -> bool:
     )
 
 
-def _options(order: Order, cls: type) -> native.GroupOptions:
+def _options(request: StartRequest, cls: type) -> native.GroupOptions:
     from phalanx.compat.verl.single_controller.ray import native
 
-    given = order.cls.ray_options()
+    given = request.cls.ray_options()
     for name in sorted(set(given) - {*_HONOURED, *_WITHOUT_EFFECT}):
         if not name.startswith("_"):
             _log.warning("Ray option %s=%r of %s has no effect in a group", name, given[name], cls.__name__)
-    early = {name: value for name, value in order.worker_env.items() if name in _BEFORE_START}
+    early = {name: value for name, value in request.worker_env.items() if name in _BEFORE_START}
     runtime_env = merge_runtime_env(given.get("runtime_env"), {"env_vars": early} if early else None)
-    if order.nsight is not None:
-        runtime_env["nsight"] = order.nsight
+    if request.nsight is not None:
+        runtime_env["nsight"] = request.nsight
     concurrency = given.get("max_concurrency") or None
     if _has_async(cls) and (concurrency is None or concurrency == 1):
         concurrency = _ASYNC_CONCURRENCY
     return native.GroupOptions(
-        env={name: str(value) for name, value in order.worker_env.items()},
+        env={name: str(value) for name, value in request.worker_env.items()},
         runtime_env=runtime_env or None,
         num_cpus=given.get("num_cpus"),
         memory=given.get("memory"),
         resources=given.get("resources") or {},
-        start_timeout=order.timeout,
+        start_timeout=request.timeout,
         max_concurrency=concurrency,
-        detached=order.detached,
+        detached=request.detached,
         show_ranks="merged" if overlay.active() and not native.shown_by_choice() else None,  # as verl does
     )
 
 
-def _master(order: Order, pool: native.ResourcePool) -> tuple[str, str] | None:
+def _master(request: StartRequest, pool: native.ResourcePool) -> tuple[str, str] | None:
     """Where the user wants the ranks to meet; None leaves it to the library, whose rank 0 holds the port already."""
-    address, port = order.master
-    if order.port_range is None and address is None and port is None:
+    address, port = request.master
+    if request.port_range is None and address is None and port is None:
         return None
     slot = pool.slots[0]
     where = PlacementGroupSchedulingStrategy(
         pool.holdings[slot.pool].reservation.ids[slot.block], placement_group_bundle_index=slot.bundle
     )
-    found = ray.get(get_master_addr_port.options(scheduling_strategy=where).remote(order.port_range))
+    found = ray.get(get_master_addr_port.options(scheduling_strategy=where).remote(request.port_range))
     return str(address or found[0]), str(port or found[1])
 
 
-def _amended(setup: native.RankSetup, order: Order, master: tuple[str, str] | None) -> native.RankSetup:
+def _amended(
+    setup: native.RankSetup, request: StartRequest, master: tuple[str, str] | None
+) -> native.RankSetup:
     """The variables that verl's workers find beside torch's own."""
     local = {
         "RAY_LOCAL_RANK": str(setup.local_rank),
@@ -174,8 +157,8 @@ def _amended(setup: native.RankSetup, order: Order, master: tuple[str, str] | No
     }
     environment = {
         **setup.environment,
-        **{name: str(order.worker_env.get(name, ours)) for name, ours in local.items()},
-        "WG_PREFIX": order.prefix,
+        **{name: str(request.worker_env.get(name, ours)) for name, ours in local.items()},
+        "WG_PREFIX": request.prefix,
         "WG_BACKEND": "ray",
         "RAY_LOCAL_WORLD_SIZE": str(setup.local_world_size),
     }
@@ -184,31 +167,13 @@ def _amended(setup: native.RankSetup, order: Order, master: tuple[str, str] | No
     return replace(setup, environment=environment, local_device=0)
 
 
-def own(group: Any, release: Callable[[], None]) -> None:
-    """Give back what was reserved beside the slots once the group is gone."""
-    weakref.finalize(group, release)
-
-
-def handle_of(name: str) -> Any:
-    """The actor of that name in this driver's namespace. Raises ValueError where there is none."""
-    return ray.get_actor(name)
-
-
-def check_use_gpu(pool: RayResourcePool, use_gpu: bool) -> None:
-    """Refuse ranks with accelerators on slots without. Raises NoAccelerators."""
-    if use_gpu and not pool.use_gpu:
-        raise NoAccelerators(
-            f"use_gpu is True but resource_pool.use_gpu is False: make the pool {pool.name_prefix!r} with "
-            "use_gpu=True, or the group without"
-        )
-
-
-def check_order(pool: Any, cls: Any, worker_env: Mapping[str, str]) -> None:
-    """What a new group needs, and the variables that are to be set in its ranks.
+def check_request(pool: Any, cls: Any, worker_env: Mapping[str, str], use_gpu: bool | None) -> None:
+    """Check the arguments of a new group.
 
     Raises:
-        CheckFailed: ``pool`` or ``cls`` is something else.
-        SystemVariables: ``worker_env`` sets what the controller sets.
+        CheckFailed: if ``pool`` or ``cls`` has another type.
+        NoAccelerators: if ``use_gpu`` asks for accelerators that the pool's slots do not have.
+        SystemVariables: if ``worker_env`` sets a variable that the controller sets.
     """
     if not isinstance(pool, RayResourcePool):
         raise CheckFailed(
@@ -223,4 +188,9 @@ def check_order(pool: Any, cls: Any, worker_env: Mapping[str, str]) -> None:
         raise SystemVariables(
             f"Cannot override protected system env: {{{', '.join(map(repr, taken))}}}: these differ by rank or group "
             "and are set by the controller; take them out of worker_env"
+        )
+    if use_gpu and not pool.use_gpu:
+        raise NoAccelerators(
+            f"use_gpu is True but resource_pool.use_gpu is False: make the pool {pool.name_prefix!r} with "
+            "use_gpu=True, or the group without"
         )

@@ -1,1 +1,1 @@
-"""Workers and groups on megatron-core, of verl's earlier line."""
+"""Workers on megatron-core, of verl's earlier line."""

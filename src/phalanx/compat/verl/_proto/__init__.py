@@ -1,1 +1,0 @@
-"""What `protocol` and `utils.tensordict_utils` are made of; import those."""
