@@ -33,13 +33,13 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import phalanx as px  # noqa: E402
-from phalanx.engines import Answer, Capabilities, Drawn, Machine, RolloutEngine, Vocabulary  # noqa: E402
+from phalanx.engines import Answer, Capabilities, ModelRunner, RolloutEngine, SampledToken, Vocabulary  # noqa: E402
 
 WARM = 3
 """Steps that do not count: what is made on first use is no part of the speed."""
 
 
-class SleepingMachine(Machine):
+class SleepingMachine(ModelRunner):
     """Draws a token for each running answer in so many seconds per answer."""
 
     def __init__(self, seconds: float) -> None:
@@ -55,10 +55,10 @@ class SleepingMachine(Machine):
         for answer in answers:
             self._answers.pop(answer.key, None)
 
-    async def step(self) -> list[Drawn]:
+    async def step(self) -> list[SampledToken]:
         answers = list(self._answers.values())
         await asyncio.sleep(self._seconds * len(answers))
-        return [Drawn(answer, 1, -1.0) for answer in answers]
+        return [SampledToken(answer, 1, -1.0) for answer in answers]
 
     def weights_changed(self) -> None:
         """Nothing was computed with them."""
@@ -126,7 +126,7 @@ def in_turn(groups: example.Groups, settings: example.Settings) -> float:
 
 def at_once(groups: example.Groups, settings: example.Settings) -> float:
     """Seconds of a step where both go on. Raises ValueError if a row was lost, or older than allowed."""
-    staleness = px.Staleness(settings.max_lag, rows_per_version=settings.rows)
+    staleness = px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)
     found = seconds_per_step(example.grpo(groups, settings, staleness))
     paced = staleness.paced
     rows = settings.rows * settings.steps

@@ -1,6 +1,6 @@
 """How long a group that lost a rank takes to be whole again: `python bench/recovery.py --ranks 4 --megabytes 64`.
 
-Three ways in turns, each from the error of the kill to the end of the next step: `px.replace` and the snapshot,
+Three ways in turns, each from the error of the kill to the end of the next step: `px.replace_ranks` and the snapshot,
 `restart()` and the state from a saved step, and a new group with that state. The ranks import torch, form a process
 group, and have a model of so many megabytes with the state of Adam.
 """
@@ -81,7 +81,7 @@ def measured(pool: px.ResourcePool, megabytes: float, folder: str) -> dict[str, 
 
     for turn in range(TURNS):
         ways: dict[str, Callable[[], object]] = {
-            "px.replace": lambda: px.replace(group),
+            "px.replace_ranks": lambda: px.replace_ranks(group),
             "restart() and px.load": lambda: (group.restart(), px.load(group, folder)),
             "a new group and px.load": lambda: (anew(), px.load(group, folder)),
         }
@@ -106,9 +106,9 @@ def main() -> None:
     table = Table(
         title=f"{given.ranks} ranks, {given.megabytes:g} MB of weights and twice that of moments on each"
     )
-    for column in ("", "median", "lowest", "highest", "against px.replace"):
+    for column in ("", "median", "lowest", "highest", "against px.replace_ranks"):
         table.add_column(column)
-    base = statistics.median(found["px.replace"])
+    base = statistics.median(found["px.replace_ranks"])
     for name, seconds in found.items():
         median = statistics.median(seconds)
         texts = [f"{value:.2f} s" for value in (median, min(seconds), max(seconds))]

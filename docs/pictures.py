@@ -37,7 +37,7 @@ def work() -> None:
     import ray
 
     import phalanx as px
-    from phalanx.engines import Sampling
+    from phalanx.engines import SamplingParams
     from phalanx.engines.transformers import TransformersRollout
 
     class Trainer(px.Worker):
@@ -63,7 +63,7 @@ def work() -> None:
             trainer.step()
             sync()
         prompts = [[1 + row % 4000, 2, 3] for row in range(160)]
-        answers = rollout.generate.submit(prompts, Sampling(max_tokens=400))
+        answers = rollout.generate.submit(prompts, SamplingParams(max_tokens=400))
         while min(one.running for one in rollout.engine_statistics()) < 48:
             time.sleep(0.1)
         time.sleep(4.0)
@@ -77,10 +77,10 @@ def look(address: str) -> None:
     """What ``phalanx top`` shows now, as a picture without fonts from elsewhere."""
     from rich.console import Console
 
+    from phalanx.backends.ray.node_agents import RankObserver
     from phalanx.cli.common import cluster_reader
     from phalanx.cli.overview import render
-    from phalanx.cli.top import Looker
-    from phalanx.transport.ray.node_agents import RankObserver
+    from phalanx.cli.top_command import Looker
 
     cluster = cluster_reader(address)
     observer = RankObserver(cluster.address)

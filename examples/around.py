@@ -56,7 +56,9 @@ def save_curve(rewards: Sequence[float], path: Path) -> None:
 
 
 @contextmanager
-def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Staleness) -> Generator[None]:
+def beside(
+    produce: Callable[[], None], answers: px.Channel, staleness: px.StalenessManager
+) -> Generator[None]:
     """Two threads that produce while the block runs. When one fails the channel ends, and its error is raised."""
 
     def work() -> None:
@@ -70,7 +72,7 @@ def beside(produce: Callable[[], None], answers: px.Channel, staleness: px.Stale
         futures = [threads.submit(work) for _ in range(2)]
         try:
             yield
-        except px.ChannelClosed:
+        except px.channels.ChannelClosed:
             if all(future.exception() is None for future in futures):
                 raise
         finally:
@@ -100,17 +102,19 @@ class Saving:
     every: int = 10
 
     @contextmanager
-    def run(self, groups: Mapping[str, Any], state: dict[str, Any], **links: Any) -> Generator[px.Run | None]:
+    def run(
+        self, groups: Mapping[str, Any], state: dict[str, Any], **links: Any
+    ) -> Generator[px.checkpoint.CheckpointManager | None]:
         """The run of these groups and this state, until the block ends; None where nothing is saved."""
         if self.path is None:
             yield None
             return
-        with px.Run(self.path, groups, state=state, **links) as run:
+        with px.checkpoint.CheckpointManager(self.path, groups, state=state, **links) as run:
             if run.steps() and not self.resume:
                 raise SystemExit(f"{self.path} has a run: --resume goes on with it, or give another path")
             yield run
 
-    def resumed(self, run: px.Run | None) -> int:
+    def resumed(self, run: px.checkpoint.CheckpointManager | None) -> int:
         """Have everything as it was at the last whole step; its number, 0 where there is none."""
         return (run.resume() or 0) if run is not None else 0
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
-from phalanx.engines import Completion, Sampling
+from phalanx.engines import Completion, SamplingParams
 from phalanx.engines.transformers import TransformersRollout
 
 VOCABULARY = 16  # ten digits, a mark before and after the question, and four tokens that are always wrong
@@ -80,7 +80,7 @@ def train_on(questions: Tensor, groups: Groups, sync: px.WeightSync, settings: S
     policy, rollout, judge = groups.policy, groups.rollout, groups.judge
     sync()
     questions = questions.repeat_interleave(settings.group_size, dim=0)
-    answers = rollout.generate.submit(questions, Sampling(settings.digits))
+    answers = rollout.generate.submit(questions, SamplingParams(settings.digits))
     reference = policy.reference.log_probs.submit(questions, answers)
     rewards = judge.score(questions, answers)
     advantages = group_advantages(rewards, settings.group_size)
@@ -125,7 +125,7 @@ def evaluate(groups: Groups, sync: px.WeightSync, settings: Settings, count: int
     """Mean reward of one sampled answer to each of ``count`` new questions."""
     sync()
     questions = ask(count, settings.digits, torch.Generator().manual_seed(settings.seed + 1_000_000))
-    answers = groups.rollout.generate.submit(questions, Sampling(settings.digits))
+    answers = groups.rollout.generate.submit(questions, SamplingParams(settings.digits))
     return groups.judge.score(questions, answers).mean().item()
 
 
@@ -271,7 +271,7 @@ def started(
     """The groups, and the way of the weights from one to the other; with ``replace``, lost ranks get new processes."""
     roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
     engine = TransformersRollout.bind(small_llama, weights="policy", seed=settings.seed)
-    mended = px.Replace() if replace else None
+    mended = px.ReplacePolicy() if replace else None
     with (
         px.ResourcePool([ranks], use_gpu=wants_gpu(device, ranks)) as pool,
         px.ResourcePool([1], use_gpu=False) as cpu,
@@ -279,7 +279,9 @@ def started(
         groups = Groups(
             policy=px.WorkerGroup(pool, roles, name="policy", on_failure=mended),
             rollout=px.WorkerGroup(pool, engine, name="rollout", on_failure=mended),
-            judge=px.WorkerGroup(cpu, Reward, name="judge", on_failure=px.Restart() if replace else None),
+            judge=px.WorkerGroup(
+                cpu, Reward, name="judge", on_failure=px.RestartPolicy() if replace else None
+            ),
         )
         with px.WeightSync(groups.policy.actor, groups.rollout, "policy") as sync:
             yield groups, sync

@@ -40,7 +40,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.transformers import TransformersRollout
 
 Rows = dict[str, Tensor]
@@ -83,7 +83,7 @@ class Groups:
 
 
 def grpo(
-    groups: Groups, settings: Settings, staleness: px.Staleness, saving: Saving = NOT_SAVED
+    groups: Groups, settings: Settings, staleness: px.StalenessManager, saving: Saving = NOT_SAVED
 ) -> Iterator[float]:
     """Train on answers while others are generated; yields the mean reward of each step's answers.
 
@@ -123,7 +123,7 @@ def grpo(
 
 
 def producer(
-    groups: Groups, settings: Settings, staleness: px.Staleness, answers: px.Channel, trained: set[int]
+    groups: Groups, settings: Settings, staleness: px.StalenessManager, answers: px.Channel, trained: set[int]
 ) -> Callable[[], None]:
     """What threads beside the trainer do: they put answers into the channel until all questions are answered."""
     before = frozenset(trained)
@@ -177,7 +177,7 @@ def asked(settings: Settings) -> Iterator[Rows]:
 
 def answered(groups: Groups, settings: Settings, asked: Rows) -> Rows:
     """Answers to some questions from the engine that has least to do, judged."""
-    sampling = Sampling(max_tokens=settings.digits, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=settings.digits, ignore_eos=True)
     seeds = (settings.seed * 10_000_000 + asked["row"]).tolist()
     completions = groups.rollout.any.generate(
         asked["tokens"].tolist(), [replace(sampling, seed=seed) for seed in seeds]
@@ -332,7 +332,7 @@ def train(
     saving: Saving = NOT_SAVED,
 ) -> Run:
     """Start the groups, train, and write the report; ``turns`` trains and generates in turn, and saves nothing."""
-    staleness = px.Staleness(settings.max_lag, rows_per_version=settings.rows)
+    staleness = px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)
     with started(settings, engines, trainers, device) as groups, px.trace() as trace:
         console.print(groups.trainer.explain())
         steps = in_turn(groups, settings) if turns else grpo(groups, settings, staleness, saving)

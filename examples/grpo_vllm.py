@@ -32,7 +32,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.vllm import VllmRollout
 
 Rows = dict[str, Tensor]
@@ -82,7 +82,7 @@ def grpo(groups: Groups, settings: Settings, apart: list[float]) -> Iterator[flo
 
 def answered(groups: Groups, settings: Settings, questions: Tensor) -> Rows:
     """An answer to each question: tokens with the question in front, and log-probabilities."""
-    sampling = Sampling(max_tokens=settings.digits, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=settings.digits, ignore_eos=True)
     completions = groups.rollout.generate(questions.tolist(), sampling)
     return {
         "tokens": torch.cat([questions, torch.tensor([one.tokens for one in completions])], dim=1),

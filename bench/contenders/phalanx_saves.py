@@ -15,7 +15,7 @@ class Trainer(px.Worker):
     def __init__(self, megabytes: int) -> None:
         self.state = SavedState(megabytes, self.rank)
         part = LAYOUTS[SHARDED].held(self.rank)
-        boxes = {name: px.Boxes((ROWS, COLUMNS), (part,)) for name in self.state.tensors}
+        boxes = {name: px.weights.ShardSpec((ROWS, COLUMNS), (part,)) for name in self.state.tensors}
         px.register_state(self, model=self.state.tensors, boxes=boxes, rng=False)
 
     @px.register
@@ -38,7 +38,7 @@ class PhalanxSaves(SaveRoles):
         super().__init__(megabytes)
         self._pool = px.ResourcePool([RANKS], use_gpu=False)
         self._group = px.WorkerGroup(self._pool, Trainer.bind(megabytes))
-        self._begun: px.SaveFuture[px.Saved] | None = None
+        self._begun: px.checkpoint.SaveFuture[px.checkpoint.CheckpointInfo] | None = None
 
     def change(self, step: int) -> None:
         self._group.change(step)

@@ -26,7 +26,7 @@ class Source(px.Worker):
     def __init__(self, layout: str, megabytes: int) -> None:
         self.weights = source_tensors(layout, megabytes, self.rank)
         part = LAYOUTS[layout].held(self.rank)
-        boxes = {name: px.Boxes((ROWS, COLUMNS), (part,)) for name in self.weights}
+        boxes = {name: px.weights.ShardSpec((ROWS, COLUMNS), (part,)) for name in self.weights}
         self.publish_weights("policy", self.weights, boxes=boxes)
 
     @px.register
@@ -41,7 +41,7 @@ class Target(px.Worker):
         self.weights = target_tensors(layout, megabytes, self.rank)
         wanted = [LAYOUTS[layout].wanted(self.rank, index) for index in range(len(self.weights))]
         boxes = {
-            name: px.Boxes((ROWS, COLUMNS), (part,))
+            name: px.weights.ShardSpec((ROWS, COLUMNS), (part,))
             for name, part in zip(names(megabytes), wanted, strict=True)
         }
         self.accept_weights("policy", self.weights, boxes=boxes)

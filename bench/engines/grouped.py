@@ -8,7 +8,7 @@ from typing import Any
 import phalanx as px
 from bench.engines.setup import OPTIONS, THREADS, TOKENS, model_of, prompts
 from bench.protocol import serve
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.vllm import VllmRollout
 
 
@@ -48,7 +48,7 @@ class Grouped:
         return time.perf_counter() - began
 
     def _generate(self, some: list[list[int]], count: int) -> None:
-        made = self._group.generate(some, Sampling(max_tokens=count, ignore_eos=True))
+        made = self._group.generate(some, SamplingParams(max_tokens=count, ignore_eos=True))
         if sum(len(one.tokens) for one in made) != count * len(some):
             raise RuntimeError("answers are missing")
 

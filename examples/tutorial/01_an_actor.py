@@ -40,7 +40,7 @@ def main() -> None:
         print("value:", value.result())
 
         # What the cluster has, what is free, and who holds it.
-        status = px.status()
+        status = px.debug.status()
         print(status)
         held = str(status)
         assert "accumulator" in held

@@ -1,40 +1,40 @@
-"""Every error that phalanx raises, split by whose fault it is.
+"""Exceptions raised by Phalanx, by whose fault they are.
 
     PhalanxError
      |- DeclarationError         yours: a class, a `@register` or a mesh is declared wrongly
      |- DispatchError            yours: the arguments of a call do not fit; nothing was sent
-     |   '- ArgumentLost         what a call was to get is gone with the process that held it
-     |- PlacementError           the cluster cannot hold what was asked for
+     |   '- ArgumentLost         an argument was lost with the process that held it
+     |- PlacementError           the cluster cannot hold the requested slots
      |- GroupError               one group of workers; has `.group`
      |   |- CallError            one call on it failed; has `.method` and a report per rank
-     |   |   |- RemoteCallError  code on a rank raised (also an instance of what it raised)
+     |   |   |- RemoteCallError  code on a rank raised (also an instance of the exception that it raised)
      |   |   |   '- WorkerInitError   ... in the constructor of the worker class
-     |   |   |- WorkerDiedError  the process of a rank is gone
+     |   |   |- WorkerDiedError  the process of a rank died
      |   |   |- CallTimeout      a deadline passed (also a TimeoutError)
      |   |   |- RanksDiverged    the ranks did not do the same, though they should (debug mode)
-     |   |   '- CallCancelled    somebody cancelled the call
+     |   |   '- CallCancelled    the call was cancelled
      |   |- GroupClosed          yours: the group was closed before this call
      |   |- GroupBroken          an earlier failure, its `.cause`, made the group unusable
      |   '- StaleEpoch           the group was restarted since
-     |- WeightsError             weights did not get from one role to another
+     |- WeightsError             weights were not moved from one role to another
      |   |- WeightsMismatch      yours: names, shapes or boxes of the two sides do not fit; nothing was moved
-     |   |- WeightsTorn          a sync failed in the middle: these weights are of no one version
-     |   '- WeightsLost          a peer died or was late while bytes moved
-     |       '- WeightsDiffer    what arrived is not what was sent
+     |   |- WeightsTorn          a sync failed halfway: these weights mix versions
+     |   '- WeightsTransferError a peer died or was late while bytes moved
+     |       '- WeightsVerificationError    the received weights differ from the sent ones
      |- ChannelError             one channel; has `.channel`
-     |   |- ChannelFull          no room in time (also a TimeoutError)
-     |   |- ChannelEmpty         not as much there in time as was asked for (also a TimeoutError)
-     |   |- ChannelClosed        it was finished or closed, or its owner is gone
-     |   '- ItemsLost            what was put went with the process that had it
-     |- StalenessTimeout         rows were not let begin in time (also a TimeoutError)
-     |- SaveError                something could not be saved or loaded; what was saved before stays whole
-     |   |- SaveHeld             another driver writes there; has `.holder`
-     |   |- SaveDamaged          a file of it is missing, or is not what was written; has `.files`
-     |   '- SaveMismatch         what was saved does not fit what is to load it
+     |   |- ChannelFull          no capacity in time (also a TimeoutError)
+     |   |- ChannelEmpty         fewer items in time than requested (also a TimeoutError)
+     |   |- ChannelClosed        it was finished or closed, or its owner died
+     |   '- ItemsLost            items were lost with the process that had put them
+     |- StalenessTimeout         no lease for rows in time (also a TimeoutError)
+     |- CheckpointError          a save or a load failed; steps saved earlier stay complete
+     |   |- CheckpointLocked     another driver writes there; has `.holder`
+     |   |- CheckpointCorrupted  a file of it is missing, or differs from the written one; has `.files`
+     |   '- CheckpointMismatch   the saved state does not fit the state that is to load it
      '- InternalError            ours: a bug in phalanx, please report it
 
-All of them pickle with their fields. A rank's part in a failed call is a `RankReport`. `.lost` says whether a process
-was lost, so that the same may be tried again.
+All of them pickle with their fields. A rank's part in a failed call is a `RankReport`. `.lost` is true if a lost
+process caused the error: a retry can then succeed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ __all__ = [
     "ChannelEmpty",
     "ChannelError",
     "ChannelFull",
+    "CheckpointCorrupted",
+    "CheckpointError",
+    "CheckpointLocked",
+    "CheckpointMismatch",
     "DeclarationError",
     "DispatchError",
     "FailureKind",
@@ -66,17 +70,13 @@ __all__ = [
     "RankState",
     "RanksDiverged",
     "RemoteCallError",
-    "SaveDamaged",
-    "SaveError",
-    "SaveHeld",
-    "SaveMismatch",
     "StaleEpoch",
     "StalenessTimeout",
-    "WeightsDiffer",
     "WeightsError",
-    "WeightsLost",
     "WeightsMismatch",
     "WeightsTorn",
+    "WeightsTransferError",
+    "WeightsVerificationError",
     "WorkerDiedError",
     "WorkerInitError",
 ]
@@ -396,7 +396,7 @@ class WeightsTorn(WeightsError):
     """A sync of these weights failed in the middle, or they were lost with a restart: sync before they are used."""
 
 
-class WeightsLost(WeightsError):
+class WeightsTransferError(WeightsError):
     """A peer died, did not come in time, or what arrived is not what was sent. `.peer` names it, where one is known."""
 
     peer: str | None = None
@@ -407,7 +407,7 @@ class WeightsLost(WeightsError):
         return True
 
 
-class WeightsDiffer(WeightsLost):
+class WeightsVerificationError(WeightsTransferError):
     """What arrived is not what was sent; the message names the tensors and their parts."""
 
     @property
@@ -454,11 +454,11 @@ class StalenessTimeout(PhalanxError, TimeoutError):
     """Rows were not let begin within the time given: training is too far behind for them."""
 
 
-class SaveError(PhalanxError):
+class CheckpointError(PhalanxError):
     """Something could not be saved or loaded: no room, no right, nothing there. What was saved before stays whole."""
 
 
-class SaveHeld(SaveError):
+class CheckpointLocked(CheckpointError):
     """Another driver writes to that path. `.holder` is who: host, pid, and since when."""
 
     def __init__(self, message: str = "", *, holder: str = "") -> None:
@@ -466,7 +466,7 @@ class SaveHeld(SaveError):
         self.holder = holder
 
 
-class SaveDamaged(SaveError):
+class CheckpointCorrupted(CheckpointError):
     """Files of a saved step are missing, or not what was written. `.files` names them."""
 
     def __init__(self, message: str = "", *, files: tuple[str, ...] = ()) -> None:
@@ -474,11 +474,12 @@ class SaveDamaged(SaveError):
         self.files = files
 
 
-class SaveMismatch(SaveError):
+class CheckpointMismatch(CheckpointError):
     """What was saved does not fit what is to load it: other groups, names, shapes, or another number of ranks."""
 
 
 # What a rank raises of these tells of another process, by the name that its report has.
 _LOSSES = frozenset(
-    f"{one.__module__}.{one.__qualname__}" for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsLost)
+    f"{one.__module__}.{one.__qualname__}"
+    for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsTransferError)
 )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli import doctor
 from phalanx.cli.checks import facts, findings
-from phalanx.cli.machine import Cluster, Machine, gather
+from phalanx.cli.host_info import Cluster, Machine, gather
 from phalanx.cli.main import app
 
 GIB = 2**30

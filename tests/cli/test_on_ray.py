@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import phalanx as px
 from phalanx.cli.main import app
-from phalanx.runtime.life.notices import publisher
+from phalanx.group.registry_publisher import publisher
 
 
 class Held(px.Worker):

@@ -9,29 +9,29 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from phalanx.cli.logs import Line, Order, merged
+from phalanx.backends.backend_types import ProcessStatus
+from phalanx.backends.ray.usage import Gpu, Usage, read_gpus
+from phalanx.cli.logs_command import Line, Order, merged
 from phalanx.cli.overview import GroupNow, Overview, RankNow, doing, duration, rank_now, render
-from phalanx.cli.stack import alike
-from phalanx.show.notices import ChannelEntry, GroupEntry, RankEntry, RunEntry
-from phalanx.transport.ray.usage import Gpu, Usage, read_gpus
-from phalanx.transport.values import Sight
+from phalanx.cli.stack_command import alike
+from phalanx.display.registry_records import ChannelEntry, GroupRecord, RankRecord, RunRecord
 
 GIB = 2**30
-RUN = RunEntry("abc123", "01", 7, "head", 1000.0, "train.py", "0.1.0")
+RUN = RunRecord("abc123", "01", 7, "head", 1000.0, "train.py", "0.1.0")
 
 
-def rank(number: int, accelerator: str | None = None) -> RankEntry:
-    return RankEntry(number, "node", "host", 100 + number, accelerator)
+def rank(number: int, accelerator: str | None = None) -> RankRecord:
+    return RankRecord(number, "node", "host", 100 + number, accelerator)
 
 
-def group(state: str = "ready", ranks: int = 2, cause: str | None = None) -> GroupEntry:
+def group(state: str = "ready", ranks: int = 2, cause: str | None = None) -> GroupRecord:
     entries = tuple(rank(number) for number in range(ranks))
-    return GroupEntry(
+    return GroupRecord(
         "abc123", 1, "trainer", state, 0, "pool-1", 1060.0, label="Actor", cause=cause, ranks=entries
     )
 
 
-def shown(group: GroupEntry, nows: list[RankNow], rows: int | None = None) -> str:
+def shown(group: GroupRecord, nows: list[RankNow], rows: int | None = None) -> str:
     overview = Overview("head:6379", 1120.0, (RUN,), (GroupNow(group, tuple(nows)),))
     text = io.StringIO()
     Console(file=text, width=110).print(render(overview, rows))
@@ -39,7 +39,7 @@ def shown(group: GroupEntry, nows: list[RankNow], rows: int | None = None) -> st
 
 
 def test_what_a_rank_does_is_shown_with_how_long() -> None:
-    sight = Sight(True, {9: 12.0}, methods={9: "actor.update"})
+    sight = ProcessStatus(True, {9: 12.0}, methods={9: "actor.update"})
     now = rank_now(rank(0), sight, Usage(GIB, 10.0, 50.0), Usage(2 * GIB, 11.0, 52.0), None)
 
     text = shown(group(), [now, RankNow(rank(1), memory=GIB // 2)])
@@ -52,14 +52,14 @@ def test_what_a_rank_does_is_shown_with_how_long() -> None:
 
 
 def test_a_rank_that_cannot_be_reached_says_why() -> None:
-    now = rank_now(rank(0), Sight(False, note="its process is gone"), None, None, None)
+    now = rank_now(rank(0), ProcessStatus(False, note="its process is gone"), None, None, None)
 
     assert "its process is gone" in shown(group(ranks=1), [now])
 
 
 def test_what_a_rank_says_of_itself_stands_below_what_it_does() -> None:
     now = rank_now(
-        rank(0), Sight(True, {9: 1.0}, methods={9: "generate"}, told="812 tokens/s"), None, None, None
+        rank(0), ProcessStatus(True, {9: 1.0}, methods={9: "generate"}, told="812 tokens/s"), None, None, None
     )
 
     lines = shown(group(ranks=1), [now]).splitlines()
@@ -98,7 +98,9 @@ def test_the_same_is_there_as_data() -> None:
 
 
 def test_calls_are_named_as_people_know_them_the_longest_first() -> None:
-    sight = Sight(True, {1: 0.5, 2: 3.0, 3: 1.0}, methods={1: "actor.__phalanx_run__", 2: "update", 3: ""})
+    sight = ProcessStatus(
+        True, {1: 0.5, 2: 3.0, 3: 1.0}, methods={1: "actor.__phalanx_run__", 2: "update", 3: ""}
+    )
 
     assert doing(sight) == (("update", 3.0), ("a call", 1.0), ("actor.run(...)", 0.5))
 
@@ -107,7 +109,8 @@ def test_the_use_of_an_accelerator_is_that_of_the_ranks_own() -> None:
     gpus = [Gpu("0", "GPU-a", 10.0, 0, 1), Gpu("1", "GPU-b", 90.0, 0, 1)]
 
     uses = [
-        rank_now(rank(0, ids), Sight(True), None, None, gpus).use for ids in ("0", "1", "GPU-b", "0,1", None)
+        rank_now(rank(0, ids), ProcessStatus(True), None, None, gpus).use
+        for ids in ("0", "1", "GPU-b", "0,1", None)
     ]
     assert uses == [10.0, 90.0, 90.0, 90.0, None]
 
@@ -131,10 +134,10 @@ def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> Non
 
 def test_ranks_at_the_same_place_are_shown_together() -> None:
     ranks = [rank(number) for number in range(4)]
-    waits = Sight(True, {9: 2.0}, stack='File "a.py", line 3 in wait', methods={9: "update"})
-    stands = Sight(True, stack='File "b.py", line 1 in loop')
+    waits = ProcessStatus(True, {9: 2.0}, stack='File "a.py", line 3 in wait', methods={9: "update"})
+    stands = ProcessStatus(True, stack='File "b.py", line 1 in loop')
 
-    found = alike(ranks, [waits, stands, waits, Sight(False, note="its process is gone")])
+    found = alike(ranks, [waits, stands, waits, ProcessStatus(False, note="its process is gone")])
 
     assert found == [
         ("ranks 0, 2 (host host): at update for 2.0 s", '  File "a.py", line 3 in wait'),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from phalanx.checkpoint.storage.steps import SavedStep, open_step
 from phalanx.cli.main import app
-from phalanx.saving.steps import SavedStep, open_step
 
 runner = CliRunner()
 

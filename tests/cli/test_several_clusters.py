@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import phalanx as px
-from phalanx.transport.ray import cluster_reader
+from phalanx.backends.ray import cluster_reader
 
 
 def test_each_cluster_is_listed_with_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_a_rank_whose_process_died_is_a_cause_before_ranks_that_lost_a_connectio
 
 
 def test_who_lost_the_other_end_of_a_sync_is_a_victim_of_whoever_left_it_for_a_reason() -> None:
-    lost = {"type_name": "phalanx.errors.WeightsLost", "message": "source rank 0 went away"}
+    lost = {"type_name": "phalanx.errors.WeightsTransferError", "message": "source rank 0 went away"}
     early, late = report(0, at=1.0, **lost), bad(1, at=2.0)
     assert [(each.rank, each.victim) for each in with_victims([early, late])] == [(1, False), (0, True)]
     assert [each.victim for each in with_victims([early, report(1, at=2.0, **lost)])] == [False, False]

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 
 from phalanx.collect.join import gather, join_rows
+from phalanx.dispatch.batch_metadata import PerShard
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.settings import ByPiece
 from phalanx.errors import DispatchError
 from tests.dispatch.support import Batch, same
 
@@ -41,7 +41,7 @@ def test_structures_are_joined_leaf_by_leaf() -> None:
         {
             "x": torch.tensor([1, 2, 3]),
             "y": (np.array([1.0, 2.0, 3.0]), ["a", "b", "c"]),
-            "loss": ByPiece([0.5, 0.7]),
+            "loss": PerShard([0.5, 0.7]),
             "note": None,
         },
     )
@@ -53,7 +53,7 @@ def test_keys_in_another_order_are_the_same_keys() -> None:
 
 def test_scalar_tensors_that_differ_come_back_by_piece() -> None:
     out = gather(rows(2), [torch.tensor(1.0), torch.tensor(2.0)])
-    assert isinstance(out, ByPiece)
+    assert isinstance(out, PerShard)
     assert [value.item() for value in out] == [1.0, 2.0]
 
 
@@ -62,7 +62,7 @@ def test_none_from_every_rank_is_none() -> None:
 
 
 def test_a_number_from_some_ranks_and_none_from_others_is_kept_by_piece() -> None:
-    assert join_rows([None, 3]) == ByPiece([None, 3])
+    assert join_rows([None, 3]) == PerShard([None, 3])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
     assert gather(plan, outputs) == {
         "rows": [0, 1, 2, 3, 4, 5, 6],
         "losses": [9, 9, 8, 8],
-        "text": ByPiece(["abcd", "efgh"]),
+        "text": PerShard(["abcd", "efgh"]),
     }
 
 

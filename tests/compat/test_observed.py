@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import ray
 
+from phalanx.backends.ray.cluster_reader import ClusterReader
+from phalanx.backends.ray.node_agents import RankObserver
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from phalanx.runtime.life.notices import publisher
-from phalanx.show.notices import NoSuchGroup
-from phalanx.transport.ray.cluster_reader import ClusterReader
-from phalanx.transport.ray.node_agents import RankObserver
-from tests.runtime.fault_workers import within
+from phalanx.display.registry_records import NoSuchGroup
+from phalanx.group.registry_publisher import publisher
+from tests.support.fault_workers import within
 
 
 @ray.remote

@@ -12,9 +12,9 @@ import pytest
 import ray
 
 import phalanx as px
+from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.classes import class_spec
 from phalanx.declare.names import RESERVED
-from phalanx.runtime.api.group import WorkerGroup
 
 
 class Base(px.Worker):
@@ -102,7 +102,7 @@ def test_a_method_that_yields_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "advice"), [({"replay": True}, "returns"), ({"blocking": False}, "submit")]
+    ("options", "advice"), [({"rerun_on_restart": True}, "returns"), ({"blocking": False}, "submit")]
 )
 def test_a_generator_is_neither_replayed_nor_left_unwaited_for(options: Any, advice: str) -> None:
     with pytest.raises(px.DeclarationError, match=f"is a generator, and registered with (.|\n)*{advice}"):
@@ -141,7 +141,7 @@ def test_plain_classes_are_checked_when_they_are_bound() -> None:
         def close(self) -> None: ...
 
     with pytest.raises(px.DeclarationError, match="close"):
-        px.ClassWithInitArgs(Plain)
+        px.BoundClass(Plain)
 
 
 def test_a_ray_class_keeps_the_options_that_mean_something_here() -> None:
@@ -150,7 +150,7 @@ def test_a_ray_class_keeps_the_options_that_mean_something_here() -> None:
         def add(self, x: int) -> int:
             return x
 
-    bound = px.ClassWithInitArgs(Accumulator)
+    bound = px.BoundClass(Accumulator)
     assert bound.ray_options == {"memory": 500 * 1024 * 1024}
     assert bound.cls.__name__ == "Accumulator"
 
@@ -161,7 +161,7 @@ def test_a_ray_class_with_an_option_that_cannot_be_kept_says_why() -> None:
         pass
 
     with pytest.raises(px.DeclarationError, match=r"max_restarts=3.*restart"):
-        px.ClassWithInitArgs(Restarts)
+        px.BoundClass(Restarts)
 
 
 @pytest.mark.parametrize("roles", [{}, {"close": Base}, {"_x": Base}, {"a b": Base}, [Base]])
@@ -176,10 +176,12 @@ def test_a_worker_outside_of_a_group_is_rank_0_of_1() -> None:
 
 
 def test_registered_modes_become_names_of_dispatch() -> None:
-    px.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
+    px.data.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
     assert "TO_NOBODY_TEST" in px.Dispatch.names()
     with pytest.raises(px.DeclarationError, match="exists already"):
-        px.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
+        px.data.register_dispatch_mode(
+            "TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.collect.join import collect_all_to_all
-from phalanx.declare.modes import COLLECTS, CustomMode, Dispatch, Execute, collecting
+from phalanx.declare.dispatch_modes import COLLECTS, CustomMode, Dispatch, Execute, collecting
 from phalanx.declare.register import register
 from phalanx.dispatch.planner import plan
 from phalanx.errors import DeclarationError

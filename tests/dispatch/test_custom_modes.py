@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phalanx.collect.join import collect_all_to_all, gather
-from phalanx.declare.modes import CustomMode, Dispatch, Execute, as_mode
+from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, as_mode
 from phalanx.dispatch.modes import register_dispatch_mode
 from phalanx.dispatch.planner import plan
 from phalanx.dispatch.split import split_rows

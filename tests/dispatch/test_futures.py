@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.declare.modes import CustomMode, Dispatch
+from phalanx.declare.dispatch_modes import CustomMode, Dispatch
 from phalanx.dispatch.plan import FuturePiece, Same
 from phalanx.dispatch.planner import plan
 from phalanx.errors import DispatchError

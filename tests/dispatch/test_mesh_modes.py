@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from phalanx.collect.join import gather
-from phalanx.declare.modes import Dispatch
+from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.planner import plan
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.declare.modes import Dispatch, Execute
+from phalanx.declare.dispatch_modes import Dispatch, Execute
 from phalanx.dispatch.plan import Each, Same
 from phalanx.dispatch.planner import plan, plan_execute_all, plan_execute_rank_zero
 from phalanx.dispatch.shardable import replicate

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 import phalanx as px
 from phalanx.collect.join import join_rows
-from phalanx.declare.modes import Dispatch
+from phalanx.declare.dispatch_modes import Dispatch
+from phalanx.dispatch.batch_metadata import PerShard, differing, digest
 from phalanx.dispatch.planner import plan
-from phalanx.dispatch.settings import ByPiece, differing, digest
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeTarget, meshed, run, spec_of
@@ -86,16 +86,16 @@ def test_a_plain_value_comes_back_once(value: Any) -> None:
 )
 def test_values_that_differ_in_value_or_type_come_back_by_piece(values: Any) -> None:
     assert list(join_rows(list(values))) == list(values)
-    assert isinstance(join_rows(list(values)), ByPiece)
+    assert isinstance(join_rows(list(values)), PerShard)
 
 
 def test_tensors_of_one_number_that_differ_come_back_by_piece() -> None:
-    assert isinstance(join_rows([torch.tensor(1), torch.tensor(1.0)]), ByPiece)
+    assert isinstance(join_rows([torch.tensor(1), torch.tensor(1.0)]), PerShard)
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 3, np.array(None)])
 def test_what_only_its_type_could_compare_comes_back_by_piece(value: Any) -> None:
-    assert isinstance(join_rows([value, value]), ByPiece)
+    assert isinstance(join_rows([value, value]), PerShard)
 
 
 def test_one_piece_gives_the_value_itself() -> None:
@@ -107,13 +107,13 @@ def test_what_a_rank_without_rows_returned_counts_as_that_of_the_others() -> Non
     def mean(x: Any) -> Any:
         return {"x": x, "mean": sum(x) / len(x) if x else None}
 
-    assert run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), [4.0], method=mean)["mean"] == ByPiece(
+    assert run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), [4.0], method=mean)["mean"] == PerShard(
         [4.0, None]
     )
 
 
 def test_values_by_piece_are_a_sequence_that_survives_pickling() -> None:
-    values = px.ByPiece([1, 2.5])
+    values = px.data.PerShard([1, 2.5])
     assert (len(values), values[-1], values[0:1], list(values), 2.5 in values) == (
         2,
         2.5,
@@ -121,20 +121,20 @@ def test_values_by_piece_are_a_sequence_that_survives_pickling() -> None:
         [1, 2.5],
         True,
     )
-    assert repr(values) == "ByPiece([1, 2.5])"
+    assert repr(values) == "PerShard([1, 2.5])"
     assert pickle.loads(pickle.dumps(values)) == values != [1, 2.5]
 
 
 @pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_METRIC, Dispatch.mesh()])
 @pytest.mark.parametrize("rows", [2, 3])
 def test_values_by_piece_are_no_rows_whatever_their_number(mode: Any, rows: int) -> None:
-    batch = {"ids": torch.zeros(rows), "temp": ByPiece([0.7, 0.8])}
-    with pytest.raises(DispatchError, match=r"x\['temp'\] is ByPiece\(\[0\.7, 0\.8\]\).*px\.replicate"):
+    batch = {"ids": torch.zeros(rows), "temp": PerShard([0.7, 0.8])}
+    with pytest.raises(DispatchError, match=r"x\['temp'\] is PerShard\(\[0\.7, 0\.8\]\).*px\.replicate"):
         plan(spec_of(mode, lambda x: x), meshed(dp=2), (batch,), {})
 
 
 def test_values_by_piece_go_whole_where_that_is_said() -> None:
-    values = ByPiece([1, 2])
+    values = PerShard([1, 2])
     assert plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (values,), {}).arguments_of(1)[0] == (values,)
     replicated = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), ([1, 2], px.replicate(values)), {})
     assert replicated.arguments_of(1)[0] == ([2], values)
@@ -155,7 +155,7 @@ def test_values_by_piece_go_whole_where_that_is_said() -> None:
 )
 def test_a_table_of_unknown_rows_is_refused_and_not_replicated(table: Any) -> None:
     for batch in ({"x": torch.zeros(2), "t": table}, {"t": table}):
-        with pytest.raises(DispatchError, match=r"x\['t'\] is a .*register_shardable.*px\.replicate"):
+        with pytest.raises(DispatchError, match=r"x\['t'\] is a .*register_row_type.*px\.replicate"):
             plan(spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x), FakeTarget(2), (batch,), {})
     assert split_rows(px.replicate(table), 2)[1] is table
 
@@ -166,14 +166,16 @@ def test_plain_values_are_no_tables(value: Any) -> None:
 
 
 def test_a_digest_is_the_same_in_another_process() -> None:
-    code = "from phalanx.dispatch.settings import digest; print(digest(frozenset({'b', 'a', 'c'})).hex())"
+    code = (
+        "from phalanx.dispatch.batch_metadata import digest; print(digest(frozenset({'b', 'a', 'c'})).hex())"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == digest(frozenset({"c", "b", "a"})).hex()
 
 
 @given(st.lists(ATOMS, min_size=1, max_size=4))
 def test_what_is_known_of_the_pieces_tells_what_their_join_would_be(values: list[Any]) -> None:
-    by_piece = isinstance(join_rows([{"v": value} for value in values])["v"], ByPiece)
+    by_piece = isinstance(join_rows([{"v": value} for value in values])["v"], PerShard)
     assert by_piece == bool(differing([(("['v']", digest(value)),) for value in values]))
 
 

@@ -15,7 +15,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, tensorclass
 
 from phalanx.collect.join import join_rows
-from phalanx.dispatch.shardable import ops_for, register_shardable, replicate
+from phalanx.dispatch.shardable import ops_for, register_row_type, replicate
 from phalanx.dispatch.split import Cut, count_rows, even_sizes, pad_rows, piece_bounds, slice_rows, split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import same
@@ -51,7 +51,7 @@ class Rollout:
 
 
 def register_table() -> None:
-    register_shardable(
+    register_row_type(
         Table,
         count=lambda table: len(table.rows),
         slice=lambda table, start, stop: Table(table.rows[start:stop]),
@@ -87,8 +87,8 @@ def test_a_subclass_has_the_rows_of_its_base() -> None:
 )
 def test_a_wrong_registration_is_refused(cls: Any, functions: dict[str, Any]) -> None:
     given = {"count": len, "slice": lambda t, a, b: t, "concat": lambda ts: ts[0], **functions}
-    with pytest.raises(DispatchError, match="register_shardable"):
-        register_shardable(cls, **given)
+    with pytest.raises(DispatchError, match="register_row_type"):
+        register_row_type(cls, **given)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from phalanx.collect.join import join_rows
-from phalanx.declare.modes import Dispatch
+from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.planner import plan
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DispatchError

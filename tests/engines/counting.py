@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import phalanx as px
-from phalanx.engines import Answer, Capabilities, Drawn, Machine, Vocabulary
+from phalanx.engines import Answer, Capabilities, ModelRunner, SampledToken, Vocabulary
 
 CONTEXT = 32
 
 
-class CountingMachine(Machine):
+class CountingMachine(ModelRunner):
     """Counts on; token 9 is an end."""
 
     def __init__(self, room: int | None = None) -> None:
@@ -34,13 +34,13 @@ class CountingMachine(Machine):
     def release(self) -> None:
         self.held = False
 
-    def step(self) -> list[Drawn]:
+    def step(self) -> list[SampledToken]:
         if self.held:  # as one that draws beside its steps
             return []
         if self.fails:
             raise ArithmeticError("the kernel is broken")
         return [
-            Drawn(answer, answer.so_far[-1] + 1, None if answer.sampling.logprobs is None else -0.5)
+            SampledToken(answer, answer.so_far[-1] + 1, None if answer.sampling.log_probs is None else -0.5)
             for answer in self.answers.values()
         ]
 

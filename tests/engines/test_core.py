@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.engines.vllm import core
+from phalanx.engines.vllm import async_llm_core as core
 
 
 def test_a_start_that_takes_long_says_what_it_waits_for(

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 import phalanx as px
-from phalanx.engines import Completion, Sampling
+from phalanx.engines import Completion, SamplingParams
 from tests.engines.counting import CONTEXT, CountingEngine
 
 
@@ -23,7 +23,7 @@ def generated(engine: CountingEngine, *args: object, **kwargs: object) -> list[C
 
 
 def test_answers_come_in_order_with_a_log_probability_and_a_version_for_each_token() -> None:
-    first, second = generated(CountingEngine(), [[10, 11], [20]], Sampling(max_tokens=3))
+    first, second = generated(CountingEngine(), [[10, 11], [20]], SamplingParams(max_tokens=3))
 
     assert (first.tokens, second.tokens) == ((12, 13, 14), (21, 22, 23))
     assert first.log_probs == (-0.5, -0.5, -0.5)
@@ -32,14 +32,16 @@ def test_answers_come_in_order_with_a_log_probability_and_a_version_for_each_tok
 
 
 def test_each_row_has_its_own_sampling() -> None:
-    made = generated(CountingEngine(), [[10], [10]], [Sampling(max_tokens=1), Sampling(max_tokens=2)])
+    made = generated(
+        CountingEngine(), [[10], [10]], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)]
+    )
 
     assert [len(one.tokens) for one in made] == [1, 2]
 
 
 @pytest.mark.parametrize("given", [{"max_tokens": 4}, [{"max_tokens": 4}]])
 def test_a_sampling_that_is_a_dict_is_refused_with_what_is_expected(given: object) -> None:
-    with pytest.raises(ValueError, match=r"expected px.engines.Sampling\(max_tokens="):
+    with pytest.raises(ValueError, match=r"expected px.engines.SamplingParams\(max_tokens="):
         generated(CountingEngine(), [[10]], given)
 
 
@@ -50,18 +52,18 @@ def test_no_prompts_have_no_answers() -> None:
 @pytest.mark.parametrize(
     ("sampling", "tokens"),
     [
-        (Sampling(max_tokens=9), (7, 8, 9)),
-        (Sampling(max_tokens=4, ignore_eos=True), (7, 8, 9, 10)),
-        (Sampling(stop=(8,)), (7, 8)),
-        (Sampling(stop=((7, 8),)), (7, 8)),
+        (SamplingParams(max_tokens=9), (7, 8, 9)),
+        (SamplingParams(max_tokens=4, ignore_eos=True), (7, 8, 9, 10)),
+        (SamplingParams(stop=(8,)), (7, 8)),
+        (SamplingParams(stop=((7, 8),)), (7, 8)),
     ],
 )
-def test_an_answer_ends_with_what_stops_it(sampling: Sampling, tokens: tuple[int, ...]) -> None:
+def test_an_answer_ends_with_what_stops_it(sampling: SamplingParams, tokens: tuple[int, ...]) -> None:
     assert generated(CountingEngine(), [[6]], sampling)[0].tokens == tokens
 
 
 def test_a_full_context_ends_an_answer() -> None:
-    (made,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], Sampling(max_tokens=9))
+    (made,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], SamplingParams(max_tokens=9))
 
     assert (len(made.tokens), made.finish_reason) == (2, "length")
 
@@ -70,20 +72,20 @@ def test_a_full_context_ends_an_answer() -> None:
     ("prompt", "message"), [([], "empty"), ([1] * CONTEXT, "room for 31"), ([100], "token 100")]
 )
 def test_what_is_wrong_with_a_row_is_its_own_error(prompt: list[int], message: str) -> None:
-    wrong, right = generated(CountingEngine(), [prompt, [20]], Sampling(max_tokens=1))
+    wrong, right = generated(CountingEngine(), [prompt, [20]], SamplingParams(max_tokens=1))
 
     assert wrong.finish_reason == "error" and message in str(wrong.error)
     assert right.tokens == (21,)
 
 
 def test_several_answers_to_a_prompt_are_one_row() -> None:
-    (made,) = generated(CountingEngine(), [[20]], Sampling(max_tokens=1, n=3))
+    (made,) = generated(CountingEngine(), [[20]], SamplingParams(max_tokens=1, n=3))
 
     assert [one.tokens for one in made.all] == [(21,)] * 3
 
 
 def test_answers_wait_where_the_engine_has_no_room() -> None:
-    made = generated(CountingEngine(room=1), [[10], [20], [30]], Sampling(max_tokens=2))
+    made = generated(CountingEngine(room=1), [[10], [20], [30]], SamplingParams(max_tokens=2))
 
     assert [one.tokens for one in made] == [(11, 12), (21, 22), (31, 32)]
 
@@ -92,11 +94,11 @@ def test_answers_wait_where_the_engine_has_no_room() -> None:
 def test_an_aborted_answer_is_gone_on_with(ids: list[str] | None) -> None:
     async def interrupted() -> tuple[Completion, Completion]:
         engine = CountingEngine()
-        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6), ids=["mine"]))
+        call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6), ids=["mine"]))
         await until(engine, 2)
         assert await engine.abort(ids) == 1
         (part,) = await call
-        (whole,) = await engine.generate([[20]], Sampling(max_tokens=6), prefix=[part])
+        (whole,) = await engine.generate([[20]], SamplingParams(max_tokens=6), prefix=[part])
         return part, whole
 
     part, whole = asyncio.run(interrupted())
@@ -108,7 +110,9 @@ def test_an_aborted_answer_is_gone_on_with(ids: list[str] | None) -> None:
 def test_an_abort_of_another_request_leaves_the_rest() -> None:
     async def others() -> list[Completion]:
         engine = CountingEngine()
-        call = asyncio.create_task(engine.generate([[20], [20]], Sampling(max_tokens=6), ids=["a", "b"]))
+        call = asyncio.create_task(
+            engine.generate([[20], [20]], SamplingParams(max_tokens=6), ids=["a", "b"])
+        )
         await until(engine, 1)
         await engine.abort(["b", "c"])
         return await call
@@ -125,7 +129,7 @@ def test_a_prefix_that_is_finished_comes_back_as_it_is() -> None:
 def test_a_pause_that_keeps_stops_between_two_steps() -> None:
     async def paused() -> tuple[int, int, tuple[int, ...]]:
         engine = CountingEngine()
-        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6)))
+        call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6)))
         await until(engine, 2)
         await engine.pause("keep")
         (answer,) = engine.machine.answers.values()
@@ -145,11 +149,11 @@ def test_a_pause_that_keeps_stops_between_two_steps() -> None:
 def test_a_pause_that_waits_returns_when_the_running_answers_are_made_and_begins_no_others() -> None:
     async def paused() -> tuple[bool, bool]:
         engine = CountingEngine()
-        running = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6)))
+        running = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6)))
         await until(engine, 1)
         pause = asyncio.create_task(engine.pause("wait"))
         await asyncio.sleep(0)
-        late = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=1)))
+        late = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=1)))
         await pause
         await asyncio.sleep(0)
         found = running.done(), late.done()
@@ -163,7 +167,7 @@ def test_a_pause_that_waits_returns_when_the_running_answers_are_made_and_begins
 def test_a_pause_that_aborts_gives_answers_back_as_they_are() -> None:
     async def paused() -> list[Completion]:
         engine = CountingEngine(room=1)
-        call = asyncio.create_task(engine.generate([[20], [30]], Sampling(max_tokens=6)))
+        call = asyncio.create_task(engine.generate([[20], [30]], SamplingParams(max_tokens=6)))
         await until(engine, 2)
         await engine.pause("abort")
         return await call
@@ -178,13 +182,13 @@ def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_la
         generated(engine, [[20]])
     engine.machine.fails = False
 
-    assert generated(engine, [[20]], Sampling(max_tokens=1))[0].tokens == (21,)
+    assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
 
 
 def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
     async def cancelled() -> int:
         engine = CountingEngine()
-        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=9, ignore_eos=True)))
+        call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=9, ignore_eos=True)))
         await until(engine, 1)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
@@ -195,7 +199,7 @@ def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
 
 def test_tokens_come_as_they_are_drawn() -> None:
     async def streamed() -> list[tuple[tuple[int, ...], str | None]]:
-        items = CountingEngine().generate_tokens([[20]], Sampling(max_tokens=2))
+        items = CountingEngine().generate_tokens([[20]], SamplingParams(max_tokens=2))
         return [(one.tokens, one.finish_reason) async for one in items]
 
     assert asyncio.run(streamed()) == [((21,), None), ((22,), "length")]
@@ -209,12 +213,12 @@ def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
         warnings.simplefilter("error")
         asyncio.run(engine.sleep())
 
-    assert generated(engine, [[20]], Sampling(max_tokens=1))[0].tokens == (21,)
+    assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
 
 
 def test_statistics_count_rows_and_tokens() -> None:
     engine = CountingEngine()
-    generated(engine, [[20], [30]], Sampling(max_tokens=4))
+    generated(engine, [[20], [30]], SamplingParams(max_tokens=4))
 
     (found,) = [asyncio.run(engine.engine_statistics())]
 
@@ -224,7 +228,7 @@ def test_statistics_count_rows_and_tokens() -> None:
 def test_an_engine_says_how_it_stands_where_it_can_be_read_from_beside_it() -> None:
     engine, told = CountingEngine(), list[str]()
     engine._context.tell = told.append
-    generated(engine, [[20], [30]], Sampling(max_tokens=4))
+    generated(engine, [[20], [30]], SamplingParams(max_tokens=4))
 
     assert told[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")
 
@@ -240,11 +244,11 @@ def test_an_engine_says_how_it_stands_where_it_can_be_read_from_beside_it() -> N
 )
 def test_a_wrong_sampling_is_refused_where_it_is_made(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(px.DeclarationError, match=message):
-        Sampling(**wrong)  # type: ignore[arg-type]
+        SamplingParams(**wrong)  # type: ignore[arg-type]
 
 
 def test_seeds_of_many_rows_differ() -> None:
-    assert [one.seed for one in Sampling(seed=5).each(3)] == [5, 6, 7]
+    assert [one.seed for one in SamplingParams(seed=5).each(3)] == [5, 6, 7]
 
 
 SLOW_ON_RAY = True
@@ -253,7 +257,7 @@ SLOW_ON_RAY = True
 def test_a_group_splits_prompts_and_samplings_over_its_ranks(pool: px.ResourcePool) -> None:
     group = px.WorkerGroup(pool[0:2], CountingEngine)
 
-    made = group.generate([[10], [20], [30]], Sampling(max_tokens=2).each(3))
+    made = group.generate([[10], [20], [30]], SamplingParams(max_tokens=2).each(3))
 
     assert [one.tokens for one in made] == [(11, 12), (21, 22), (31, 32)]
     group.close()
@@ -262,10 +266,10 @@ def test_a_group_splits_prompts_and_samplings_over_its_ranks(pool: px.ResourcePo
 def test_rows_are_streamed_with_their_place_in_the_call(pool: px.ResourcePool) -> None:
     group = px.WorkerGroup(pool[0:2], CountingEngine)
 
-    rows = dict(group.generate_rows.stream([[10], [20], [30]], Sampling(max_tokens=1), by="rows"))
+    rows = dict(group.generate_rows.stream([[10], [20], [30]], SamplingParams(max_tokens=1), by="rows"))
 
     assert {row: one.tokens for row, one in rows.items()} == {0: (11,), 1: (21,), 2: (31,)}
-    assert [one.tokens for one in group.any.generate_tokens.stream([[10]], Sampling(max_tokens=2))] == [
+    assert [one.tokens for one in group.any.generate_tokens.stream([[10]], SamplingParams(max_tokens=2))] == [
         (11,),
         (12,),
     ]
@@ -280,7 +284,7 @@ def test_a_paused_engine_is_resumed_while_a_call_waits(pool: px.ResourcePool, ba
             group.generate([[10]])
         group.resume()
     else:
-        call = group.generate.submit([[10]], Sampling(max_tokens=1))
+        call = group.generate.submit([[10]], SamplingParams(max_tokens=1))
         group.resume()
         assert call.result()[0].tokens == (11,)
     group.close()
@@ -293,9 +297,9 @@ def test_a_saved_engine_goes_on_with_the_seeds_that_it_gives_rows(monkeypatch: p
         engine.machine, "add", lambda answers: (seeds.extend(a.seed for a in answers), add(answers))
     )
     state = engine.state_dict()
-    generated(engine, [[10], [20]], Sampling(max_tokens=1))
+    generated(engine, [[10], [20]], SamplingParams(max_tokens=1))
     engine.load_state_dict(state)
-    generated(engine, [[10], [20]], Sampling(max_tokens=1))
+    generated(engine, [[10], [20]], SamplingParams(max_tokens=1))
 
     assert seeds[:2] == seeds[2:]
     assert seeds[0] != seeds[1]
@@ -304,7 +308,7 @@ def test_a_saved_engine_goes_on_with_the_seeds_that_it_gives_rows(monkeypatch: p
 def test_a_trace_has_what_each_engine_does_as_counters(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         group = px.WorkerGroup(pool, CountingEngine)
-        group.generate([[10], [20], [30], [40]], Sampling(max_tokens=3))
+        group.generate([[10], [20], [30], [40]], SamplingParams(max_tokens=3))
     found = {counter.name: counter for counter in trace.events.counters}
 
     assert sorted(found) == [f"engine of {group.name} rank {rank}" for rank in range(group.world_size)]
@@ -317,7 +321,7 @@ def test_the_clusters_metrics_have_the_numbers_of_each_engine() -> None:
     async def run() -> None:
         engine = CountingEngine()
         engine._context.measure = lambda what, rank, values: told.update({f"{what} {rank}": dict(values)})
-        await engine.generate([[10], [20]], Sampling(max_tokens=3))
+        await engine.generate([[10], [20]], SamplingParams(max_tokens=3))
 
     asyncio.run(run())
 

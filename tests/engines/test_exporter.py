@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from tests.engines.counting import CountingEngine
 
 LINE = re.compile(r'ray_phalanx_engine_(\w+)\{.*\brank="([^"]*)".*\} (\S+)')
@@ -37,7 +37,7 @@ def test_ray_publishes_the_numbers_of_each_engine(ray_cluster: None) -> None:
     url = f"http://{nodes[0]['NodeManagerAddress']}:{nodes[0]['MetricsExportPort']}/metrics"
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, CountingEngine, name="published")
-        group.generate([[20], [30], [40], [50]], Sampling(max_tokens=8))
+        group.generate([[20], [30], [40], [50]], SamplingParams(max_tokens=8))
         wanted = {f"published rank {rank}" for rank in range(2)}
         until = time.monotonic() + 60
         found = published(url)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines.vllm.kept import KeptWeights, opened
-from phalanx.movers.placed import PlacedTensors
+from phalanx.engines.vllm.weight_segment import KeptWeights, opened
+from phalanx.weights.transports.shared_segment import PlacedTensors
 from tests.engines.counting import CountingEngine
 
 LIKE = {"a": torch.empty(3, 5, device="meta"), "b": torch.empty(7, dtype=torch.bfloat16, device="meta")}
@@ -93,7 +93,7 @@ def test_one_rank_of_an_engine_takes_the_weights_into_memory_of_its_own(pool: px
     first, second = target.had()
     assert second == {}
     assert all(torch.equal(first[name], sent[name]) for name in sent)
-    assert [str(one) for one in px.weights(target, "policy").values()] == ["whole(1)", "whole(1)"]
+    assert [str(one) for one in px.weights.status(target, "policy").values()] == ["whole(1)", "whole(1)"]
 
 
 def test_memory_of_the_wrong_kind_is_refused(pool: px.ResourcePool) -> None:
@@ -107,4 +107,4 @@ def test_memory_of_the_wrong_kind_is_refused(pool: px.ResourcePool) -> None:
 
 def test_engines_that_serve_nobody_have_no_endpoints(pool: px.ResourcePool) -> None:
     with pytest.raises(px.DeclarationError, match="AsyncVllmRollout has one for each"):
-        px.endpoints(px.WorkerGroup(pool, CountingEngine))
+        px.engines.endpoints(px.WorkerGroup(pool, CountingEngine))

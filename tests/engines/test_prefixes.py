@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines import Completion, Drawn, Sampling, Tokens
+from phalanx.engines import Completion, SampledToken, SamplingParams, Tokens
 from tests.engines.counting import CountingEngine
 
 SLOW_ON_RAY = True
@@ -36,7 +36,7 @@ def aborted(*tokens: int, log_probs: tuple[float, ...] = ()) -> Completion:
 
 @pytest.mark.parametrize("prefix", [[21, 1000], aborted(21, 1000), [-1]])
 def test_a_prefix_with_a_token_that_there_is_not_is_an_error_of_its_row(prefix: Any) -> None:
-    wrong, right = generated([[20], [20]], Sampling(max_tokens=3), prefix=[prefix, None])
+    wrong, right = generated([[20], [20]], SamplingParams(max_tokens=3), prefix=[prefix, None])
 
     assert wrong.finish_reason == "error" and "its prefix has the token" in str(wrong.error)
     assert right.tokens == (21, 22, 23)
@@ -44,7 +44,7 @@ def test_a_prefix_with_a_token_that_there_is_not_is_an_error_of_its_row(prefix: 
 
 @pytest.mark.parametrize("prefix", [torch.tensor([21]), np.array([21]), [np.int64(21)], (21,)])
 def test_a_prefix_is_tokens_of_whatever_kind(prefix: Any) -> None:
-    (made,) = generated([[20]], Sampling(max_tokens=2), prefix=[prefix])
+    (made,) = generated([[20]], SamplingParams(max_tokens=2), prefix=[prefix])
 
     assert made.tokens == (21, 22) and type(made.tokens[0]) is int
 
@@ -56,7 +56,7 @@ def test_a_prefix_that_is_something_else_is_refused_with_what_is_expected(prefix
 
 
 def test_prompts_may_have_numbers_of_other_libraries() -> None:
-    made = generated([[np.int64(20)], list(torch.tensor([30])), np.array([40])], Sampling(max_tokens=1))
+    made = generated([[np.int64(20)], list(torch.tensor([30])), np.array([40])], SamplingParams(max_tokens=1))
 
     assert [one.tokens for one in made] == [(21,), (31,), (41,)]
 
@@ -64,7 +64,11 @@ def test_prompts_may_have_numbers_of_other_libraries() -> None:
 def test_what_is_told_of_each_token_is_told_of_those_of_the_prefix_too() -> None:
     unknown, unwanted, likeliest = generated(
         [[20]] * 3,
-        [Sampling(max_tokens=4), Sampling(max_tokens=4, logprobs=None), Sampling(max_tokens=4)],
+        [
+            SamplingParams(max_tokens=4),
+            SamplingParams(max_tokens=4, log_probs=None),
+            SamplingParams(max_tokens=4),
+        ],
         prefix=[aborted(21, 22), aborted(21, 22, log_probs=(-1.0, -2.0)), aborted(21, 22, log_probs=(-1.0,))],
     )
 
@@ -74,9 +78,9 @@ def test_what_is_told_of_each_token_is_told_of_those_of_the_prefix_too() -> None
 
 
 def test_a_stream_tells_the_end_of_answers_that_need_no_token() -> None:
-    full = streamed([[20]], Sampling(max_tokens=2), prefix=[[21, 22]])
+    full = streamed([[20]], SamplingParams(max_tokens=2), prefix=[[21, 22]])
     done = Completion((9,), (-1.0,), "stop", ((0, 1),), more=(aborted(21),))
-    half = streamed([[20]], Sampling(max_tokens=2, n=2), prefix=[done])
+    half = streamed([[20]], SamplingParams(max_tokens=2, n=2), prefix=[done])
 
     assert [(one.tokens, one.finish_reason) for one in full] == [((), "length")]
     assert sorted((one.sample, one.tokens, str(one.finish_reason)) for one in half) == [
@@ -90,18 +94,18 @@ def test_tokens_that_come_together_are_told_once_by_the_version_of_each(
 ) -> None:
     engine = CountingEngine()
 
-    def step() -> list[Drawn]:
+    def step() -> list[SampledToken]:
         (one,) = engine.machine.answers.values()
         return [
-            Drawn(one, 21, -1.0, version=1),
-            Drawn(one, 22, -1.0, version=1),
-            Drawn(one, 23, -1.0, version=2),
+            SampledToken(one, 21, -1.0, version=1),
+            SampledToken(one, 22, -1.0, version=1),
+            SampledToken(one, 23, -1.0, version=2),
         ]
 
     monkeypatch.setattr(engine.machine, "step", step)
 
     async def items() -> list[Tokens]:
-        return [one async for one in engine.generate_tokens([[20]], Sampling(max_tokens=3))]
+        return [one async for one in engine.generate_tokens([[20]], SamplingParams(max_tokens=3))]
 
     assert [(one.tokens, one.version, one.finish_reason) for one in asyncio.run(items())] == [
         ((21, 22), 1, None),
@@ -117,20 +121,20 @@ def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
         return "".join(f"{token} " for token in tokens)
 
     engine._requests.vocabulary = replace(engine.machine.vocabulary, context=2000, size=2000, text=text)
-    (made,) = asyncio.run(engine.generate([[20]], Sampling(max_tokens=1500, stop=("1019 1020 ",))))
+    (made,) = asyncio.run(engine.generate([[20]], SamplingParams(max_tokens=1500, stop=("1019 1020 ",))))
 
     assert made.finish_reason == "stop" and str(made.text).endswith(" 1017 1018 ")
     assert sorted(told)[-1] == 1000 and sum(told) < 100 * 1000
 
 
 def test_no_stop_is_none() -> None:
-    assert Sampling(stop=None).stop == ()  # type: ignore[arg-type]
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
 
 
 def test_a_pause_that_waits_goes_on_where_one_before_it_kept() -> None:
     async def paused() -> list[Completion]:
         engine = CountingEngine()
-        call = asyncio.create_task(engine.generate([[20]], Sampling(max_tokens=6)))
+        call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6)))
         while not engine.machine.answers:
             await asyncio.sleep(0)
         await engine.pause("keep")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.transformers import TransformersRollout
 from phalanx.testing.engines import Reference, Source
 from tests.engines.test_transformers import THREADS, small_llama
@@ -23,7 +23,7 @@ def test_engines_that_join_answer_with_the_weights_of_the_last_sync(backend: str
             sync()
             px.resize(rollout, 2)
 
-            made = rollout.generate(reference.prompts, Sampling(max_tokens=8, temperature=0))
+            made = rollout.generate(reference.prompts, SamplingParams(max_tokens=8, temperature=0))
 
     assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in reference.prompts]
     assert len({version for one in made for version in one.versions}) == 1

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.transformers import TransformersRollout
 from phalanx.testing.engines import EngineConformance, Reference, Source
 
@@ -70,7 +70,7 @@ def test_tied_weights_are_those_of_each_sync(backend: str) -> None:
         reference.model.load_state_dict(state)
         sync()
 
-        made = rollout.generate(reference.prompts, Sampling(max_tokens=8, temperature=0))
+        made = rollout.generate(reference.prompts, SamplingParams(max_tokens=8, temperature=0))
 
         assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in reference.prompts]
         sync.close()
@@ -92,11 +92,11 @@ def rollout_here(**given: Any) -> TransformersRollout:
 
 def test_texts_go_in_and_out_where_there_is_a_tokenizer() -> None:
     engine = rollout_here(tokenizer=Numbers())
-    (whole,) = asyncio.run(engine.generate(["4 5 6"], Sampling(max_tokens=6, temperature=0)))
+    (whole,) = asyncio.run(engine.generate(["4 5 6"], SamplingParams(max_tokens=6, temperature=0)))
     words = str(whole.text).split()
 
     (made,) = asyncio.run(
-        engine.generate(["4 5 6"], Sampling(max_tokens=6, temperature=0, stop=(f" {words[2]} ",)))
+        engine.generate(["4 5 6"], SamplingParams(max_tokens=6, temperature=0, stop=(f" {words[2]} ",)))
     )
 
     assert words == [str(token) for token in whole.tokens]
@@ -109,7 +109,7 @@ def test_a_text_without_a_tokenizer_is_refused() -> None:
 
 
 def test_answers_that_begin_later_than_others_get_the_tokens_of_their_seeds() -> None:
-    prompts, samplings = [[5, 6, 7], [8, 9], [10]], Sampling(max_tokens=9, seed=1).each(3)
+    prompts, samplings = [[5, 6, 7], [8, 9], [10]], SamplingParams(max_tokens=9, seed=1).each(3)
 
     async def one_after_another() -> list[tuple[int, ...]]:
         engine, calls = rollout_here(), list[asyncio.Task[Any]]()
@@ -125,7 +125,7 @@ def test_answers_that_begin_later_than_others_get_the_tokens_of_their_seeds() ->
 
 
 def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:
-    sampling = Sampling(max_tokens=9, seed=1)
+    sampling = SamplingParams(max_tokens=9, seed=1)
     (whole,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
 
     (made,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling, prefix=[whole.tokens[:4]]))
@@ -136,7 +136,7 @@ def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:
 
 @pytest.mark.parametrize("top_p", [0.05, 1.0])
 def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: float) -> None:
-    sampling = Sampling(max_tokens=5, top_p=top_p, logprobs=3, seed=2)
+    sampling = SamplingParams(max_tokens=5, top_p=top_p, log_probs=3, seed=2)
 
     (made,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
 
@@ -148,7 +148,7 @@ def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: 
 def test_continuous_batching_refuses_rows_that_it_cannot_draw() -> None:
     engine = rollout_here(scheduler="continuous", num_blocks=4)
 
-    (made,) = asyncio.run(engine.generate([[5, 6]], Sampling(temperature=0.7)))
+    (made,) = asyncio.run(engine.generate([[5, 6]], SamplingParams(temperature=0.7)))
 
     assert "temperature 0.7" in str(made.error)
     engine.close()
@@ -156,13 +156,13 @@ def test_continuous_batching_refuses_rows_that_it_cannot_draw() -> None:
 
 def test_what_the_cache_of_continuous_batching_cannot_hold_is_an_error_of_its_row() -> None:
     engine = TransformersRollout(lambda: small_llama(context=1024), scheduler="continuous", num_blocks=2)
-    greedy = Sampling(max_tokens=2, temperature=0)
+    greedy = SamplingParams(max_tokens=2, temperature=0)
 
     long, short = asyncio.run(engine.generate([[5] * 600, [5, 6]], greedy))
 
     assert "the context of 512" in str(long.error) and len(short.tokens) == 2
     full, other = asyncio.run(
-        engine.generate([[5] * 500, [5] * 300], Sampling(max_tokens=100, temperature=0))
+        engine.generate([[5] * 500, [5] * 300], SamplingParams(max_tokens=100, temperature=0))
     )
     assert (len(full.tokens), len(other.tokens)) == (12, 100)
     engine.close()
@@ -170,7 +170,7 @@ def test_what_the_cache_of_continuous_batching_cannot_hold_is_an_error_of_its_ro
 
 def test_continuous_batching_that_failed_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rollout_here(scheduler="continuous", num_blocks=4)
-    greedy = Sampling(max_tokens=2, temperature=0)
+    greedy = SamplingParams(max_tokens=2, temperature=0)
     forward = engine.model.forward
 
     def failing(*_: Any, **__: Any) -> Any:

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from phalanx.engines import Answer, Capabilities, Sampling, Vocabulary
-from phalanx.engines.requests import Row
-from phalanx.engines.vllm import asking, machine
-from phalanx.engines.vllm.async_machine import AsyncVllmMachine
-from phalanx.engines.vllm.kept import KeptWeights
-from phalanx.engines.vllm.machine import VllmMachine
+from phalanx.engines import Answer, Capabilities, SamplingParams, Vocabulary
+from phalanx.engines.engine_requests import Row
+from phalanx.engines.vllm import sampling_params as asking
+from phalanx.engines.vllm import vllm_runner as machine
+from phalanx.engines.vllm.async_vllm_runner import AsyncVllmRunner
 from phalanx.engines.vllm.sleeping import SLEEP, orders
-from phalanx.engines.vllm.team import Leader
+from phalanx.engines.vllm.tp_group import Leader
+from phalanx.engines.vllm.vllm_runner import VllmRunner
+from phalanx.engines.vllm.weight_segment import KeptWeights
 
 VOCABULARY = Vocabulary(context=8, size=100)
 
@@ -35,7 +36,7 @@ def params(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(key: int = 1, **sampling: Any) -> Answer:
-    row = Row(0, "row", (5, 6), Sampling(**sampling))
+    row = Row(0, "row", (5, 6), SamplingParams(**sampling))
     row.answers.append(Answer(row, key, 0, 3))
     return row.answers[0]
 
@@ -86,15 +87,15 @@ class FakeEngine:
         self.slept.append(tuple(tags))
 
 
-def machine_on(engine: FakeEngine) -> VllmMachine:
-    return VllmMachine(engine, VOCABULARY, Capabilities(context=8), seeds=False)
+def machine_on(engine: FakeEngine) -> VllmRunner:
+    return VllmRunner(engine, VOCABULARY, Capabilities(context=8), seeds=False)
 
 
 def test_what_vllm_does_not_take_is_known_before_it_is_asked() -> None:
     made = machine_on(FakeEngine())
 
-    assert "temperature must be in [0, 2]" in str(made.refuses(Sampling(temperature=3)))
-    assert made.refuses(Sampling(temperature=2)) is None
+    assert "temperature must be in [0, 2]" in str(made.refuses(SamplingParams(temperature=3)))
+    assert made.refuses(SamplingParams(temperature=2)) is None
 
 
 def test_stop_tokens_that_there_are_not_and_long_seeds_are_no_matter_to_vllm() -> None:
@@ -202,9 +203,9 @@ def core() -> FakeCore:
     return FakeCore()
 
 
-def beside(core: FakeCore) -> AsyncVllmMachine:
+def beside(core: FakeCore) -> AsyncVllmRunner:
     given: Any = core
-    return AsyncVllmMachine(
+    return AsyncVllmRunner(
         given, VOCABULARY, Capabilities(context=8), seeds=False, kept=KeptWeights(), coming=lambda: 1
     )
 

@@ -39,8 +39,8 @@ def settings_of(example: ModuleType, **changes: object) -> object:
     return example.Settings(**{**small, **changes})
 
 
-def staleness_of(settings: object) -> px.Staleness:
-    return px.Staleness(settings.max_lag, rows_per_version=settings.rows)  # type: ignore[attr-defined]
+def staleness_of(settings: object) -> px.StalenessManager:
+    return px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)  # type: ignore[attr-defined]
 
 
 def test_without_lag_the_rewards_are_those_of_taking_turns(example: ModuleType) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
 ) -> None:
     trained: list[int] = []
 
-    def train(count: int, *, resume: bool = False) -> tuple[list[float], px.Staleness]:
+    def train(count: int, *, resume: bool = False) -> tuple[list[float], px.StalenessManager]:
         settings = settings_of(example, max_lag=1, together=2, steps=6)
         staleness = staleness_of(settings)
         saving = example.Saving(str(tmp_path / "run"), resume, every=3)

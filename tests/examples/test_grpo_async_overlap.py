@@ -28,7 +28,7 @@ class Engine(px.Worker):
     @px.register
     def generate(self, prompts: list[list[int]], sampling: Any) -> list[Completion]:
         px.Channel.find("asked").put(len(prompts))
-        version = px.weights_version("policy") or 0
+        version = px.weights.current_version("policy") or 0
         return [Completion((1, 2), (-1.0, -1.0), "length", ((version, 2),)) for _ in prompts]
 
 
@@ -80,7 +80,7 @@ def example(ray_cluster: None) -> Iterator[ModuleType]:
 @pytest.mark.timeout(180)
 def test_while_a_batch_is_trained_on_the_next_one_is_generated(example: ModuleType) -> None:
     settings = example.Settings(questions=4, together=2, group_size=2, digits=2, steps=STEPS, max_lag=1)
-    staleness = px.Staleness(1, rows_per_version=settings.rows)
+    staleness = px.StalenessManager(1, rows_per_version=settings.rows)
     roles = px.colocate({"actor": Trainer.bind(settings.rows), "reference": Reference})
     with px.ResourcePool([3], use_gpu=False) as pool, px.Channel(name="asked"):
         groups = example.Groups(

@@ -93,7 +93,7 @@ def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exc
 def test_a_step_in_which_a_rank_was_lost_is_made_again(
     grpo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    died = px.WorkerDiedError("rank 1 died", failures=(px.RankReport(1, "died"),))
+    died = px.WorkerDiedError("rank 1 died", failures=(px.errors.RankReport(1, "died"),))
 
     rewards = list(steps_of(grpo, monkeypatch, 0.5, died, px.GroupBroken("broken", cause=died), 0.75))
 
@@ -102,7 +102,9 @@ def test_a_step_in_which_a_rank_was_lost_is_made_again(
 
 
 def test_a_bug_ends_the_run(grpo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug = px.RemoteCallError("rank 1 raised", failures=(px.RankReport(1, "raised", type_name="ValueError"),))
+    bug = px.RemoteCallError(
+        "rank 1 raised", failures=(px.errors.RankReport(1, "raised", type_name="ValueError"),)
+    )
 
     with pytest.raises(px.RemoteCallError):
         list(steps_of(grpo, monkeypatch, 0.5, bug))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.members.killed_trainers import Operations
+from tests.members.killed_trainers import Operations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FOLDER = Path(__file__).parents[2] / "examples"

@@ -8,56 +8,74 @@ import pytest
 
 from tests.imports.source import MODULES, imports, imports_of
 
-# A module imports only from its own row and the rows above it; the longest prefix says which row it is in.
-LAYERS = (
-    "phalanx.errors",
-    "phalanx.config",
-    "phalanx.topology",
-    "phalanx.wire",
-    "phalanx.show",
-    "phalanx.tracing",
-    "phalanx.declare",
-    "phalanx.dispatch",
-    "phalanx.collect",
-    "phalanx.flow",
-    "phalanx.transfer",
-    "phalanx.saving",
-    "phalanx.transport.values",
-    "phalanx.transport.base",
-    "phalanx.transport",  # what the backends share
-    "phalanx.transport.ray",
-    "phalanx.transport.inline",
-    "phalanx.movers",
-    "phalanx.execution",
-    "phalanx.runtime.session",
-    "phalanx.runtime.life",
-    "phalanx.runtime.pools",
-    "phalanx.runtime.calls",
-    "phalanx.runtime.groups",
-    "phalanx.runtime.links",
-    "phalanx.runtime.saving",
-    "phalanx.runtime.tools",
-    "phalanx.runtime.api",
-    "phalanx.runtime",
-    "phalanx.parallel",
-    "phalanx.engines",
-    "phalanx",
-    "phalanx.compat",
-    "phalanx.cli",
-    "phalanx.testing",
-    "phalanx.__main__",
+# Rows from low to high: a module imports from its own row and the rows above it. The longest prefix decides the row
+# of a
+# module. Packages that share a row are separated as their state is merged.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("phalanx.errors", "phalanx.facade"),
+    ("phalanx.config",),
+    ("phalanx.topology",),
+    ("phalanx.wire",),
+    ("phalanx.display",),
+    ("phalanx.tracing",),
+    ("phalanx.declare",),
+    ("phalanx.dispatch",),
+    ("phalanx.collect",),
+    ("phalanx.weights.planning",),
+    ("phalanx.checkpoint.storage",),
+    (
+        "phalanx.backends.backend_types",
+        "phalanx.backends.actor_methods",
+        "phalanx.backends.file_ranges",
+        "phalanx.backends.temp_folder",
+    ),
+    ("phalanx.backends",),
+    ("phalanx.backends.ray",),
+    ("phalanx.backends.inline",),
+    ("phalanx.weights.transports",),
+    ("phalanx.worker", "phalanx.weights.worker"),
+    ("phalanx.checkpoint.worker",),
+    ("phalanx.session",),
+    ("phalanx.pools", "phalanx.group", "phalanx.calls", "phalanx.members"),
+    ("phalanx.channels",),
+    ("phalanx.weights",),
+    ("phalanx.checkpoint",),
+    ("phalanx.api", "phalanx.debug"),
+    ("phalanx.parallel",),
+    ("phalanx.engines",),
+    ("phalanx", "phalanx.data"),
+    ("phalanx.compat",),
+    ("phalanx.cli",),
+    ("phalanx.testing",),
+    ("phalanx.__main__",),
 )
-NEVER = {  # within "rows above", all the same
-    "phalanx.transport.inline": {"phalanx.transport.ray"},
-    "phalanx.execution": {
-        "phalanx.transport.values",
-        "phalanx.transport.base",
-        "phalanx.transport.ray",
-        "phalanx.transport.inline",
-        "phalanx.transport",
-    },
+# Packages that run on ranks never import the driver's side, nor a backend.
+_DRIVER = {
+    "phalanx.session",
+    "phalanx.pools",
+    "phalanx.group",
+    "phalanx.calls",
+    "phalanx.members",
+    "phalanx.api",
+    "phalanx.debug",
 }
-MAY_USE_RAY = {"phalanx.transport.ray", "phalanx.compat"}
+_BACKENDS = {
+    "phalanx.backends",
+    "phalanx.backends.ray",
+    "phalanx.backends.inline",
+    "phalanx.backends.backend_types",
+}
+ON_RANKS = {
+    "phalanx.worker",
+    "phalanx.weights.worker",
+    "phalanx.weights.transports",
+    "phalanx.checkpoint.worker",
+}
+NEVER = {  # within "rows above", all the same
+    "phalanx.backends.inline": {"phalanx.backends.ray"},
+    **dict.fromkeys(ON_RANKS, _DRIVER | _BACKENDS),
+}
+MAY_USE_RAY = {"phalanx.backends.ray", "phalanx.compat"}
 MAY_USE_COMPAT = {
     "phalanx.compat",
     "phalanx.cli",
@@ -68,15 +86,15 @@ WITHOUT_TORCH = {
     "phalanx.topology",
     "phalanx.declare",
     "phalanx.tracing",
-    "phalanx.show",
-    "phalanx.flow",
-    "phalanx.saving",
+    "phalanx.display",
+    "phalanx.checkpoint.storage",
 }
+_ROWS = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
 
 
 def row(module: str) -> str:
     """The row that ``module`` is in; public names, and modules that no row names, are in "phalanx"."""
-    fitting = [layer for layer in LAYERS if module == layer or module.startswith(layer + ".")]
+    fitting = [layer for layer in _ROWS if module == layer or module.startswith(layer + ".")]
     return max(fitting, key=len)
 
 
@@ -93,7 +111,7 @@ def fault(module: str, imported: str) -> str | None:
         return "nothing may use compat"
     if theirs in NEVER.get(mine, ()):
         return f"{mine} and {theirs} never import each other"
-    if LAYERS.index(theirs) > LAYERS.index(mine):
+    if _ROWS[theirs] > _ROWS[mine]:
         return f"{theirs} is a row below {mine}"
     return None
 
@@ -154,11 +172,11 @@ def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_modu
     ("module", "imported"),
     [
         ("phalanx.errors", "phalanx.config"),
-        ("phalanx.topology.mesh", "phalanx.runtime.pools.pool"),
-        ("phalanx.transport.inline", "phalanx.transport.ray.actors"),
-        ("phalanx.execution.host", "phalanx.transport.base"),
+        ("phalanx.topology.mesh", "phalanx.pools.pool"),
+        ("phalanx.backends.inline", "phalanx.backends.ray.start"),
+        ("phalanx.worker.worker_runtime", "phalanx.backends.api"),
         ("phalanx.testing.faults", "phalanx.compat.verl"),
-        ("phalanx.runtime.api.group", "phalanx.WorkerGroup"),
+        ("phalanx.api.worker_group", "phalanx.WorkerGroup"),
     ],
 )
 def test_the_table_forbids(module: str, imported: str) -> None:
@@ -169,10 +187,10 @@ def test_the_table_forbids(module: str, imported: str) -> None:
     ("module", "imported"),
     [
         ("phalanx.topology.mesh", "phalanx.errors.DispatchError"),
-        ("phalanx.runtime.api.group", "phalanx.runtime.pools.pool"),
-        ("phalanx.runtime.api.group", "phalanx.transport.ray"),
+        ("phalanx.api.worker_group", "phalanx.pools.pool"),
+        ("phalanx.api.worker_group", "phalanx.backends.ray"),
         ("phalanx.compat.verl.base", "phalanx.WorkerGroup"),
-        ("phalanx.runtime.api.group", "torch"),
+        ("phalanx.api.worker_group", "torch"),
     ],
 )
 def test_the_table_allows(module: str, imported: str) -> None:

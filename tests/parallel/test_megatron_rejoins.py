@@ -11,7 +11,7 @@ import torch
 
 import phalanx as px
 from phalanx.parallel.megatron import MegatronWorker, MegatronWorkerGroup, ParallelLlamaMLP, parallel_state
-from tests.runtime.members.killed_trainers import Operations
+from tests.members.killed_trainers import Operations
 
 HIDDEN, STEPS, AT = 32, 4, 2
 pytestmark = [
@@ -75,7 +75,7 @@ def test_the_step_is_made_again_with_the_same_losses(two: px.ResourcePool, tp: i
         with pytest.raises(px.WorkerDiedError):
             group.step()
 
-        assert px.replace(group) == (1,)
+        assert px.replace_ranks(group) == (1,)
 
         assert [group.step() for _ in range(STEPS)] == went_on
         assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.runtime.calls import compose as sender
+from phalanx.calls import compose as sender
 
 MESH = px.Mesh(pp=2, dp=2, tp=2)  # rank = pp * 4 + dp * 2 + tp, Megatron's own order
 COLLECTED = [4, 6]  # pp 1, tp 0 of dp 0 and of dp 1

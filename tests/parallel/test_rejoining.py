@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import phalanx as px
-from phalanx.parallel.rejoining import keep_tensors, with_new_groups
+from phalanx.parallel.module_rejoining import keep_tensors, with_new_groups
 
 
 class Net(torch.nn.Module):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.tracing.journal import Journal, Noted, Reading, path_of, read
 from phalanx.tracing.recorder import Place, assemble
+from phalanx.tracing.span_writer import Noted, Reading, SpanWriter, path_of, read
 from phalanx.tracing.spans import process, span
 from tests.tracing.made_up import key
 
@@ -27,7 +27,7 @@ def reading(path: Path) -> Reading:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> None:
-    with Noted(Journal(str(path)), 5, waits=waits) as note:
+    with Noted(SpanWriter(str(path)), 5, waits=waits) as note:
         note.started(100)
         note.finished()
         note.returned(40)
@@ -40,7 +40,7 @@ def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> Non
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_error_is_written_with_the_call(path: Path, waits: bool) -> None:
-    with pytest.raises(ValueError), Noted(Journal(str(path)), 5, waits=waits) as note:
+    with pytest.raises(ValueError), Noted(SpanWriter(str(path)), 5, waits=waits) as note:
         note.started(0)
         raise ValueError("no\nsecond line")
 
@@ -49,7 +49,7 @@ def test_an_error_is_written_with_the_call(path: Path, waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path, waits: bool) -> None:
-    with pytest.raises(ValueError), Noted(Journal(str(path)), 5, waits=waits):
+    with pytest.raises(ValueError), Noted(SpanWriter(str(path)), 5, waits=waits):
         raise ValueError
 
     part = reading(path).parts[5]
@@ -58,13 +58,13 @@ def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path
 
 
 def test_a_call_that_has_to_wait_for_arguments_is_written_at_once(path: Path) -> None:
-    with Noted(Journal(str(path)), 5, waits=True):
+    with Noted(SpanWriter(str(path)), 5, waits=True):
         assert reading(path).parts[5].received is not None
 
 
 def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
     def begin() -> None:
-        note = Noted(Journal(str(path)), 5).__enter__()
+        note = Noted(SpanWriter(str(path)), 5).__enter__()
         note.started(7)
         note.enter("step", {})
 
@@ -78,7 +78,7 @@ def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
-    journal = Journal(str(path))
+    journal = SpanWriter(str(path))
     for number in (1, 2):
         with Noted(journal, number) as note:
             note.started(0)
@@ -105,7 +105,7 @@ def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "phalanx"):
-        journal = Journal(str(tmp_path / "file" / "rank-0.events"))
+        journal = SpanWriter(str(tmp_path / "file" / "rank-0.events"))
         journal.write("in", 1)
         journal.write("in", 2)
 
@@ -115,8 +115,8 @@ def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
 
 
 def test_a_journal_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.tracing.journal._LIMIT", 200)
-    journal = Journal(str(path))
+    monkeypatch.setattr("phalanx.tracing.span_writer._LIMIT", 200)
+    journal = SpanWriter(str(path))
     for number in range(100):
         with Noted(journal, number):
             pass
@@ -128,7 +128,7 @@ def test_a_journal_does_not_fill_the_disk(path: Path, monkeypatch: pytest.Monkey
 def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(str(path))
+    journal = SpanWriter(str(path))
     monkeypatch.setattr(process, "sink", journal)
     with Noted(journal, 5), span("inside", rows=3):
         thread = threading.Thread(target=lambda: span("beside")(lambda: None)())
@@ -142,7 +142,7 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
 
 
 def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> None:
-    journal = Journal(str(path))
+    journal = SpanWriter(str(path))
 
     async def call(number: int, mine: asyncio.Event, others: asyncio.Event) -> None:
         with Noted(journal, number):
@@ -160,7 +160,7 @@ def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> No
 
 
 def test_a_span_keeps_the_error_that_left_it(path: Path) -> None:
-    journal = Journal(str(path))
+    journal = SpanWriter(str(path))
     with pytest.raises(KeyError), Noted(journal, 5), span("step"):
         raise KeyError("x")
 
@@ -173,7 +173,7 @@ def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
             raise RuntimeError("no text")
 
     with (
-        Noted(Journal(str(path)), 5),
+        Noted(SpanWriter(str(path)), 5),
         span("step", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")),
     ):
         pass
@@ -192,7 +192,7 @@ def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:
     async def ask() -> int:
         return 7
 
-    with Noted(Journal(str(path)), 5):
+    with Noted(SpanWriter(str(path)), 5):
         assert (score(2), asyncio.run(ask())) == (2, 7)
 
     assert (score.__name__, score.__doc__) == ("score", "Doc.")
@@ -206,7 +206,7 @@ def test_a_span_without_a_trace_does_nothing() -> None:
 
 
 def test_items_that_went_out_one_by_one_are_counted(path: Path) -> None:
-    with Noted(Journal(str(path)), 5) as note:
+    with Noted(SpanWriter(str(path)), 5) as note:
         note.started(0)
         note.yielded(3)
 
@@ -214,7 +214,7 @@ def test_items_that_went_out_one_by_one_are_counted(path: Path) -> None:
 
 
 def test_what_a_rank_counts_is_a_counter_of_the_trace(path: Path) -> None:
-    journal = Journal(str(path))
+    journal = SpanWriter(str(path))
     journal.count("engine of g rank 0", {"running": 1.0})
     journal.count("engine of g rank 0", {"running": 3.0})
     place = Place("g", 1, readings={key(0): reading(path)})

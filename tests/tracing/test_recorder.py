@@ -7,8 +7,8 @@ import threading
 from dataclasses import replace
 
 from phalanx.tracing.events import Part, Span, Track
-from phalanx.tracing.journal import Reading
 from phalanx.tracing.recorder import Draft, Place, TraceRecorder, assemble
+from phalanx.tracing.span_writer import Reading
 from tests.tracing.made_up import MS, at, key
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.show.tables import Table
+from phalanx.display.tables import Table
 from phalanx.tracing.durations import clipped, union
 from phalanx.tracing.events import STARTING, Call, Clock, Trace
 from phalanx.tracing.html import to_html

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.tracing.events import Span, Trace, TrackKey
 from phalanx.tracing.report import report
-from phalanx.tracing.weights import span_attributes
+from phalanx.tracing.weight_report import span_attributes
 
 
 def trace_of(*spans: Span) -> Trace:

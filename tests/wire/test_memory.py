@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.wire import memory, recycle
+from phalanx.wire import buffer_pool as recycle
+from phalanx.wire import memory
 from phalanx.wire.memory import allocate, concat_arrays, concat_rows, copy_into, private_copies
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from phalanx.wire.buffer_pool import Pool
 from phalanx.wire.memory import allocate, concat_arrays
-from phalanx.wire.recycle import Pool
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such memory here")
 

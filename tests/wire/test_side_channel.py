@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.wire import side_channel
+from phalanx.wire import call_page as side_channel
 
 pytestmark = pytest.mark.skipif(not side_channel.available(), reason="pages are Linux only")
 NUMBERS = st.integers(1, 2**63)

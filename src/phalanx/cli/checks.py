@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from phalanx.cli.machine import VERL_HOOK, Machine
-from phalanx.show.sizes import size
+from phalanx.cli.host_info import VERL_HOOK, Machine
+from phalanx.display.byte_format import size
 
 GIB = 2**30
 _OLDEST = {"python": (3, 10), "ray": (2, 57), "torch": (2, 6)}

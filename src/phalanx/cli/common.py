@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import DispatchError
-from phalanx.show.notices import GroupEntry, RankEntry
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
 
 Address = Annotated[
     str | None,
@@ -28,7 +28,7 @@ def cluster_reader(address: str | None) -> ClusterReader:
     Raises:
         PlacementError: there is none, or it does not answer.
     """
-    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
 
     return ClusterReader(address)
 
@@ -51,7 +51,7 @@ GroupName = Annotated[
 ]
 
 
-def chosen_ranks(group: GroupEntry, ranks: list[int] | None) -> tuple[RankEntry, ...]:
+def chosen_ranks(group: GroupRecord, ranks: list[int] | None) -> tuple[RankRecord, ...]:
     """The ranks of those numbers; all without any.
 
     Raises:

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from phalanx.cli.checks import Finding, facts, findings
 from phalanx.cli.common import Address, AsJson, cluster_reader
-from phalanx.cli.machine import Machine, gather, variables
+from phalanx.cli.host_info import Machine, gather, variables
 from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
 
 if TYPE_CHECKING:
-    from phalanx.transport.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
 
 _FINDINGS = 1
 

@@ -32,32 +32,32 @@ COMMANDS: dict[str, Home] = {
         "What is wrong with this machine for running ranks, and what to do about each thing.",
     ),
     "top": Home(
-        "phalanx.cli.top",
+        "phalanx.cli.top_command",
         "top",
         "Live view of runs, groups and ranks: busy with which method since when, memory, CPU, GPU.",
     ),
     "stack": Home(
-        "phalanx.cli.stack",
+        "phalanx.cli.stack_command",
         "stack",
         "Where each rank of a group stands now, also while it is inside native code or a collective.",
     ),
     "logs": Home(
-        "phalanx.cli.logs",
+        "phalanx.cli.logs_command",
         "logs",
         "What the ranks of a group print: output of Python, of native libraries and of child processes.",
     ),
     "trace": Home(
-        "phalanx.cli.trace",
+        "phalanx.cli.trace_command",
         "trace",
         "Report of a trace: time by method, skew, slowest ranks, idle accelerators, bytes, failures.",
     ),
     "runs": Home(
-        "phalanx.cli.runs",
+        "phalanx.cli.runs_command",
         "runs",
         "What a run has saved: steps, sizes, ages, what is in each, which are whole, and who writes there.",
     ),
     "verl": Home(
-        "phalanx.cli.verl",
+        "phalanx.cli.verl_command",
         "verl",
         "Run a program of verl's with Phalanx as its single controller: your command, with two words before it.",
         passes_on=True,

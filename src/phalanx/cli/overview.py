@@ -12,10 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.show.notices import ChannelEntry, GroupEntry, RankEntry, RunEntry
-from phalanx.show.sizes import size
-from phalanx.transport.ray.usage import Gpu, Usage
-from phalanx.transport.values import Sight
+from phalanx.backends.backend_types import ProcessStatus
+from phalanx.backends.ray.usage import Gpu, Usage
+from phalanx.display.byte_format import size
+from phalanx.display.registry_records import ChannelEntry, GroupRecord, RankRecord, RunRecord
 
 _NAMES = {
     "__phalanx_run__": "run(...)",
@@ -32,7 +32,7 @@ class RankNow:
     ``use`` is percent of its accelerator, ``told`` what the rank says of itself; unknown things are None.
     """
 
-    entry: RankEntry
+    entry: RankRecord
     doing: tuple[tuple[str, float], ...] = ()
     note: str = ""
     memory: int | None = None
@@ -45,7 +45,7 @@ class RankNow:
 class GroupNow:
     """One group and its ranks."""
 
-    entry: GroupEntry
+    entry: GroupRecord
     ranks: tuple[RankNow, ...]
 
 
@@ -55,7 +55,7 @@ class Overview:
 
     address: str
     at: float
-    runs: tuple[RunEntry, ...]
+    runs: tuple[RunRecord, ...]
     groups: tuple[GroupNow, ...]
     channels: tuple[ChannelEntry, ...] = ()
 
@@ -78,8 +78,8 @@ class Overview:
 
 
 def rank_now(
-    entry: RankEntry,
-    sight: Sight,
+    entry: RankRecord,
+    sight: ProcessStatus,
     before: Usage | None,
     now: Usage | None,
     gpus: Sequence[Gpu] | None,
@@ -99,7 +99,7 @@ def rank_now(
     )
 
 
-def doing(sight: Sight) -> tuple[tuple[str, float], ...]:
+def doing(sight: ProcessStatus) -> tuple[tuple[str, float], ...]:
     """The calls that a rank is at, the longest first."""
     calls = [
         (method_name(sight.methods.get(number, "")), seconds) for number, seconds in sight.running.items()
@@ -113,7 +113,7 @@ def method_name(name: str) -> str:
     return role + dot + _NAMES.get(method, method)
 
 
-def _use(entry: RankEntry, gpus: Sequence[Gpu]) -> float | None:
+def _use(entry: RankRecord, gpus: Sequence[Gpu]) -> float | None:
     own = set((entry.accelerator or "").split(","))
     uses = [gpu.use for gpu in gpus if (gpu.number in own or gpu.uuid in own) and gpu.use is not None]
     return max(uses) if uses else None
@@ -166,7 +166,7 @@ def render(overview: Overview, rows: int | None = None) -> Any:
     return Group(*parts)
 
 
-def _run_line(run: RunEntry, at: float) -> Any:
+def _run_line(run: RunRecord, at: float) -> Any:
     up = duration(at - run.started)
     since = time.strftime("%H:%M", time.localtime(run.started))
     return Text.assemble(

@@ -20,7 +20,7 @@ from phalanx.errors import (
     RankReport,
     RemoteCallError,
     StaleEpoch,
-    WeightsLost,
+    WeightsTransferError,
     WorkerDiedError,
     WorkerInitError,
 )
@@ -49,7 +49,7 @@ _COLLECTIVE_FRAME = re.compile(
     r"torch[/\\]distributed[/\\]|ProcessGroup|third_party[/\\]gloo|c10d", re.IGNORECASE
 )
 # What a rank raises that lost the other end of a sync of weights.
-_SYNC_PEER_IS_GONE = f"{WeightsLost.__module__}.{WeightsLost.__qualname__}"
+_SYNC_PEER_IS_GONE = f"{WeightsTransferError.__module__}.{WeightsTransferError.__qualname__}"
 # A frame of a process that waits for its peers, as faulthandler and traceback write it.
 _WAITS_FOR_PEERS = re.compile(
     r'torch[/\\]distributed[/\\].*", line \d+,? in '

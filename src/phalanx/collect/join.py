@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.dispatch.batch_metadata import PerShard, one_or_by_piece
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.settings import ByPiece, one_or_by_piece
+from phalanx.dispatch.pytree import Leaf, Node, flatten, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import row_ops
-from phalanx.dispatch.structure import Leaf, Node, flatten, node_of
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.lazy import is_tensor
 from phalanx.wire.value import Value
@@ -57,12 +57,12 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
 
 
 def join_rows(pieces: Sequence[Any]) -> Value:
-    """The rows of ``pieces`` as one value, in order; the inverse of ``px.split_rows``.
+    """The rows of ``pieces`` as one value, in order; the inverse of ``px.data.split_rows``.
 
     Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
     concatenated; pieces of zero rows only count where all are empty, so that their dtype and row shape do not
     matter. Leaves without rows come back once where they are plain values that are equal in all pieces (numbers,
-    texts, None, paths, members of enums, 0-d tensors), and else as a ``px.ByPiece``; of one piece they are the value
+    texts, None, paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of one piece they are the value
     itself. The result shares no memory with the pieces.
 
     Raises:
@@ -228,7 +228,7 @@ def _owned(value: Value) -> Value:
         return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
     if isinstance(value, list):
         return list_like(value, [_owned(item) for item in value])
-    if isinstance(value, ByPiece):
-        return ByPiece(map(_owned, value))
+    if isinstance(value, PerShard):
+        return PerShard(map(_owned, value))
     node = node_of(value)
     return value if node is None else node.rebuild([_owned(child) for child in node.values])

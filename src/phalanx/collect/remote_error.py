@@ -14,10 +14,10 @@ from typing import Any
 
 from phalanx.errors import (
     ChannelError,
+    CheckpointError,
     PhalanxError,
     RankReport,
     RemoteCallError,
-    SaveError,
     StalenessTimeout,
     WeightsError,
 )
@@ -30,7 +30,7 @@ __all__ = ["remote_error", "remote_error_type"]
 _NEVER = (StopIteration, StopAsyncIteration, RankFailure)
 # Of phalanx's own errors those that say the same to whoever called: weights, channels, leases and saves are shared
 # with ranks.
-_SHARED = (WeightsError, ChannelError, StalenessTimeout, SaveError)
+_SHARED = (WeightsError, ChannelError, StalenessTimeout, CheckpointError)
 
 
 def remote_error_type(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from phalanx.collect.join import places_of
+from phalanx.dispatch.batch_metadata import differing
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.settings import differing
 from phalanx.dispatch.split import check_rows, piece_bounds
 from phalanx.errors import DispatchError
 from phalanx.wire.outputs import PartInfo
@@ -102,7 +102,8 @@ def _check_settings(infos: Sequence[PartInfo]) -> None:
         shown = ", ".join(path or "it" for path in paths[:_SHOWN])
         raise DispatchError(
             f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
-            "returned it, or is no plain value (a px.ByPiece in its .result()), and has no rows. Put one value in its "
+            "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. "
+            "Put one value in its "
             "place in the .result(), or return the same from every rank"
         )
 

@@ -36,7 +36,7 @@ class RemoteClass(Protocol):
     def options(self) -> Callable[..., object]: ...
 
 
-class ClassWithInitArgs:
+class BoundClass:
     """What a group makes on each rank: ``cls(*args, **kwargs)``.
 
     ``cls`` may be any class: a ``px.Worker``, a plain one, or one decorated with ``@ray.remote`` (its remote
@@ -87,14 +87,14 @@ def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 #: What a role, or a group of one class, is made of.
-WorkerClass: TypeAlias = type[Any] | RemoteClass | ClassWithInitArgs
+WorkerClass: TypeAlias = type[Any] | RemoteClass | BoundClass
 
 
 @dataclass(frozen=True)
 class Colocation:
     """Several roles that live in one process per rank; made by :func:`colocate`."""
 
-    roles: Mapping[str, ClassWithInitArgs] = field(default_factory=dict[str, ClassWithInitArgs])
+    roles: Mapping[str, BoundClass] = field(default_factory=dict[str, BoundClass])
 
     def __repr__(self) -> str:
         return f"px.colocate({dict(self.roles)!r})"
@@ -126,9 +126,9 @@ def colocate(roles: Mapping[str, WorkerClass]) -> Colocation:
     return Colocation({role: as_bound(given) for role, given in roles.items()})
 
 
-def as_bound(given: WorkerClass) -> ClassWithInitArgs:
+def as_bound(given: WorkerClass) -> BoundClass:
     """``given`` as class with arguments; the bare class stands for itself without arguments."""
-    return given if isinstance(given, ClassWithInitArgs) else ClassWithInitArgs(given)
+    return given if isinstance(given, BoundClass) else BoundClass(given)
 
 
 def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
@@ -137,7 +137,7 @@ def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
     if metadata is None:
         if not isinstance(cls, type):
             raise DeclarationError(
-                f"px.WorkerGroup and px.ClassWithInitArgs take a class, got {cls!r} of type {type(cls).__name__}; "
+                f"px.WorkerGroup and px.BoundClass take a class, got {cls!r} of type {type(cls).__name__}; "
                 "pass the class itself, or Cls.bind(...)"
             )
         return cls, {}

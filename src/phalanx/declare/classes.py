@@ -25,7 +25,7 @@ def class_spec(cls: type) -> ClassSpec:
 
     Raises:
         DeclarationError: a registered name would hide an attribute of the group, or the function is none that
-            a group can call (a static or class method, a property), or a generator with ``replay=True``,
+            a group can call (a static or class method, a property), or a generator with ``rerun_on_restart=True``,
             ``blocking=False`` or a parameter ``buffer`` or ``by``.
     """
     cached = cls.__dict__.get("__phalanx_class_spec__")
@@ -88,10 +88,11 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
 def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
     """See to it that a method that yields is declared as one can be."""
     where = f"{cls.__name__}.{name} is a generator"
-    if partial.replay:
+    if partial.rerun_on_restart:
         raise DeclarationError(
-            f"{where}, and registered with replay=True: a restart would make its items again for nobody. Move what "
-            "a new process needs into a method that returns, and register that one with replay=True"
+            f"{where}, and registered with rerun_on_restart=True: a restart would make its items again "
+            f"for nobody. Move what "
+            "a new process needs into a method that returns, and register that one with rerun_on_restart=True"
         )
     if not partial.blocking:
         raise DeclarationError(

@@ -18,7 +18,7 @@ from typing import (
     overload,
 )
 
-from phalanx.declare.modes import (
+from phalanx.declare.dispatch_modes import (
     Collect,
     Dispatch,
     DispatchMode,
@@ -31,7 +31,7 @@ from phalanx.declare.modes import (
     as_mode,
     collecting,
 )
-from phalanx.declare.results import (
+from phalanx.declare.result_types import (
     AsyncMethod,
     AsyncStreaming,
     AsyncYielding,
@@ -75,7 +75,7 @@ _OneValue: TypeAlias = Literal["join", "first"]
 class _Options(TypedDict, total=False):
     readonly: bool
     to_device: bool
-    replay: bool
+    rerun_on_restart: bool
     replicated: bool
     needs_weights: bool
     pad_to_multiple: int | None
@@ -250,7 +250,7 @@ def register(
     collect: Collect | None = None,
     readonly: bool = False,
     to_device: bool = False,
-    replay: bool = False,
+    rerun_on_restart: bool = False,
     replicated: bool = False,
     needs_weights: bool = True,
     pad_to_multiple: int | None = None,
@@ -269,7 +269,7 @@ def register(
             output, whatever is said here, but for ``"none"``.
         readonly: arguments arrive without a copy, as read-only views of shared memory.
         to_device: tensors among the arguments arrive on the worker's device.
-        replay: ``group.restart()`` calls it again, with the same arguments, in the new processes.
+        rerun_on_restart: ``group.restart()`` calls it again, with the same arguments, in the new processes.
         replicated: every rank is to return the same; compared in debug mode.
         needs_weights: False for a method that may run while weights which this role accepts are of no one version,
             because a sync failed in the middle; others then raise ``WeightsTorn``.
@@ -292,7 +292,7 @@ def register(
         blocking=blocking,
         readonly=readonly,
         to_device=to_device,
-        replay=replay,
+        rerun_on_restart=rerun_on_restart,
         replicated=replicated,
         needs_weights=needs_weights,
         pad_to_multiple=pad_to_multiple,

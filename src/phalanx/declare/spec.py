@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from phalanx.declare.modes import Dispatch, Execute, Mode
+from phalanx.declare.dispatch_modes import Dispatch, Execute, Mode
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class MethodSpec:
     execute: Execute = Execute.ALL
     blocking: bool = True
     readonly: bool = False
-    replay: bool = False
+    rerun_on_restart: bool = False
     replicated: bool = False
     pad_to_multiple: int | None = None
     pad_mask: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.declare.bind import BoundClass
 from phalanx.declare.classes import class_spec
 from phalanx.declare.context import (
     Siblings,
@@ -14,7 +14,7 @@ from phalanx.declare.context import (
     coordinates_of,
     note_context,
 )
-from phalanx.declare.weights import Load, Memory, accept_weights, publish_weights
+from phalanx.declare.weight_declarations import Load, Memory, accept, publish
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
@@ -43,9 +43,9 @@ class Worker:
                 )
 
     @classmethod
-    def bind(cls, *args: Any, **kwargs: Any) -> ClassWithInitArgs:
+    def bind(cls, *args: Any, **kwargs: Any) -> BoundClass:
         """This class with the arguments that each rank makes it with."""
-        return ClassWithInitArgs(cls, *args, **kwargs)
+        return BoundClass(cls, *args, **kwargs)
 
     @property
     def _context(self) -> WorkerContext:
@@ -95,7 +95,7 @@ class Worker:
 
     @property
     def rejoining(self) -> bool:
-        """Whether this worker is being made to take the place of a rank of a running group (``px.replace``).
+        """Whether this worker is being made to take the place of a rank of a running group (``px.replace_ranks``).
 
         The others run :meth:`rejoin` meanwhile: a constructor then makes the same collectives, in the same order.
         """
@@ -159,8 +159,8 @@ class Worker:
         boxes: Mapping[str, Any] | None = None,
         megatron: Any = None,
     ) -> None:
-        """Let the weights of ``model`` be a source of syncs; see :func:`phalanx.publish_weights`."""
-        publish_weights(self, name, model, step=step, boxes=boxes, megatron=megatron)
+        """Let the weights of ``model`` be a source of syncs; see :func:`phalanx.weights.publish`."""
+        publish(self, name, model, step=step, boxes=boxes, megatron=megatron)
 
     def accept_weights(
         self,
@@ -173,8 +173,8 @@ class Worker:
         megatron: Any = None,
         memory: Memory | None = None,
     ) -> None:
-        """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.accept_weights`."""
-        accept_weights(
+        """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.weights.accept`."""
+        accept(
             self,
             name,
             model,

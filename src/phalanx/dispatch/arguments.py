@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.declare.modes import DispatchMode, Mode
+from phalanx.declare.dispatch_modes import DispatchMode, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
-from phalanx.dispatch.structure import flatten, holds, is_future
+from phalanx.dispatch.pytree import flatten, holds, is_future
 from phalanx.errors import DispatchError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.modes import (
+from phalanx.declare.dispatch_modes import (
     AllToAll,
     CustomMode,
     Direct,
@@ -26,10 +26,10 @@ from phalanx.declare.modes import (
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
+from phalanx.dispatch.pytree import is_future, unwrap
 from phalanx.dispatch.row_modes import Recipients, over_ranks, plan_rows
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import count_rows
-from phalanx.dispatch.structure import is_future, unwrap
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from phalanx.declare.modes import Collect, CustomMode, Mode
+from phalanx.declare.dispatch_modes import Collect, CustomMode, Mode
 from phalanx.topology.mesh import Mesh
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.modes import CustomMode, Dispatch, Execute, Mode
+from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Call, check_signature
 from phalanx.dispatch.modes import plan_dealt, plan_mode, plan_rank_zero, plan_same, plan_set, rank_sets

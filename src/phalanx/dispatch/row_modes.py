@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.declare.modes import MeshMode
+from phalanx.declare.dispatch_modes import MeshMode
 from phalanx.dispatch.arguments import Argument, Call
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.dispatch.pytree import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.dispatch.shardable import ops_for
 from phalanx.dispatch.split import (
     Cut,
@@ -21,7 +22,6 @@ from phalanx.dispatch.split import (
     rows_of,
     split_leaves,
 )
-from phalanx.dispatch.structure import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.lazy import is_tensor, lazy

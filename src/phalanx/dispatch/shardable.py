@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowOps:
-    """What can be done with the rows of one type; see :func:`phalanx.register_shardable`."""
+    """What can be done with the rows of one type; see :func:`phalanx.data.register_row_type`."""
 
     kind: str
     count: Callable[[Any], int | None]
@@ -268,7 +268,7 @@ def replicate(value: Any) -> Any:
     return Replicate(value)
 
 
-def register_shardable(
+def register_row_type(
     cls: type[T],
     *,
     count: Callable[[T], int | None],
@@ -280,7 +280,7 @@ def register_shardable(
 
     Example::
 
-        px.register_shardable(
+        px.data.register_row_type(
             pandas.DataFrame,
             count=len,
             slice=lambda frame, start, stop: frame.iloc[start:stop],
@@ -298,11 +298,11 @@ def register_shardable(
         DispatchError: ``cls`` is not a class, or one of the functions is not callable.
     """
     if not isinstance(cls, type):
-        raise DispatchError(f"register_shardable({cls!r}, ...): expected a class, such as pandas.DataFrame")
+        raise DispatchError(f"register_row_type({cls!r}, ...): expected a class, such as pandas.DataFrame")
     for name, function in (("count", count), ("slice", slice), ("concat", concat)):
         if not callable(function):
             raise DispatchError(
-                f"register_shardable({cls.__name__}, {name}={function!r}): expected a function"
+                f"register_row_type({cls.__name__}, {name}={function!r}): expected a function"
             )
     _BY_TYPE[cls] = _make_ops(cls.__name__, count, slice, concat, take)
     _ops_of_type.cache_clear()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from phalanx.dispatch.batch_metadata import PerShard, Settings, digest, is_table_like
 from phalanx.dispatch.plan import FuturePiece
-from phalanx.dispatch.settings import ByPiece, Settings, digest, is_table_like
+from phalanx.dispatch.pytree import Build, Leaf, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import RowOps, ops_for
-from phalanx.dispatch.structure import Build, Leaf, flatten, is_future, unwrap
 from phalanx.errors import DispatchError, PhalanxError
 
 _SHOWN = 12
@@ -100,10 +100,10 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
     """No leaf is a value of which it is not known what each piece should get.
 
     Raises:
-        DispatchError: one is a ``ByPiece`` of an earlier call, or a table of a type whose rows are not known.
+        DispatchError: one is a ``PerShard`` of an earlier call, or a table of a type whose rows are not known.
     """
     for leaf in leaves:
-        if isinstance(leaf.value, ByPiece):
+        if isinstance(leaf.value, PerShard):
             raise DispatchError(
                 f"{where}: {leaf.path} is {_shown(leaf.value)}, on which the pieces of an earlier call did not agree; "
                 f"it has no rows, and which of its {len(leaf.value)} values is meant is not known. Put one value in "
@@ -113,11 +113,12 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
             kind = f"{type(leaf.value).__module__}.{type(leaf.value).__qualname__}"
             raise DispatchError(
                 f"{where}: {leaf.path} is a {kind}, whose rows are not known, so it cannot be split with the others; "
-                "teach them with px.register_shardable, or wrap it in px.replicate(...) to give it whole to every rank"
+                "teach them with px.data.register_row_type, or wrap it in px.replicate(...) to give it "
+                "whole to every rank"
             )
 
 
-def _shown(value: ByPiece[Any]) -> str:
+def _shown(value: PerShard[Any]) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
 
@@ -161,7 +162,7 @@ def split_rows(value: Any, parts: int) -> list[Any]:
     in ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, one is a ``px.ByPiece`` or a table of an unknown type, or
+        DispatchError: leaves have different numbers of rows, one is a ``px.data.PerShard`` or a table of an unknown type, or
             ``parts`` is not a whole number from 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:

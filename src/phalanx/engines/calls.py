@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.engines.leaves import Completion, Prompt, Sampling, Tokens
-from phalanx.engines.requests import Answer, Row
+from phalanx.engines.engine_requests import Answer, Row
+from phalanx.engines.engine_types import Completion, Prompt, SamplingParams, Tokens
 
 __all__ = [
     "TAGS",
@@ -202,16 +202,17 @@ def check_tags(method: str, tags: Sequence[str]) -> None:
         raise ValueError(f"{method}({tags!r}): expected a list of {', '.join(map(repr, TAGS))}")
 
 
-def samplings_of(given: Any, count: int) -> list[Sampling]:
+def samplings_of(given: Any, count: int) -> list[SamplingParams]:
     """A sampling per row.
 
     Raises:
-        ValueError: it is neither a ``Sampling`` nor one for each row.
+        ValueError: it is neither a ``SamplingParams`` nor one for each row.
     """
-    rows = [given] * count if isinstance(given, Sampling) else list(given)
+    rows = [given] * count if isinstance(given, SamplingParams) else list(given)
     for row in rows:
-        if not isinstance(row, Sampling):
+        if not isinstance(row, SamplingParams):
             raise ValueError(
-                f"sampling={given!r}: expected px.engines.Sampling(max_tokens=..., ...), or a list with one per prompt"
+                f"sampling={given!r}: expected px.engines.SamplingParams(max_tokens=..., ...), or a list "
+                f"with one per prompt"
             )
     return each_row("sampling", rows, count)

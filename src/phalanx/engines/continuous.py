@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.engines.leaves import Capabilities, Sampling
-from phalanx.engines.machine import Machine
-from phalanx.engines.padded import PaddedMachine
-from phalanx.engines.requests import Answer, Drawn, Vocabulary
+from phalanx.engines.engine_requests import Answer, SampledToken, Vocabulary
+from phalanx.engines.engine_types import Capabilities, SamplingParams
+from phalanx.engines.model_runner import ModelRunner
+from phalanx.engines.padded import PaddedRunner
 
 __all__ = ["ContinuousMachine"]
 
@@ -79,7 +79,7 @@ class _Held:
         self.manager.stop(block=True, hard_stop=True)
 
 
-class ContinuousMachine(Machine):
+class ContinuousMachine(ModelRunner):
     """Draws tokens as transformers' scheduler has them.
 
     Args:
@@ -114,10 +114,10 @@ class ContinuousMachine(Machine):
         self._managers: dict[bool, _Held] = {}
         self._names = 0
         self._warned = False
-        self._reader = PaddedMachine(model, vocabulary, max_running=max_running)
+        self._reader = PaddedRunner(model, vocabulary, max_running=max_running)
 
-    def refuses(self, sampling: Sampling) -> str | None:
-        """See :class:`Machine`."""
+    def refuses(self, sampling: SamplingParams) -> str | None:
+        """See :class:`ModelRunner`."""
         if sampling.temperature not in (0, 1) or sampling.top_p < 1:
             return (
                 f"scheduler='continuous' draws at temperature 0 or 1 and with top_p=1, not at temperature "
@@ -126,15 +126,15 @@ class ContinuousMachine(Machine):
         return super().refuses(sampling)
 
     def room(self) -> int | None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         return max(0, self._max_running - sum(len(one.requests) for one in self._managers.values()))
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         if not self._warned and any(answer.sampling.seed is not None for answer in answers):
             self._warned = True
             warnings.warn(
-                "Sampling(seed=) has no effect with scheduler='continuous', which has one seed for all rows: "
+                "SamplingParams(seed=) has no effect with scheduler='continuous', which has one seed for all rows: "
                 "TransformersRollout(seed=)",
                 stacklevel=2,
             )
@@ -188,9 +188,9 @@ class ContinuousMachine(Machine):
         _end_with_program(held)
         return held
 
-    def step(self) -> list[Drawn]:
-        """See :class:`Machine`."""
-        drawn: list[Drawn] = []
+    def step(self) -> list[SampledToken]:
+        """See :class:`ModelRunner`."""
+        drawn: list[SampledToken] = []
         for held in self._managers.values():
             if held.requests:
                 for output in held.step():
@@ -198,7 +198,7 @@ class ContinuousMachine(Machine):
         return drawn
 
     def remove(self, answers: Sequence[Answer]) -> None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         gone = {id(answer) for answer in answers}
         for held in self._managers.values():
             for request in [one for one in held.requests.values() if id(one.answer) in gone]:
@@ -206,7 +206,7 @@ class ContinuousMachine(Machine):
                 del held.requests[request.name]
 
     def weights_changed(self) -> None:
-        """See :class:`Machine`: what runs is read again, under another name."""
+        """See :class:`ModelRunner`: what runs is read again, under another name."""
         running = [one.answer for held in self._managers.values() for one in held.requests.values()]
         self.remove(running)
         for answer in running:
@@ -214,19 +214,19 @@ class ContinuousMachine(Machine):
 
     @torch.no_grad()
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         return self._reader.prompt_log_probs(prompts)
 
     def cache_use(self) -> float:
-        """See :class:`Machine`: answers at work of those that there may be."""
+        """See :class:`ModelRunner`: answers at work of those that there may be."""
         return sum(len(one.requests) for one in self._managers.values()) / self._max_running
 
     def why_not(self, what: str) -> str:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         return "the model and its cache stay where they are"
 
     def close(self) -> None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         while self._managers:
             _, held = self._managers.popitem()
             held.stop()
@@ -251,7 +251,7 @@ def _end_with_program(held: _Held) -> None:
         _ending[0].start()
 
 
-def _drawn(request: _Request | None, output: Any) -> list[Drawn]:
+def _drawn(request: _Request | None, output: Any) -> list[SampledToken]:
     """The tokens of an output that were not told before.
 
     Raises:
@@ -263,10 +263,12 @@ def _drawn(request: _Request | None, output: Any) -> list[Drawn]:
         raise RuntimeError(
             f"continuous batching of transformers gave request {request.answer.row.id!r} up: {output.error}"
         )
-    wanted = request.answer.sampling.logprobs is not None
+    wanted = request.answer.sampling.log_probs is not None
     new = range(request.seen, len(output.generated_tokens))
     request.seen = len(output.generated_tokens)
     return [
-        Drawn(request.answer, output.generated_tokens[place], output.logprobs[place] if wanted else None)
+        SampledToken(
+            request.answer, output.generated_tokens[place], output.logprobs[place] if wanted else None
+        )
         for place in new
     ]

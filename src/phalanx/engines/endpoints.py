@@ -1,10 +1,10 @@
-"""``px.endpoints``: where the engines of a group are served by HTTP."""
+"""``px.engines.endpoints``: where the engines of a group are served by HTTP."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from phalanx.engines.leaves import Endpoint
+from phalanx.engines.engine_types import Endpoint
 from phalanx.errors import DeclarationError
 
 __all__ = ["endpoints"]
@@ -22,10 +22,10 @@ def endpoints(group: Any) -> list[Endpoint]:
     method = getattr(group, "endpoint", None)
     if method is None:
         raise DeclarationError(
-            f"px.endpoints({group!r}): these engines have no server; AsyncVllmRollout has one for each"
+            f"px.engines.endpoints({group!r}): these engines have no server; AsyncVllmRollout has one for each"
         )
     found: list[Endpoint | None] = method()
     served = [one for one in found if one is not None]
     if not served:
-        raise DeclarationError(f"px.endpoints({group!r}): bind its class with serve=True")
+        raise DeclarationError(f"px.engines.endpoints({group!r}): bind its class with serve=True")
     return served

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
-from phalanx.declare.modes import Dispatch
+from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
-from phalanx.declare.weights import WeightsDeclared
+from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import Worker
 from phalanx.engines.calls import (
     TAGS,
@@ -21,27 +21,27 @@ from phalanx.engines.calls import (
     rows_of,
     samplings_of,
 )
-from phalanx.engines.leaves import (
+from phalanx.engines.engine_loop import EngineLoop
+from phalanx.engines.engine_requests import Requests, Row
+from phalanx.engines.engine_status import StatusReporter
+from phalanx.engines.engine_types import (
     Capabilities,
     Completion,
     EngineStatistics,
     PauseMode,
     Prefix,
     Prompt,
-    Sampling,
+    SamplingParams,
     Tokens,
 )
-from phalanx.engines.machine import Machine
 from phalanx.engines.meter import Meter
-from phalanx.engines.requests import Requests, Row
-from phalanx.engines.telling import Teller
-from phalanx.engines.work import Work
+from phalanx.engines.model_runner import ModelRunner
 from phalanx.errors import DeclarationError, WeightsTorn
 
 __all__ = ["RolloutEngine"]
 
 _ENGINE = Dispatch.mesh("engine")
-_DEFAULT = Sampling()
+_DEFAULT = SamplingParams()
 
 
 class RolloutEngine(Worker):
@@ -50,7 +50,7 @@ class RolloutEngine(Worker):
     Ranks are asynchronous by themselves: calls interleave between two steps of the engine, and so do syncs of weights.
     Prompts are split over the axis ``dp`` of the mesh "engine", by default one coordinate per rank.
 
-    A subclass makes its :class:`Machine` in its constructor and calls :meth:`serve`.
+    A subclass makes its :class:`ModelRunner` in its constructor and calls :meth:`serve`.
     """
 
     __phalanx_options__ = {"max_concurrency": 10_000}
@@ -59,7 +59,7 @@ class RolloutEngine(Worker):
 
     def serve(
         self,
-        machine: Machine,
+        machine: ModelRunner,
         *,
         weights: str | None = None,
         seed: int | None = None,
@@ -81,8 +81,8 @@ class RolloutEngine(Worker):
         source = random.Random(None if seed is None else f"{seed}/{self.rank}")
         self._source = source
         self._requests = Requests(machine.vocabulary, lambda: source.getrandbits(62), machine.refuses)
-        self._teller = Teller(self._context, lambda: self._work.statistics())
-        self._work = Work(
+        self._teller = StatusReporter(self._context, lambda: self._work.statistics())
+        self._work = EngineLoop(
             machine,
             self._requests,
             version=lambda: self.version,
@@ -120,7 +120,7 @@ class RolloutEngine(Worker):
     async def generate(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] = _DEFAULT,
+        sampling: SamplingParams | Sequence[SamplingParams] = _DEFAULT,
         *,
         prefix: Sequence[Prefix] | None = None,
         ids: Sequence[str] | None = None,
@@ -149,7 +149,7 @@ class RolloutEngine(Worker):
     async def generate_rows(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] = _DEFAULT,
+        sampling: SamplingParams | Sequence[SamplingParams] = _DEFAULT,
         *,
         prefix: Sequence[Prefix] | None = None,
         ids: Sequence[str] | None = None,
@@ -165,7 +165,7 @@ class RolloutEngine(Worker):
     async def generate_tokens(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] = _DEFAULT,
+        sampling: SamplingParams | Sequence[SamplingParams] = _DEFAULT,
         *,
         prefix: Sequence[Prefix] | None = None,
         ids: Sequence[str] | None = None,
@@ -186,7 +186,7 @@ class RolloutEngine(Worker):
         found: list[Completion | None] = []
         asked: list[Sequence[int]] = []
         for index, prompt in enumerate(rows_of(prompts, self._encode)):
-            row = requests.row(index, None, prompt, Sampling(), None, self.version, whole=True)
+            row = requests.row(index, None, prompt, SamplingParams(), None, self.version, whole=True)
             found.append(row.done)
             if row.done is None:
                 asked.append(row.prompt)
@@ -278,7 +278,7 @@ class RolloutEngine(Worker):
     def _call(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
+        sampling: SamplingParams | Sequence[SamplingParams],
         prefix: Sequence[Prefix] | None,
         ids: Sequence[str] | None,
         *,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from phalanx.engines.leaves import EngineStatistics, PauseMode
-from phalanx.engines.requests import Row
+from phalanx.engines.engine_requests import Row
+from phalanx.engines.engine_types import EngineStatistics, PauseMode
 
 __all__ = ["IDLE_S", "Meter"]
 

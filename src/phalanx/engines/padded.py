@@ -15,12 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.engines.drawing import draw
-from phalanx.engines.leaves import Capabilities
-from phalanx.engines.machine import Machine
-from phalanx.engines.requests import Answer, Drawn, Vocabulary
+from phalanx.engines.engine_requests import Answer, SampledToken, Vocabulary
+from phalanx.engines.engine_types import Capabilities
+from phalanx.engines.model_runner import ModelRunner
+from phalanx.engines.token_sampling import draw
 
-__all__ = ["PaddedMachine"]
+__all__ = ["PaddedRunner"]
 
 _TOP = 64
 
@@ -56,7 +56,7 @@ class Batch:
         self.answers = self.answers + other.answers
 
 
-class PaddedMachine(Machine):
+class PaddedRunner(ModelRunner):
     """Draws a token for every running answer in each step.
 
     Args:
@@ -85,16 +85,16 @@ class PaddedMachine(Machine):
         return next(self._model.parameters()).device
 
     def room(self) -> int | None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         held = 0 if self._batch is None else len(self._batch.answers)
         return max(0, self._max_running - held - len(self._new))
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         self._new.extend(answers)
 
     def remove(self, answers: Sequence[Answer]) -> None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         gone = {id(answer) for answer in answers}
         self._new = [answer for answer in self._new if id(answer) not in gone]
         if self._batch is None:
@@ -106,15 +106,15 @@ class PaddedMachine(Machine):
             self._batch.keep(rows)
 
     def weights_changed(self) -> None:
-        """See :class:`Machine`: everything is read again."""
+        """See :class:`ModelRunner`: everything is read again."""
         if self._batch is not None:
             self._new = self._batch.answers + self._new
             self._batch = None
 
     @torch.no_grad()
-    def step(self) -> list[Drawn]:
-        """See :class:`Machine`."""
-        drawn: list[Drawn] = []
+    def step(self) -> list[SampledToken]:
+        """See :class:`ModelRunner`."""
+        drawn: list[SampledToken] = []
         before = self._batch
         if before is not None and self._new and not _plain(before.cache):
             self.weights_changed()  # caches of this kind cannot be put together
@@ -131,7 +131,7 @@ class PaddedMachine(Machine):
                 before.put_below(begun)
         return drawn
 
-    def _read(self, answers: list[Answer]) -> tuple[Batch, list[Drawn]]:
+    def _read(self, answers: list[Answer]) -> tuple[Batch, list[SampledToken]]:
         """Read what these have so far, and draw the next token of each."""
         ids, mask = self._padded([answer.so_far for answer in answers])
         positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
@@ -139,7 +139,7 @@ class PaddedMachine(Machine):
         drawn, tokens = draw(answers, out.logits[:, -1])
         return Batch(list(answers), out.past_key_values, mask, tokens), drawn
 
-    def _next(self, batch: Batch) -> list[Drawn]:
+    def _next(self, batch: Batch) -> list[SampledToken]:
         """Read the last token of each row, and draw the next."""
         positions = batch.mask.sum(dim=1, keepdim=True)
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.answers), 1)], dim=1)
@@ -167,7 +167,7 @@ class PaddedMachine(Machine):
 
     @torch.no_grad()
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         found: list[list[float]] = []
         for start in range(0, len(prompts), self._max_running):
             found += self._log_probs_of(prompts[start : start + self._max_running])
@@ -184,15 +184,15 @@ class PaddedMachine(Machine):
         return [row[len(row) - len(prompt) + 1 :] for row, prompt in zip(log_probs, prompts, strict=True)]
 
     def cache_use(self) -> float:
-        """See :class:`Machine`: rows at work of those that there may be."""
+        """See :class:`ModelRunner`: rows at work of those that there may be."""
         return (0 if self._batch is None else len(self._batch.answers)) / self._max_running
 
     def why_not(self, what: str) -> str:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         return "the model stays where it is, and keys and values are given back with the last answer"
 
     def close(self) -> None:
-        """See :class:`Machine`."""
+        """See :class:`ModelRunner`."""
         self._new, self._batch = [], None
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from phalanx.engines.continuous import ContinuousMachine
 from phalanx.engines.engine import RolloutEngine
-from phalanx.engines.machine import Machine
-from phalanx.engines.padded import PaddedMachine
-from phalanx.engines.requests import Vocabulary
-from phalanx.engines.texts import check_folder, decoder, tokenizer_of
+from phalanx.engines.engine_requests import Vocabulary
+from phalanx.engines.model_runner import ModelRunner
+from phalanx.engines.padded import PaddedRunner
+from phalanx.engines.tokenization import check_folder, decoder, tokenizer_of
 
 __all__ = ["TransformersRollout"]
 
@@ -66,9 +66,9 @@ class TransformersRollout(RolloutEngine):
         self.model = _made(model, dtype).to(self.device).eval().requires_grad_(False)
         text = tokenizer_of(tokenizer)
         vocabulary = vocabulary_of(self.model, context, decoder(text))
-        machine: Machine
+        machine: ModelRunner
         if scheduler == "padded":
-            machine = PaddedMachine(self.model, vocabulary, max_running=max_running)
+            machine = PaddedRunner(self.model, vocabulary, max_running=max_running)
         else:
             machine = ContinuousMachine(
                 self.model, vocabulary, max_running=max_running, num_blocks=num_blocks, seed=seed

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.parallel.mlp import activation
-from phalanx.parallel.rejoining import with_new_groups
+from phalanx.parallel.module_rejoining import with_new_groups
 from phalanx.parallel.world import DpPeers, agreed_mesh, join_world
-from phalanx.runtime.api.group import WorkerGroup
 from phalanx.topology.mesh import Mesh
 
 MESH = "default"

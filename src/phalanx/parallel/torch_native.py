@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from phalanx.declare.modes import Dispatch
+from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
-from phalanx.declare.saving import register_state
+from phalanx.declare.state_declarations import register_state
 from phalanx.declare.worker import Worker
 from phalanx.parallel.mlp import LlamaMLP
-from phalanx.parallel.rejoining import keep_tensors
+from phalanx.parallel.module_rejoining import keep_tensors
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
 
@@ -28,7 +28,7 @@ class DeviceMeshWorker(Worker):
     """A worker whose mesh is a torch ``DeviceMesh`` that it makes itself.
 
     On ranks that stay when others are replaced, ``rejoin()`` makes the meshes again, in the order in which they were
-    made. A subclass with sharded modules overrides it: see :func:`phalanx.parallel.rejoining.keep_tensors`.
+    made. A subclass with sharded modules overrides it: see :func:`phalanx.parallel.module_rejoining.keep_tensors`.
     """
 
     def init_mesh(self, name: str = "default", /, **axes: int) -> DeviceMesh:
@@ -90,7 +90,7 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
 class FSDPTrainer(DeviceMeshWorker):
     """Trains a causal language model of transformers, sharded by FSDP2 over all ranks (mesh axis "dp").
 
-    Its model and optimizer are its state, for ``px.save``, ``px.load``, ``px.snapshot`` and ``px.replace``.
+    Its model and optimizer are its state, for ``px.save``, ``px.load``, ``px.snapshot`` and ``px.replace_ranks``.
 
     Args:
         make_model: makes the model; called on every rank after ``torch.manual_seed(seed)``, and, where other ranks are

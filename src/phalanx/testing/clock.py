@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.transport.timed import SteppedClock
+from phalanx.testing.timed import SteppedClock
 
 
 class FakeClock(SteppedClock):

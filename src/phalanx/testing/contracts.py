@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.execution.factory import make_host
-from phalanx.topology.slots import Slot
-from phalanx.transport.base import Transport
-from phalanx.transport.facade import facade_name
-from phalanx.transport.values import (
+from phalanx.backends.actor_methods import facade_name
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import (
     Endpoint,
     Facade,
     FetchFailed,
@@ -35,9 +33,11 @@ from phalanx.transport.values import (
     SpawnRequest,
     Ticket,
 )
+from phalanx.topology.slots import Slot
 from phalanx.wire.codec import encode
-from phalanx.wire.messages import ANY_EPOCH, BARE, RankCall, RankSetup
+from phalanx.wire.messages import ANY_EPOCH, BARE, RankCall, RankConfig
 from phalanx.wire.outputs import DESCRIBED, OUTPUT, StreamEnd
+from phalanx.worker.factory import make_host
 
 _POOL = "contracts"
 _SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot
@@ -87,14 +87,14 @@ class _Ranks:
     """Slots, processes and ranks for the tests of a class; ``transport`` is the subclass's own fixture."""
 
     @pytest.fixture(scope="class")
-    def reservation(self, transport: Transport) -> Iterator[Reservation]:
+    def reservation(self, transport: Backend) -> Iterator[Reservation]:
         """Two slots on one node."""
         held = transport.reserve(ReserveRequest(_POOL, (2,), _SLOT, timeout=_WITHIN_S))
         yield held
         transport.release(held)
 
     @pytest.fixture(scope="class")
-    def endpoints(self, transport: Transport, reservation: Reservation) -> Iterator[list[Endpoint]]:
+    def endpoints(self, transport: Backend, reservation: Reservation) -> Iterator[list[Endpoint]]:
         """A rank in each of them."""
         made = self.spawned(transport, reservation)
         tickets = [self.become(transport, made, rank) for rank in range(2)]
@@ -102,7 +102,7 @@ class _Ranks:
         yield made
         transport.kill(made)
 
-    def spawned(self, transport: Transport, reservation: Reservation) -> list[Endpoint]:
+    def spawned(self, transport: Backend, reservation: Reservation) -> list[Endpoint]:
         """Processes that are no ranks yet."""
         slots = tuple(Slot(0, bundle, _POOL) for bundle in range(2))
         return transport.spawn(
@@ -110,28 +110,28 @@ class _Ranks:
         )
 
     def become(
-        self, transport: Transport, endpoints: Sequence[Endpoint], rank: int, **arguments: Any
+        self, transport: Backend, endpoints: Sequence[Endpoint], rank: int, **arguments: Any
     ) -> Ticket:
         """Make one of them a rank of two."""
-        setup = RankSetup(rank, 2, rank, 2, _POOL, 0, {})
+        setup = RankConfig(rank, 2, rank, 2, _POOL, 0, {})
         body = encode({"": (Small, (), arguments)}).to_bytes()
         return transport.setup(endpoints[rank], setup.pack(body), ())
 
     def call(
-        self, transport: Transport, endpoint: Endpoint, method: str, *args: Any, returns: int = OUTPUT
+        self, transport: Backend, endpoint: Endpoint, method: str, *args: Any, returns: int = OUTPUT
     ) -> Ticket:
         """Send a call with its arguments in the message."""
         body = encode((args, {})).to_bytes()
         return transport.submit(endpoint, "", method, header(method, body, returns), (), returns)
 
     def stream(
-        self, transport: Transport, endpoint: Endpoint, n: int, buffer: int | None = None, **options: Any
+        self, transport: Backend, endpoint: Endpoint, n: int, buffer: int | None = None, **options: Any
     ) -> RankStream:
         """Send a call of the method that yields."""
         body = encode(((n,), options)).to_bytes()
         return transport.stream(endpoint, "", "count", header("count", body), (), buffer)
 
-    def taken(self, transport: Transport, stream: RankStream) -> Ref:
+    def taken(self, transport: Backend, stream: RankStream) -> Ref:
         """The next reference of a stream, waiting for it."""
         while (ref := stream.take()) is None:
             assert transport.wait([stream.coming], 1, _WITHIN_S)[0]
@@ -147,16 +147,16 @@ def header(method: str, body: bytes | None, returns: int = OUTPUT) -> bytes:
 class PlacingContract(_Ranks):
     """Slots, and the processes on them."""
 
-    def test_nodes_tell_what_they_have_and_what_is_free(self, transport: Transport) -> None:
+    def test_nodes_tell_what_they_have_and_what_is_free(self, transport: Backend) -> None:
         assert all(node.total["CPU"] >= node.available.get("CPU", 0.0) > 0 for node in transport.nodes()[:1])
 
-    def test_what_can_never_be_placed_is_refused_at_once(self, transport: Transport) -> None:
+    def test_what_can_never_be_placed_is_refused_at_once(self, transport: Backend) -> None:
         with pytest.raises(px.PlacementError, match="accelerator-of-nobody"):
             transport.reserve(
                 ReserveRequest("never", (1,), {"accelerator-of-nobody": 1.0}, timeout=_WITHIN_S)
             )
 
-    def test_what_is_held_is_told_until_it_is_released(self, transport: Transport) -> None:
+    def test_what_is_held_is_told_until_it_is_released(self, transport: Backend) -> None:
         held = transport.reserve(ReserveRequest("held-for-a-test", (1,), {"CPU": 0.01}, timeout=_WITHIN_S))
         assert "held-for-a-test" in " ".join(holder.name for holder in transport.holders())
         transport.release(held)
@@ -164,7 +164,7 @@ class PlacingContract(_Ranks):
         assert "held-for-a-test" not in " ".join(holder.name for holder in transport.holders())
 
     def test_the_slots_of_a_block_lie_on_one_node(
-        self, transport: Transport, reservation: Reservation, endpoints: list[Endpoint]
+        self, transport: Backend, reservation: Reservation, endpoints: list[Endpoint]
     ) -> None:
         slots = [endpoint.slot for endpoint in endpoints]
         nodes = transport.nodes_of(slots, {_POOL: reservation})
@@ -172,7 +172,7 @@ class PlacingContract(_Ranks):
         assert len(set(nodes)) == 1
 
     def test_processes_end_when_they_are_killed_also_twice(
-        self, transport: Transport, reservation: Reservation
+        self, transport: Backend, reservation: Reservation
     ) -> None:
         made = self.spawned(transport, reservation)
         assert transport.kill(made) == ()
@@ -180,7 +180,7 @@ class PlacingContract(_Ranks):
         assert transport.dead_of(made) == list(range(len(made)))
         assert transport.kill(made) == ()
 
-    def test_nobody_bears_a_name_that_was_never_given(self, transport: Transport) -> None:
+    def test_nobody_bears_a_name_that_was_never_given(self, transport: Backend) -> None:
         assert transport.find("a-name-of-nobody:0") is None
 
 
@@ -188,25 +188,25 @@ class CallingContract(_Ranks):
     """Calls on processes."""
 
     def test_calls_run_in_the_order_in_which_they_were_submitted(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         tickets = [self.call(transport, endpoints[0], "note", index) for index in range(5)]
         last = transport.fetch([tickets[-1].value], _WITHIN_S)[0]
         assert last[-5:] == [0, 1, 2, 3, 4]
 
-    def test_a_call_without_a_message_runs(self, transport: Transport, endpoints: list[Endpoint]) -> None:
+    def test_a_call_without_a_message_runs(self, transport: Backend, endpoints: list[Endpoint]) -> None:
         tickets = [transport.submit(endpoint, "", "rank_of", BARE, ()) for endpoint in endpoints]
         assert transport.fetch([ticket.value for ticket in tickets], _WITHIN_S) == [0, 1]
 
     def test_a_described_output_comes_with_its_rows(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         ticket = self.call(transport, endpoints[1], "rank_of", returns=DESCRIBED)
         info, value = transport.fetch([ticket.info, ticket.value], _WITHIN_S)
         assert (info.rows, value) == (None, 1)
 
     def test_what_a_rank_raises_is_the_outcome_of_its_call(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         refused = self.call(transport, endpoints[1], "refuse").value
         with pytest.raises(FetchFailed):
@@ -216,7 +216,7 @@ class CallingContract(_Ranks):
         assert (failure.report.rank, failure.report.message) == (1, "rank 1 refuses")
 
     def test_a_process_whose_worker_cannot_be_made_says_why(
-        self, transport: Transport, reservation: Reservation
+        self, transport: Backend, reservation: Reservation
     ) -> None:
         made = self.spawned(transport, reservation)
         outcome = transport.outcome(self.become(transport, made, 0, refuse=True).value)
@@ -225,13 +225,13 @@ class CallingContract(_Ranks):
         assert outcome.failure.report.method == "__init__"
 
     def test_waiting_parts_what_has_ended_from_the_rest(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         refs = [self.call(transport, endpoint, "rank_of").value for endpoint in endpoints]
         assert transport.wait(refs, 2, _WITHIN_S) == ([0, 1], [])
 
     def test_a_call_that_has_ended_is_not_dropped(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         ticket = self.call(transport, endpoints[0], "rank_of")
         transport.fetch([ticket.value], _WITHIN_S)
@@ -239,7 +239,7 @@ class CallingContract(_Ranks):
         assert transport.fetch([ticket.value], _WITHIN_S) == [0]
 
     def test_items_of_a_method_that_yields_come_in_order_and_last_its_end(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         stream = self.stream(transport, endpoints[0], 3)
         refs = [self.taken(transport, stream) for _ in range(4)]
@@ -248,7 +248,7 @@ class CallingContract(_Ranks):
         assert stream.take() is None
 
     def test_a_rank_makes_no_more_items_than_there_is_room_for(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         stream = self.stream(transport, endpoints[0], 50, buffer=2)
         taken = transport.fetch([self.taken(transport, stream) for _ in range(5)], _WITHIN_S)
@@ -258,7 +258,7 @@ class CallingContract(_Ranks):
         assert taken == [1, 2, 3, 4, 5]
 
     def test_what_a_rank_raises_is_the_last_of_its_stream(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         stream = self.stream(transport, endpoints[1], 1, refuse=True)
         first, last = (self.taken(transport, stream) for _ in range(2))
@@ -268,7 +268,7 @@ class CallingContract(_Ranks):
         assert failure.report.message == "rank 1 refuses"
 
     def test_a_stream_that_is_cancelled_and_left_comes_to_its_end(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         stream = self.stream(transport, endpoints[0], 200, buffer=2)
         first = self.taken(transport, stream)
@@ -280,35 +280,35 @@ class CallingContract(_Ranks):
         assert transport.fetch([first], _WITHIN_S) == [1]
 
     def test_an_outcome_that_nobody_asks_for_may_be_disregarded(
-        self, transport: Transport, endpoints: list[Endpoint]
+        self, transport: Backend, endpoints: list[Endpoint]
     ) -> None:
         transport.disregard([self.call(transport, endpoints[0], "refuse").value])
         assert transport.fetch([self.call(transport, endpoints[0], "rank_of").value], _WITHIN_S) == [0]
 
-    def test_the_clock_does_not_go_back(self, transport: Transport) -> None:
+    def test_the_clock_does_not_go_back(self, transport: Backend) -> None:
         assert transport.now() <= transport.now()
 
 
 class StoringContract(_Ranks):
     """Values behind references."""
 
-    def test_a_stored_value_can_be_fetched_as_often_as_one_likes(self, transport: Transport) -> None:
+    def test_a_stored_value_can_be_fetched_as_often_as_one_likes(self, transport: Backend) -> None:
         ref = transport.put(encode([1, 2]))
         assert transport.fetch([ref, ref], _WITHIN_S) == [[1, 2], [1, 2]]
 
-    def test_what_users_may_hold_is_of_its_reference_types(self, transport: Transport) -> None:
+    def test_what_users_may_hold_is_of_its_reference_types(self, transport: Backend) -> None:
         assert isinstance(transport.put(1), transport.ref_types())
 
-    def test_arguments_may_lie_in_the_store(self, transport: Transport, endpoints: list[Endpoint]) -> None:
+    def test_arguments_may_lie_in_the_store(self, transport: Backend, endpoints: list[Endpoint]) -> None:
         ref = transport.put(encode((("stored",), {})))
         ticket = transport.submit(endpoints[1], "", "note", header("note", None), [ref])
         assert transport.fetch([ticket.value], _WITHIN_S)[0][-1] == "stored"
 
-    def test_a_stored_value_is_found_at_its_address(self, transport: Transport) -> None:
+    def test_a_stored_value_is_found_at_its_address(self, transport: Backend) -> None:
         ref = transport.put(encode("here"))
         assert transport.fetch([transport.at(transport.address_of(ref))], _WITHIN_S) == ["here"]
 
-    def test_a_bounded_store_has_no_more_free_than_it_holds(self, transport: Transport) -> None:
+    def test_a_bounded_store_has_no_more_free_than_it_holds(self, transport: Backend) -> None:
         space = transport.store()
         assert space is None or 0 <= space.free <= space.capacity
 
@@ -316,7 +316,7 @@ class StoringContract(_Ranks):
 class WatchingContract(_Ranks):
     """Processes as seen from beside them."""
 
-    def test_a_rank_is_alive_and_reachable(self, transport: Transport, endpoints: list[Endpoint]) -> None:
+    def test_a_rank_is_alive_and_reachable(self, transport: Backend, endpoints: list[Endpoint]) -> None:
         transport.attend(endpoints)
         assert all(map(transport.alive, endpoints))
         assert transport.dead_of(endpoints) == []
@@ -324,7 +324,7 @@ class WatchingContract(_Ranks):
         assert all(sight.reachable and not sight.gone for sight in sights)
 
     def test_a_rank_that_was_ended_is_neither_and_there_is_a_reason(
-        self, transport: Transport, reservation: Reservation
+        self, transport: Backend, reservation: Reservation
     ) -> None:
         made = self.spawned(transport, reservation)
         transport.kill(made)
@@ -332,7 +332,7 @@ class WatchingContract(_Ranks):
         assert transport.post_mortem(made[0], None).reason
 
     def test_files_of_its_node_can_be_read(
-        self, transport: Transport, endpoints: list[Endpoint], tmp_path: Path
+        self, transport: Backend, endpoints: list[Endpoint], tmp_path: Path
     ) -> None:
         (tmp_path / "file").write_bytes(b"0123456789")
         path = str(tmp_path / "file")
@@ -340,7 +340,7 @@ class WatchingContract(_Ranks):
         assert transport.read(endpoints[0], path, -2, 9) == b"89"
 
     def test_a_file_that_is_not_there_is_said_so(
-        self, transport: Transport, endpoints: list[Endpoint], tmp_path: Path
+        self, transport: Backend, endpoints: list[Endpoint], tmp_path: Path
     ) -> None:
         with pytest.raises(FileNotFoundError):
             transport.read(endpoints[0], str(tmp_path / "none"), 0, 1)
@@ -349,7 +349,7 @@ class WatchingContract(_Ranks):
 class NoticingContract(_Ranks):
     """What a driver leaves for others to find."""
 
-    def test_a_notice_can_be_left_and_taken_back_also_twice(self, transport: Transport) -> None:
+    def test_a_notice_can_be_left_and_taken_back_also_twice(self, transport: Backend) -> None:
         assert isinstance(transport.job(), str)
         key = "contracts-of-a-transport"
         transport.publish(key, b"here")
@@ -358,11 +358,11 @@ class NoticingContract(_Ranks):
         transport.publish(key, None)
         assert transport.published(key) is None
 
-    def test_no_node_is_said_to_go_where_nobody_takes_one_away(self, transport: Transport) -> None:
+    def test_no_node_is_said_to_go_where_nobody_takes_one_away(self, transport: Backend) -> None:
         assert list(transport.going_nodes()) == []
         assert list(transport.ended_nodes()) == []
 
-    def test_a_process_says_where_it_is_reached(self, transport: Transport) -> None:
+    def test_a_process_says_where_it_is_reached(self, transport: Backend) -> None:
         with socket.create_server(("", 0)) as server:
             socket.create_connection((transport.host(), server.getsockname()[1]), timeout=_WITHIN_S).close()
 

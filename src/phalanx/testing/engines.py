@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines import Completion, Sampling, Tokens
+from phalanx.engines import Completion, SamplingParams, Tokens
 
 __all__ = ["EngineConformance", "Reference", "Source"]
 
@@ -108,7 +108,7 @@ class EngineConformance:
         self, rollout: Any, reference: Reference
     ) -> None:
         """In order, whichever rank made them."""
-        made = rollout.generate(reference.prompts, Sampling(max_tokens=LENGTH, temperature=0))
+        made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH, temperature=0))
 
         self.check_greedy(made, reference)
 
@@ -125,7 +125,7 @@ class EngineConformance:
         self, rollout: Any, reference: Reference
     ) -> None:
         """Before temperature."""
-        made = rollout.generate(reference.prompts, Sampling(max_tokens=LENGTH))
+        made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH))
 
         for prompt, one in zip(reference.prompts, made, strict=True):
             expected = reference.log_probs(prompt, one.tokens)
@@ -139,7 +139,7 @@ class EngineConformance:
             (state,) = source.change(seed)
             reference.model.load_state_dict(state)
             version = sync()
-            made = rollout.generate(reference.prompts, Sampling(max_tokens=LENGTH, temperature=0))
+            made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH, temperature=0))
 
             self.check_greedy(made, reference)
             assert [one.versions for one in made] == [((version.number, LENGTH),)] * len(made)
@@ -152,7 +152,7 @@ class EngineConformance:
         length = min(rollout.capabilities().context - len(prompt), 64)
         for seed in range(77, 97):  # until the sync comes before the engine is at the end of the answer
             before = sync().number
-            sampling = Sampling(max_tokens=length, temperature=0)
+            sampling = SamplingParams(max_tokens=length, temperature=0)
             with rollout.any.generate_tokens.stream([prompt], sampling, buffer=1) as items:
                 seen = [next(items)]
                 rollout.pause("keep")
@@ -176,14 +176,16 @@ class EngineConformance:
 
     def test_no_prompts_have_no_answers(self, rollout: Any) -> None:
         """And are no error."""
-        assert rollout.generate([], Sampling()) == []
+        assert rollout.generate([], SamplingParams()) == []
 
     def test_a_prompt_that_is_too_long_is_an_error_of_its_row(
         self, rollout: Any, reference: Reference
     ) -> None:
         """The others have their answers."""
         context = rollout.capabilities().context
-        long, short = rollout.generate([[2] * (context + 1), reference.prompts[0]], Sampling(max_tokens=2))
+        long, short = rollout.generate(
+            [[2] * (context + 1), reference.prompts[0]], SamplingParams(max_tokens=2)
+        )
 
         assert long.finish_reason == "error"
         assert str(context) in str(long.error)
@@ -193,7 +195,7 @@ class EngineConformance:
 
     def test_each_row_has_a_sampling_of_its_own(self, rollout: Any, reference: Reference) -> None:
         """A list of them are rows."""
-        samplings = [Sampling(max_tokens=row + 1) for row in range(len(reference.prompts))]
+        samplings = [SamplingParams(max_tokens=row + 1) for row in range(len(reference.prompts))]
 
         made = rollout.generate(reference.prompts, samplings)
 
@@ -202,24 +204,24 @@ class EngineConformance:
     def test_a_stop_token_ends_an_answer_and_is_its_last(self, rollout: Any, reference: Reference) -> None:
         """As a token, and as several in a row."""
         prompt = reference.prompts[0]
-        (whole,) = rollout.generate([prompt], Sampling(max_tokens=LENGTH, temperature=0))
+        (whole,) = rollout.generate([prompt], SamplingParams(max_tokens=LENGTH, temperature=0))
         pair = whole.tokens[2:4]
         first = next(i for i in range(1, LENGTH) if whole.tokens[i - 1 : i + 1] == pair)
 
-        (made,) = rollout.generate([prompt], Sampling(max_tokens=LENGTH, temperature=0, stop=(pair,)))
+        (made,) = rollout.generate([prompt], SamplingParams(max_tokens=LENGTH, temperature=0, stop=(pair,)))
 
         assert (made.tokens, made.finish_reason) == (whole.tokens[: first + 1], "stop")
 
     def test_several_answers_to_a_prompt_come_as_one_row(self, rollout: Any, reference: Reference) -> None:
         """And differ."""
-        made = rollout.generate(reference.prompts[:2], Sampling(max_tokens=LENGTH, n=3))
+        made = rollout.generate(reference.prompts[:2], SamplingParams(max_tokens=LENGTH, n=3))
 
         assert [len(one.all) for one in made] == [3, 3]
         assert len({one.tokens for one in made[0].all}) > 1
 
     def test_no_log_probabilities_where_none_are_asked_for(self, rollout: Any, reference: Reference) -> None:
-        """``logprobs=None``."""
-        (made,) = rollout.generate(reference.prompts[:1], Sampling(max_tokens=2, logprobs=None))
+        """``log_probs=None``."""
+        (made,) = rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=2, log_probs=None))
 
         assert len(made.tokens) == 2
         assert made.log_probs == ()
@@ -230,7 +232,7 @@ class EngineConformance:
         """Alone, in a batch, and in the middle of an answer."""
         if not rollout.capabilities().seeds:
             pytest.skip("this engine has no seeds of rows")
-        sampling = Sampling(max_tokens=LENGTH, seed=5).each(len(reference.prompts))
+        sampling = SamplingParams(max_tokens=LENGTH, seed=5).each(len(reference.prompts))
         made = rollout.generate(reference.prompts, sampling)
 
         alone = [
@@ -243,7 +245,7 @@ class EngineConformance:
     def test_an_aborted_answer_is_gone_on_with(self, rollout: Any, reference: Reference) -> None:
         """With the tokens that it would have had."""
         prompt = reference.prompts[1]
-        sampling = Sampling(max_tokens=LENGTH, temperature=0)
+        sampling = SamplingParams(max_tokens=LENGTH, temperature=0)
         (whole,) = rollout.generate([prompt], sampling)
         with rollout.any.generate_tokens.stream([prompt], sampling, ids=["mine"], buffer=1) as items:
             seen = [next(items)]
@@ -264,7 +266,7 @@ class EngineConformance:
     ) -> None:
         """And after it the engine goes on."""
         with rollout.any.generate_tokens.stream(
-            reference.prompts[:1], Sampling(max_tokens=40), buffer=1
+            reference.prompts[:1], SamplingParams(max_tokens=40), buffer=1
         ) as items:
             seen = [next(items)]
             rollout.pause("abort")
@@ -272,13 +274,15 @@ class EngineConformance:
         rollout.resume()
 
         assert seen[-1].finish_reason in ("abort", "length")
-        assert len(rollout.generate(reference.prompts[:1], Sampling(max_tokens=3))[0].tokens) == 3
+        assert len(rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=3))[0].tokens) == 3
 
     def test_a_pause_that_waits_lets_answers_come_to_their_end(
         self, rollout: Any, reference: Reference
     ) -> None:
         """And begins no others."""
-        with rollout.any.generate_tokens.stream(reference.prompts[:1], Sampling(max_tokens=LENGTH)) as items:
+        with rollout.any.generate_tokens.stream(
+            reference.prompts[:1], SamplingParams(max_tokens=LENGTH)
+        ) as items:
             seen = [next(items)]
             rollout.pause("wait")
             seen += list(items)
@@ -288,7 +292,7 @@ class EngineConformance:
 
     def test_rows_are_streamed_as_they_are_done(self, rollout: Any, reference: Reference) -> None:
         """With their place in the call."""
-        samplings = [Sampling(max_tokens=row + 1) for row in range(len(reference.prompts))]
+        samplings = [SamplingParams(max_tokens=row + 1) for row in range(len(reference.prompts))]
 
         rows = dict(rollout.generate_rows.stream(reference.prompts, samplings, by="rows"))
 
@@ -317,12 +321,12 @@ class EngineConformance:
         rollout.wake(["kv_cache"])
         rollout.reset_cache()
 
-        assert len(rollout.generate(reference.prompts[:1], Sampling(max_tokens=3))[0].tokens) == 3
+        assert len(rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=3))[0].tokens) == 3
 
     def test_statistics_count_what_was_made(self, rollout: Any, reference: Reference) -> None:
         """Rows and tokens, over all ranks."""
         before = rollout.engine_statistics()
-        rollout.generate(reference.prompts, Sampling(max_tokens=4))
+        rollout.generate(reference.prompts, SamplingParams(max_tokens=4))
         after = rollout.engine_statistics()
 
         count = len(reference.prompts)

@@ -19,9 +19,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from phalanx.api.view import GroupView
 from phalanx.errors import DeclarationError
-from phalanx.runtime.api.views import GroupView
-from phalanx.runtime.session import connection as cluster
+from phalanx.session import session as cluster
 
 FaultKind = Literal["raise", "kill", "stop", "slow"]
 KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")

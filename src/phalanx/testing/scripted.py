@@ -12,12 +12,21 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from typing import Literal
 
+from phalanx.backends.backend_types import (
+    DrainingNode,
+    Endpoint,
+    Lost,
+    ProcessStatus,
+    Ref,
+    Reservation,
+    SpawnRequest,
+    Ticket,
+)
+from phalanx.backends.inline import InlineBackend, InlineRef
 from phalanx.errors import PlacementError
-from phalanx.runtime.session import connection as cluster
+from phalanx.session import session as cluster
 from phalanx.testing.clock import FakeClock
-from phalanx.transport.inline import InlineRef, InlineTransport
-from phalanx.transport.timed import FOR_EVER, TimedCalls, TimedRef, plain
-from phalanx.transport.values import Endpoint, GoingNode, Lost, Ref, Reservation, Sight, SpawnRequest, Ticket
+from phalanx.testing.timed import FOR_EVER, TimedCalls, TimedRef, plain
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import RankCall
 from phalanx.wire.outputs import OUTPUT
@@ -31,7 +40,7 @@ class ScriptedFault(RuntimeError):
     """What a rank raises where the script says "raise"."""
 
 
-class ScriptedTransport(TimedCalls, InlineTransport):
+class ScriptedTransport(TimedCalls, InlineBackend):
     """An inline backend under a script; :func:`scripted` puts it in place."""
 
     def __init__(self, script: Script, clock: FakeClock | None = None, slow_s: float = 3.0) -> None:
@@ -42,14 +51,14 @@ class ScriptedTransport(TimedCalls, InlineTransport):
         self._counts: dict[str, int] = {}
         self._open: list[TimedRef] = []
         #: The nodes that it says will be taken away; its one node is called "inline".
-        self.going: list[GoingNode] = []
+        self.going: list[DrainingNode] = []
 
     def _next(self, what: str) -> Event:
         number = self._counts.get(what, 0)
         self._counts[what] = number + 1
         return self._script(what, number)
 
-    def going_nodes(self) -> Sequence[GoingNode]:
+    def going_nodes(self) -> Sequence[DrainingNode]:
         return self.going
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
@@ -121,8 +130,8 @@ class ScriptedTransport(TimedCalls, InlineTransport):
         self._open = [ref for ref in self._open if ref.at > self.clock.now()]
         return super().kill([endpoint for endpoint in endpoints if endpoint.handle.lost is None])
 
-    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[Sight]:
-        return [Sight(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
+        return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from phalanx.show.tables import Table
+from phalanx.display.tables import Table
 from phalanx.tracing.events import Counter, Trace
 
 __all__ = ["CHANNEL", "OLDEST", "WAITING", "Points", "channels_table", "resampled"]

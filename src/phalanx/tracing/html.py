@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from phalanx.show.sizes import size
-from phalanx.show.tables import Table
+from phalanx.display.byte_format import size
+from phalanx.display.tables import Table
 from phalanx.tracing.counters import resampled
 from phalanx.tracing.events import STARTING, Call, Trace
 from phalanx.tracing.report import Report, report

@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.tracing.clocks import bounds_of, corrected, corrected_span, estimate
 from phalanx.tracing.counters import Points
 from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
-from phalanx.tracing.journal import Reading, describe, plain
+from phalanx.tracing.span_writer import Reading, describe, plain
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
 LIMIT = 2_000_000

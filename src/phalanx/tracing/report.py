@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.show.tables import Table
+from phalanx.display.tables import Table
 from phalanx.tracing.counters import channels_table
 from phalanx.tracing.durations import (
     arguments_ns,
@@ -23,7 +23,7 @@ from phalanx.tracing.durations import (
 )
 from phalanx.tracing.events import STARTING, Call, Trace, Track, TrackKey
 from phalanx.tracing.saves import saves_table
-from phalanx.tracing.weights import weights_table
+from phalanx.tracing.weight_report import weights_table
 
 _MS = 1e6
 

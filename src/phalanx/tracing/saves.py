@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.show.sizes import size
-from phalanx.show.tables import Table
+from phalanx.display.byte_format import size
+from phalanx.display.tables import Table
 from phalanx.tracing.events import Span, Trace
 
 __all__ = ["saves_table", "span_attributes"]

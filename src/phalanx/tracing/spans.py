@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from phalanx.tracing.journal import current
+from phalanx.tracing.span_writer import current
 
 F = TypeVar("F", bound=Callable[..., Any])
 

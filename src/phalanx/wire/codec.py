@@ -2,7 +2,7 @@
 
 A value becomes a pickle stream (``head``, by cloudpickle, protocol 5) and the bytes of its tensors and arrays
 as they lie in memory (``buffers``). `phalanx.wire.pack` says what is sent of a tensor or array;
-`phalanx.wire.arrival` says in what memory and on which device it arrives. Nothing global is patched: the
+`phalanx.wire.decode_options` says in what memory and on which device it arrives. Nothing global is patched: the
 reductions belong to this pickler alone.
 """
 
@@ -22,9 +22,9 @@ import numpy as np
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
-from phalanx.wire.arrival import Policy, current_arrival, decoding, received
+from phalanx.wire.decode_options import Policy, current_arrival, decoding, received
 from phalanx.wire.lazy import is_tensor_type
-from phalanx.wire.leaves import large_leaves, nbytes_of
+from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
 __all__ = [

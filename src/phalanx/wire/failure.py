@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from phalanx.errors import FailureKind, RankReport
 from phalanx.wire.exceptions import encodable, pack, text_of, type_name_of, unpack
-from phalanx.wire.names import full_name
+from phalanx.wire.method_names import full_name
 
 __all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of", "undecodable"]
 

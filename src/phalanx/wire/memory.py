@@ -2,7 +2,7 @@
 
 Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as
 into memory that is there already, with 2 MB pages about twice. So large blocks ask the kernel for huge pages
-(transparent ones, ``madvise(MADV_HUGEPAGE)``) and are kept for the next of their size (`phalanx.wire.recycle`);
+(transparent ones, ``madvise(MADV_HUGEPAGE)``) and are kept for the next of their size (`phalanx.wire.buffer_pool`);
 where there is no such thing they are plain memory.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.wire import recycle
+from phalanx.wire import buffer_pool as recycle
 from phalanx.wire.lazy import is_tensor, lazy
 from phalanx.wire.value import Value
 

@@ -183,11 +183,11 @@ class SideChannel(NamedTuple):
     mark: str
 
 
-class Facts(NamedTuple):
+class ProcessInfo(NamedTuple):
     """What a worker process reports of itself before it has a rank.
 
     ``folder`` is where the process may keep files of its own. ``files`` is filled in on the driver once the process
-    is a rank: see :class:`RankSetup`.
+    is a rank: see :class:`RankConfig`.
     """
 
     slot: SlotFacts
@@ -208,7 +208,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RankSetup:
+class RankConfig:
     """What makes a process a rank. Plain data: it is read before any of the user's modules are imported.
 
     ``files`` is the beginning of the path of each file that this rank keeps, ``<folder>/<run>/<group>-<epoch>/rank-3``;
@@ -246,5 +246,5 @@ class RankSetup:
         return MAGIC + pickle.dumps((self, body), 5)
 
     @staticmethod
-    def unpack(data: bytes) -> tuple[RankSetup, bytes | None]:
+    def unpack(data: bytes) -> tuple[RankConfig, bytes | None]:
         return pickle.loads(memoryview(data)[len(MAGIC) :])

@@ -29,7 +29,6 @@ class PartInfo(NamedTuple):
     settings: tuple[tuple[str, bytes], ...] = ()
 
 
-
 class StreamEnd(NamedTuple):
     """What a rank gives back last of a call that streams: its method is over, after so many items."""
 

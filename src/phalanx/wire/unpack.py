@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.errors import InternalError
-from phalanx.wire.arrival import Arrival, Policy, current_arrival
+from phalanx.wire.decode_options import DecodeOptions, Policy, current_arrival
 from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import HUGE_FROM, allocate, bytes_at, private_copies, tensor_over
 from phalanx.wire.value import Value
@@ -37,7 +37,7 @@ class Frame:
     """The buffers and tokens of one value while it is decoded, each buffer turned into memory once."""
 
     def __init__(
-        self, buffers: Sequence[Any], tokens: Sequence[Any], policy: Policy | None, arrival: Arrival
+        self, buffers: Sequence[Any], tokens: Sequence[Any], policy: Policy | None, arrival: DecodeOptions
     ) -> None:
         self._views = [memoryview(buffer).toreadonly() for buffer in buffers]
         self._tokens = tokens

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx.backends.backend_types import ReserveRequest
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.single_controller.ray import RayResourcePool, native
 from phalanx.compat.verl.single_controller.ray import pools as pools_module
 from phalanx.topology.placement import NodeCapacity
-from phalanx.transport.values import ReserveRequest
 
 
 def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str, float]:

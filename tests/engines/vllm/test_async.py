@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import phalanx as px
-from phalanx.engines import Endpoint, Sampling
+from phalanx.engines import Endpoint, SamplingParams
 from phalanx.engines.vllm import AsyncVllmRollout
-from phalanx.engines.vllm.library import prepare
+from phalanx.engines.vllm.vllm_imports import prepare
 from tests.engines.vllm.conftest import (
     engine_processes,
     folders_of_sockets,
@@ -23,7 +23,7 @@ from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
-GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 class Roles(NamedTuple):
@@ -64,7 +64,7 @@ def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]
 
 
 def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
-    (endpoint,) = px.endpoints(roles.rollout)
+    (endpoint,) = px.engines.endpoints(roles.rollout)
     for seed in range(2):
         roles.source.change(seed)
         roles.sync()
@@ -75,7 +75,7 @@ def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
 
 
 def test_texts_go_in_and_come_out(roles: Roles) -> None:
-    (endpoint,) = px.endpoints(roles.rollout)
+    (endpoint,) = px.engines.endpoints(roles.rollout)
     (tokens,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
     (text,) = roles.rollout.generate(["w5 w6 w7"], GREEDY)
     answer = ask(endpoint, "w5 w6 w7", max_tokens=8, ignore_eos=True)
@@ -85,7 +85,7 @@ def test_texts_go_in_and_come_out(roles: Roles) -> None:
 
 
 def test_nobody_is_served_without_the_token(roles: Roles) -> None:
-    (endpoint,) = px.endpoints(roles.rollout)
+    (endpoint,) = px.engines.endpoints(roles.rollout)
 
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(endpoint, [5, 6], token="wrong")
@@ -98,7 +98,9 @@ def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Ro
     prompts = [[5 + row, 6] for row in range(16)]
     before = roles.sync().number
     had = roles.rollout.engine_statistics()[0].tokens
-    call = roles.rollout.generate.submit(prompts, Sampling(max_tokens=100, temperature=0, ignore_eos=True))
+    call = roles.rollout.generate.submit(
+        prompts, SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+    )
     while roles.rollout.engine_statistics()[0].tokens < had + 160:
         pass
     roles.source.change(11)
@@ -117,7 +119,7 @@ def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Ro
 
 def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
     with pytest.raises(px.DeclarationError, match="no server"):
-        px.endpoints(roles.source)
+        px.engines.endpoints(roles.source)
 
 
 def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]) -> None:

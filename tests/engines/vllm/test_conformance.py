@@ -76,7 +76,7 @@ class TestAsyncVllmOnTwoAccelerators(TestVllm):
         assert sum("Worker" in name for name in rollout.run(children)[0]) == 2
 
     def test_nothing_is_left_of_it(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
-        (place,) = (urlparse(endpoint.url) for endpoint in px.endpoints(rollout))
+        (place,) = (urlparse(endpoint.url) for endpoint in px.engines.endpoints(rollout))
         host, port = place.hostname or "", place.port or 0
         assert not refuses(host, port)
         (output,) = rollout.run(file_of_output)

@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 import pytest
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.vllm import VllmRollout
 from tests.engines.vllm.conftest import (
     engine_processes,
@@ -28,7 +28,7 @@ from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL, made
 from tests.engines.vllm.models import Source
 
 ROOT = Path(__file__).resolve().parents[3]
-GREEDY = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 PROMPTS = [[5, 6], [7, 8, 9], [10]]
 
 DRIVER = """
@@ -40,7 +40,7 @@ px.init(num_cpus=4, num_gpus=2)
 pool, group = made(sys.argv[1], sys.argv[3])
 told = {"pids": [], "urls": []}
 if "beside" in sys.argv[3]:
-    told["urls"] = [endpoint.url for endpoint in px.endpoints(group)]
+    told["urls"] = [endpoint.url for endpoint in px.engines.endpoints(group)]
 for number in range(600):
     group.generate([[5], [6, 7]])
     for pid in group.run(lambda worker: os.getpid()):
@@ -214,7 +214,7 @@ def test_two_tensor_parallel_engines_of_a_group(cluster: None, models: dict[str,
         assert [one.requests > 0 for one in rollout.engine_statistics()] == [True, False, True, False]
 
         rollout.run(break_loading)
-        with pytest.raises(px.WeightsError, match=r"tp rank 1: .*this rank is broken"):
+        with pytest.raises(px.weights.WeightsError, match=r"tp rank 1: .*this rank is broken"):
             sync()
         rollout.restart()
         source.change(2)
@@ -233,7 +233,7 @@ def check(rollout: px.WorkerGroup, source: px.WorkerGroup) -> None:
 def break_loading(worker: VllmRollout) -> None:
     """On a rank that follows another, no weights can be loaded any more."""
     if worker.rank == 1:
-        from phalanx.engines.vllm import team
+        from phalanx.engines.vllm import tp_group as team
 
         def broken(*_: object) -> None:
             raise MemoryError("this rank is broken")

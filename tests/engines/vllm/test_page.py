@@ -22,7 +22,7 @@ def test_the_code_of_the_page_runs(cluster: None, models: dict[str, str]) -> Non
             text = block.text.replace('tokenizer="path/of/model"', f"tokenizer={models['words']!r}")
             text = text.replace("path/of/model", models["endless"]).replace("max_tokens=512", "max_tokens=32")
             exec(compile(text, block.where, "exec"), names)
-        (endpoint,) = px.endpoints(names["server"])
+        (endpoint,) = px.engines.endpoints(names["server"])
 
     assert len(code) == 3
     assert endpoint.url.endswith("/v1")

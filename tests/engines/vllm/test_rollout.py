@@ -9,13 +9,13 @@ from typing import NamedTuple
 import pytest
 
 import phalanx as px
-from phalanx.engines import Sampling
+from phalanx.engines import SamplingParams
 from phalanx.engines.vllm import VllmRollout
 from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
-GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 class Roles(NamedTuple):
@@ -65,7 +65,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: R
         ((f"{layer}.k_proj.weight", f"{layer}.v_proj.weight"), {}),
     ):
         roles.source.send(without, shapes)
-        with pytest.raises(px.WeightsMismatch):
+        with pytest.raises(px.weights.WeightsMismatch):
             wrong()
 
     assert [one.tokens for one in roles.rollout.generate(PROMPTS, GREEDY)] == [one.tokens for one in before]
@@ -73,9 +73,11 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: R
 
 def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Roles) -> None:
     prompts = [[5 + row, 6] for row in range(16)]
-    before = px.weights(roles.rollout, "policy")[0].number or 0
+    before = px.weights.status(roles.rollout, "policy")[0].number or 0
     had = roles.rollout.engine_statistics()[0].tokens
-    call = roles.rollout.generate.submit(prompts, Sampling(max_tokens=100, temperature=0, ignore_eos=True))
+    call = roles.rollout.generate.submit(
+        prompts, SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+    )
     while roles.rollout.engine_statistics()[0].tokens < had + 160:
         pass
     roles.rollout.pause("keep")

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from phalanx.compat.verl.errors import VerlNotInstalled
-from phalanx.dispatch.shardable import register_shardable
+from phalanx.dispatch.shardable import register_row_type
 
 
 def protocol() -> Any:
@@ -42,7 +42,7 @@ def register_row_types() -> None:
     if module is None or not hasattr(module, "DataProto"):
         return
     data_proto, batch_meta = module.DataProto, module.BatchMeta
-    register_shardable(
+    register_row_type(
         data_proto,
         count=_row_count,
         slice=data_proto.slice,
@@ -50,7 +50,7 @@ def register_row_types() -> None:
         take=lambda data, indices: data.select_idxs(list(indices)),
     )
     if hasattr(batch_meta, "select_samples"):  # a stand-in without methods if TransferQueue is not installed
-        register_shardable(
+        register_row_type(
             batch_meta,
             count=len,
             slice=lambda meta, start, stop: meta.select_samples(list(range(start, stop))),

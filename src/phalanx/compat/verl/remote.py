@@ -28,7 +28,7 @@ def make_overlay_host(services: Any) -> Any:
 
 def _host(services: Any) -> Any:
     from phalanx.compat.verl.single_controller.base.decorator import references_in
-    from phalanx.execution.factory import make_host as native
+    from phalanx.worker.factory import make_host as native
 
     services.upstream = references_in
     return native(services)

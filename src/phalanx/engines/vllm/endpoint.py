@@ -11,8 +11,8 @@ import socket
 import time
 from typing import Any
 
-from phalanx.engines.leaves import Endpoint
-from phalanx.engines.vllm.library import find
+from phalanx.engines.engine_types import Endpoint
+from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import DeclarationError, PhalanxError
 
 __all__ = ["Server"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.engines.vllm.library import find
 from phalanx.engines.vllm.shared_memory import disown_queues, disown_semaphores
+from phalanx.engines.vllm.vllm_imports import find
 
 __all__ = ["Executor"]
 

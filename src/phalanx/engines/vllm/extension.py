@@ -4,9 +4,9 @@ of what leads them there.
 
 from __future__ import annotations
 
-from phalanx.engines.vllm.kept import opened
 from phalanx.engines.vllm.shared_memory import disown_queues, disown_semaphores, unlink_shared_memory
-from phalanx.engines.vllm.weights import reload
+from phalanx.engines.vllm.vllm_weights import reload
+from phalanx.engines.vllm.weight_segment import opened
 
 __all__ = ["EXECUTOR", "NAME", "WorkerExtension"]
 
@@ -18,7 +18,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker."""
 
     def phalanx_load(self, told: str) -> None:
-        """Take all weights anew from a segment; see :func:`phalanx.engines.vllm.kept.opened`."""
+        """Take all weights anew from a segment; see :func:`phalanx.engines.vllm.weight_segment.opened`."""
         reload(self, opened(told))
 
     def phalanx_disown(self) -> None:

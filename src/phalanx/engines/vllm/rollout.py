@@ -7,14 +7,14 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from phalanx.declare.modes import Dispatch
+from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
-from phalanx.declare.weights import WeightsDeclared
+from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.engines.calls import EngineCall
 from phalanx.engines.engine import RolloutEngine
-from phalanx.engines.leaves import Endpoint, Prefix, Prompt, Sampling
-from phalanx.engines.texts import check_folder, decoder, tokenizer_of
-from phalanx.engines.vllm.library import prepare
+from phalanx.engines.engine_types import Endpoint, Prefix, Prompt, SamplingParams
+from phalanx.engines.tokenization import check_folder, decoder, tokenizer_of
+from phalanx.engines.vllm.vllm_imports import prepare
 from phalanx.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class VllmRollout(RolloutEngine):
             )
         prepare()
         check_folder("model", model)
-        from phalanx.engines.vllm.starting import start  # torch: in the ranks
+        from phalanx.engines.vllm.engine_start import start  # torch: in the ranks
 
         self._follows = self.rank % size != 0
         text = tokenizer_of(tokenizer)
@@ -74,7 +74,7 @@ class VllmRollout(RolloutEngine):
     def _call(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
+        sampling: SamplingParams | Sequence[SamplingParams],
         prefix: Sequence[Prefix] | None,
         ids: Sequence[str] | None,
         *,
@@ -90,7 +90,7 @@ class AsyncVllmRollout(RolloutEngine):
     """vLLM generates in processes of its own, one engine for each rank, and may serve others by HTTP meanwhile.
 
     Each rank is the client of its engine; with ``px.ResourcePool(..., accelerators_per_slot=4)`` an engine has four
-    accelerators. ``px.endpoints(group)`` gives the URLs and tokens of vLLM's OpenAI-compatible servers.
+    accelerators. ``px.engines.endpoints(group)`` gives the URLs and tokens of vLLM's OpenAI-compatible servers.
 
     Args:
         model, weights, seed: as of :class:`VllmRollout`.
@@ -123,7 +123,7 @@ class AsyncVllmRollout(RolloutEngine):
         _check_options("AsyncVllmRollout", engine_options, _OURS_BESIDE)
         prepare()
         check_folder("model", model)
-        from phalanx.engines.vllm.starting import start_beside  # torch: in the ranks
+        from phalanx.engines.vllm.engine_start import start_beside  # torch: in the ranks
 
         options = {"tensor_parallel_size": self._accelerators(), **engine_options}
         if tokenizer is not None:
@@ -160,7 +160,7 @@ class AsyncVllmRollout(RolloutEngine):
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)
     async def endpoint(self) -> Endpoint | None:
-        """Where this rank's engine is served; see ``px.endpoints``."""
+        """Where this rank's engine is served; see ``px.engines.endpoints``."""
         return self._endpoint
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ def _accept(
     if started.load is None:  # they come to the engine's first rank
         worker.accept_weights(weights, {}, load=_nothing)
         return
-    from phalanx.engines.vllm.weights import expected_weights  # torch: in the ranks
+    from phalanx.engines.vllm.vllm_weights import expected_weights  # torch: in the ranks
 
     trusted = bool(options.get("trust_remote_code", False))
     wanted = expected_weights(str(model), started.dtype, trust_remote_code=trusted)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from phalanx.engines.drawing import by_numbers, nucleus
 from phalanx.engines.randomness import stream_of
-from phalanx.engines.vllm.library import find
+from phalanx.engines.token_sampling import by_numbers, nucleus
+from phalanx.engines.vllm.vllm_imports import find
 
 __all__ = ["EXTRA", "NAME", "seeded_draws"]
 

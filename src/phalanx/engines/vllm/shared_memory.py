@@ -14,7 +14,7 @@ from collections.abc import Collection
 from multiprocessing import synchronize, util
 from typing import Any
 
-from phalanx.engines.vllm.library import find, version
+from phalanx.engines.vllm.vllm_imports import find, version
 from phalanx.errors import DeclarationError
 
 __all__ = ["disown_queues", "disown_semaphores", "own_names", "own_semaphores", "unlink_shared_memory"]

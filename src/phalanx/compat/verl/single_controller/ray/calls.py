@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from phalanx.backends.actor_methods import TRACED
+from phalanx.backends.ray.ray_values import portable
 from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
 from phalanx.config import settings
-from phalanx.transport.facade import TRACED
-from phalanx.transport.ray.ray_values import portable
 from phalanx.wire.codec import Encoded
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from phalanx.backends.ray.cluster import Connection
+from phalanx.backends.ray.ray_values import DEAD
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import (
@@ -27,8 +29,6 @@ from phalanx.compat.verl.single_controller.ray.start import (
     start,
 )
 from phalanx.compat.verl.single_controller.ray.travel import travelling
-from phalanx.transport.ray.cluster import Connection
-from phalanx.transport.ray.ray_values import DEAD
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, TrackedCalls  # loads the runtime

@@ -1,6 +1,6 @@
 """All that the drop-in uses of the library's own runtime: slots, the start of ranks, and what the commands are told.
 
-No other module of the drop-in imports from ``phalanx.runtime``.
+No other module of the drop-in imports from the packages of the driver.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Facade, Ticket
+from phalanx.backends.ray.placement_groups import RayReservation
+from phalanx.calls.call import Call
+from phalanx.calls.request import CallRequest
+from phalanx.calls.submitter import DirectArrivals
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_host, make_overlay_host
 from phalanx.config import Settings, own_variables, settings
-from phalanx.declare.bind import ClassWithInitArgs
+from phalanx.debug.trace import from_environment, keep_saved
+from phalanx.declare.bind import BoundClass
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.runtime.calls.call import Call
-from phalanx.runtime.calls.door import DirectArrivals
-from phalanx.runtime.calls.request import CallRequest
-from phalanx.runtime.groups.core import GroupCore
-from phalanx.runtime.groups.launch import Launched, Processes, launch
-from phalanx.runtime.groups.starts import constructors, sent_to
-from phalanx.runtime.life.epoch import GroupCard
-from phalanx.runtime.life.notices import group_entry, publisher
-from phalanx.runtime.life.options import GroupOptions
-from phalanx.runtime.pools.pool import Holding, ResourcePool
-from phalanx.runtime.session import connection
-from phalanx.runtime.session.monitor import monitor
-from phalanx.runtime.tools.trace import from_environment, keep_saved
+from phalanx.group.epoch import GroupCard
+from phalanx.group.group import Group
+from phalanx.group.options import GroupOptions
+from phalanx.group.registry_publisher import group_entry, publisher
+from phalanx.members.constructor_calls import constructors, sent_to
+from phalanx.members.launch import Launched, Processes, launch
+from phalanx.pools.pool import ResourcePool, SlotReservation
+from phalanx.session import session as connection
+from phalanx.session.monitor import monitor
 from phalanx.topology.slots import Slot, SlotView
-from phalanx.transport.base import Transport
-from phalanx.transport.ray.placement import RayReservation
-from phalanx.transport.values import Facade, Ticket
-from phalanx.wire.messages import RankSetup
-from phalanx.wire.side_channel import PLAIN_CALL
+from phalanx.wire.call_page import PLAIN_CALL
+from phalanx.wire.messages import RankConfig
 
 _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 
 
-def transport() -> Transport:
+def transport() -> Backend:
     """The Ray cluster that this process uses; one is started or joined where there is none."""
     return connection.transport("ray")
 
@@ -69,7 +69,7 @@ def pool_on(
         places: by rank: index of the placement group, and of the bundle in it.
         resource: what an accelerator is called, or None for ranks without.
     """
-    holding = Holding(
+    holding = SlotReservation(
         pool=name,
         transport=transport(),
         reservation=RayReservation(name, list(groups)),
@@ -102,7 +102,7 @@ class TrackedCalls:
     call that a rank cannot finish breaks the group, and so does a rank that dies between calls.
     """
 
-    def __init__(self, core: GroupCore) -> None:
+    def __init__(self, core: Group) -> None:
         self._core = core
         self._with_deadline: deque[Call] = deque()
 
@@ -157,10 +157,10 @@ class StartedRanks:
 
 def start(
     pool: ResourcePool,
-    bound: ClassWithInitArgs,
+    bound: BoundClass,
     names: Names,
     options: GroupOptions,
-    amend: Callable[[RankSetup], RankSetup],
+    amend: Callable[[RankConfig], RankConfig],
 ) -> StartedRanks:
     """Start one actor per slot and wait for their constructors. ``amend`` has the last word on what each is told.
 
@@ -180,7 +180,7 @@ def start(
         call_timeout=settings().call_timeout,
         pool=pool.name,
     )
-    core = GroupCore(card, pool.transport, pool.world_size, owner=True)
+    core = Group(card, pool.transport, pool.world_size, owner=True)
     methods = tuple(Facade(name, "", name) for name in names.methods)
     host = make_overlay_host if overlay.active() else make_host
     processes = Processes(class_name, methods, names.actors, names.namespace, host)
@@ -205,7 +205,7 @@ def start(
     return StartedRanks(handles, list(names.actors), master, release, calls)
 
 
-def _tracked(core: GroupCore) -> TrackedCalls:
+def _tracked(core: Group) -> TrackedCalls:
     """Track the calls of a group, and monitor its ranks between calls."""
     core.life.started()
     monitor.add(core)
@@ -216,7 +216,7 @@ def _tracked(core: GroupCore) -> TrackedCalls:
     return TrackedCalls(core)
 
 
-def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
+def _settle(launched: Launched, core: Group, timeout: float) -> None:
     call = constructors(core, timeout)
     sent_to(call, core.life.enter(launched.endpoints), launched.tickets)
     try:
@@ -227,7 +227,7 @@ def _settle(launched: Launched, core: GroupCore, timeout: float) -> None:
         raise
 
 
-def _published(core: GroupCore, names: Names) -> Callable[[], None]:
+def _published(core: Group, names: Names) -> Callable[[], None]:
     """Let the commands see the group; what to call when it is gone."""
     entry = replace(
         group_entry(core.life),
@@ -240,6 +240,6 @@ def _published(core: GroupCore, names: Names) -> Callable[[], None]:
     return publisher.add(core.transport, entry)
 
 
-def _release_extras(launched: Launched, transport: Transport) -> None:
+def _release_extras(launched: Launched, transport: Backend) -> None:
     if launched.extras is not None:
         transport.release(launched.extras)

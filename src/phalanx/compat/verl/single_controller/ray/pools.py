@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from phalanx.backends.backend_types import ReserveRequest
+from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.devices import resource_name
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import NodeCapacity, bundle_resources
-from phalanx.transport.ray.cluster import Connection
-from phalanx.transport.values import ReserveRequest
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray import native

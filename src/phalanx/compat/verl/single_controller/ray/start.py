@@ -23,7 +23,7 @@ from phalanx.compat.verl.single_controller.ray.pools import (
     get_master_addr_port,
     native_pool,
 )
-from phalanx.declare.bind import ClassWithInitArgs as NativeClass
+from phalanx.declare.bind import BoundClass as NativeClass
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray import native

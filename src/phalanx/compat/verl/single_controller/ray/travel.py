@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, func_generator
-from phalanx.transport.ray.cluster import Connection
 
 _OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_made")
 """Attributes that do not travel."""

@@ -1,0 +1,1 @@
+"""Handles that users hold: groups, views, methods."""

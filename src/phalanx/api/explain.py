@@ -1,0 +1,226 @@
+"""``px.explain`` and ``px.debug.status``: pools, groups, what has not been started yet and the cluster, as tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.api.methods import BoundMethod
+from phalanx.api.view import GroupView
+from phalanx.api.worker_group import WorkerGroup
+from phalanx.declare.bind import BoundClass, Colocation, unwrap
+from phalanx.declare.classes import class_spec
+from phalanx.declare.dispatch_modes import (
+    AllToAll,
+    CustomMode,
+    Direct,
+    Execute,
+    MeshMode,
+    MeshRows,
+    Mode,
+    OneToAll,
+    RankZero,
+    Rows,
+)
+from phalanx.declare.spec import MethodSpec
+from phalanx.display.byte_format import size
+from phalanx.display.tables import Table
+from phalanx.errors import DeclarationError
+from phalanx.pools.live_pools import OpenPool, open_pools
+from phalanx.pools.pool import ResourcePool
+from phalanx.session import session as cluster
+from phalanx.topology.mesh import Mesh
+from phalanx.wire.value import Value
+
+_METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare call", "options")
+
+
+def explain(subject: Value) -> Table:
+    """A table of what something is, without starting anything.
+
+    Args:
+        subject: a pool or a group (where each rank is), ``group.method`` or a view, a worker class,
+            ``Cls.bind(...)`` or ``px.colocate({...})`` (its methods: signature, mode, how arguments travel), or a
+            ``px.Mesh`` (rank -> coordinates).
+
+    Raises:
+        DeclarationError: it is something else, or a class that a group could not be made of.
+    """
+    if isinstance(subject, ResourcePool | WorkerGroup):
+        return subject.explain()
+    if isinstance(subject, GroupView):
+        role = f"role {subject.role} of " if subject.role else ""
+        title = f"{role}group {subject.core.name}, ranks {_span(subject.ranks)}"
+        return Table(title, _METHOD_COLUMNS, tuple(_row("", spec) for spec in subject.methods.values()))
+    if isinstance(subject, BoundMethod):
+        spec: MethodSpec = subject.spec  # pyright: ignore[reportUnknownMemberType]
+        notes = ("what a call would do: .explain(...) of it, with the arguments",)
+        return Table(subject.__qualname__, _METHOD_COLUMNS, (_row("", spec),), notes)
+    if isinstance(subject, Mesh):
+        return _mesh_table(subject)
+    if isinstance(subject, Colocation):
+        return _roles_table(subject)
+    if isinstance(subject, BoundClass):
+        return _class_table(subject.cls, f"{subject!r}: what a group of it offers")
+    if isinstance(subject, type) or hasattr(subject, "__ray_metadata__"):
+        return _class_table(unwrap(subject)[0])
+    raise DeclarationError(
+        f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group or a part of one, a worker "
+        "class, Cls.bind(...), px.colocate({...}) or a px.Mesh"
+    )
+
+
+def _class_table(cls: type, title: str | None = None) -> Table:
+    methods = class_spec(cls).methods
+    notes = (
+        () if methods else (f"{cls.__name__} registers no method; put @px.register on those to be called",)
+    )
+    rows = tuple(_row("", spec) for spec in methods.values())
+    return Table(title or f"class {cls.__name__}: what a group of it offers", _METHOD_COLUMNS, rows, notes)
+
+
+def _roles_table(colocation: Colocation) -> Table:
+    rows = tuple(
+        _row(f"{role}.", spec)
+        for role, bound in colocation.roles.items()
+        for spec in bound.spec.methods.values()
+    )
+    notes = tuple(f"{role} is made as {bound!r}" for role, bound in colocation.roles.items())
+    title = f"{len(colocation.roles)} roles in one process per rank, made in this order"
+    return Table(title, _METHOD_COLUMNS, rows, notes)
+
+
+def _mesh_table(mesh: Mesh) -> Table:
+    if not mesh.is_resolved:
+        raise DeclarationError(
+            f"{mesh!r} is not over a number of ranks yet; mesh.resolve(world_size) makes it so"
+        )
+    rows = tuple((rank, *mesh.coordinates(rank).values()) for rank in range(mesh.world_size))
+    return Table(f"{mesh.world_size} ranks", ("rank", *mesh.axes), rows)
+
+
+def _row(prefix: str, spec: MethodSpec) -> tuple[Any, ...]:
+    mode, one = spec.mode, spec.execute is Execute.RANK_ZERO
+    arguments = "as they are" if one else _arguments(mode)
+    return (
+        f"{prefix}{spec.name}{spec.signature or '(...)'}",
+        mode.name if isinstance(mode, CustomMode) else repr(mode),
+        "0" if one or isinstance(mode, RankZero) else "all",
+        arguments,
+        "the value" if one else _result(mode),
+        "waits" if spec.blocking else "returns a CallFuture",
+        ", ".join(_options(spec)) or None,
+    )
+
+
+def _arguments(mode: Mode) -> str:
+    """How arguments reach the ranks."""
+    match mode:
+        case CustomMode():
+            return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
+        case OneToAll():
+            return "the same to all"
+        case AllToAll():
+            return "lists of world_size, one element each"
+        case Rows():
+            first = "a function to all, " if mode.function_first else ""
+            return f"{first}rows, split over the ranks"
+        case MeshMode():
+            over = "dp and pp" if mode.pp_as_dp else "dp"
+            return (
+                f"rows, split over {over}" if isinstance(mode, MeshRows) else f"lists, one element per {over}"
+            )
+        case RankZero():
+            return "as they are"
+        case _:
+            return "not callable through a group"
+
+
+def _result(mode: Mode) -> str:
+    """What a call gives."""
+    collect = mode.collect_fn if isinstance(mode, CustomMode) else mode.collect
+    if callable(collect):
+        return f"as {getattr(collect, '__name__', repr(collect))} makes it"
+    if isinstance(mode, RankZero | Direct):
+        return "the value" if collect == "first" else "-"
+    by = "dp" if isinstance(mode, MeshMode) else "rank"
+    texts = {
+        "join": "rows joined",
+        "list": f"list by {by}",
+        "first": f"the value of the first {by}",
+        "none": "-",
+    }
+    return texts[collect]
+
+
+def _options(spec: MethodSpec) -> list[str]:
+    found = [
+        name for name in ("readonly", "to_device", "rerun_on_restart", "replicated") if getattr(spec, name)
+    ]
+    if spec.is_async:
+        found.append("async")
+    if spec.streams:
+        found.append("yields")
+    if spec.pad_to_multiple is not None:
+        found.append(f"rows padded to a multiple of {spec.pad_to_multiple}")
+    if spec.pad_mask is not None:
+        found.append(f"mask in {spec.pad_mask}")
+    return found
+
+
+def _span(ranks: tuple[int, ...]) -> str:
+    consecutive = ranks == tuple(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]} to {ranks[-1]}" if consecutive and len(ranks) > 2 else ", ".join(map(str, ranks))
+
+
+def status(backend: str | None = None) -> Table:
+    """What the cluster has, what is free, and what pools and groups hold, node by node.
+
+    Prints as a table; ``.to_dict()`` gives it as data.
+    """
+    backend_transport = cluster.transport(backend)
+    rows: list[tuple[Any, ...]] = []
+    held_by_node: dict[str, list[str]] = {}
+    for holder in backend_transport.holders():
+        amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
+        held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
+    for node in backend_transport.nodes():
+        rows += [
+            (node.host, node.node_id[:8], name, _amount(name, free), _amount(name, total), held)
+            for name, total, free, held in _resource_rows(
+                node.total, node.available, held_by_node.get(node.node_id, [])
+            )
+        ]
+    notes = [_pool_line(pool) for pool in open_pools.now()] or ["no pools in this process"]
+    if backend_transport.name == "ray":
+        from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+
+        notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
+    return Table(
+        f"cluster ({backend_transport.name} backend, run {cluster.RUN_ID}, driver pid {os.getpid()})",
+        ("host", "node", "resource", "free", "total", "held by"),
+        tuple(rows),
+        tuple(notes),
+    )
+
+
+def _resource_rows(
+    total: Mapping[str, float], free: Mapping[str, float], holders: list[str]
+) -> list[tuple[str, float, float, str]]:
+    shown = sorted(name for name in total if not name.startswith("accelerator_type:"))
+    return [
+        (name, total[name], free.get(name, 0.0), "; ".join(holders) if index == 0 else "")
+        for index, name in enumerate(shown)
+    ]
+
+
+def _amount(name: str, amount: float) -> str:
+    if "memory" in name:
+        return size(amount)
+    return f"{amount:g}"
+
+
+def _pool_line(pool: OpenPool) -> str:
+    groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
+    return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

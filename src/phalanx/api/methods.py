@@ -1,0 +1,208 @@
+"""Methods of a group as callable objects: bare call, ``.submit()``, ``.options()``, ``.stream()``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+from phalanx.api.selection import Selection
+from phalanx.calls.call import Call
+from phalanx.calls.future import CallFuture, Stream
+from phalanx.calls.request import CallRequest
+from phalanx.calls.streams import Streaming
+from phalanx.debug.explain_call import explain_call, finished_result
+from phalanx.declare.dispatch_modes import Dispatch
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.display.explanation import CallExplanation
+from phalanx.errors import DispatchError, StaleEpoch
+
+P = ParamSpec("P")
+B = TypeVar("B")
+V = TypeVar("V")
+M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
+
+#: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
+_FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
+
+#: What the stream of a method that yields takes beside the method's own arguments.
+STREAM_OPTIONS = ("by", "buffer")
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """Options of one call, which never mix with the method's own arguments."""
+
+    timeout: float | None = None
+    stall_report_after: float | None = None
+
+
+class BoundMethod(Generic[P, B, V]):
+    """One method of a group or of a view of it.
+
+    Called bare, it waits as declared and gives the result (a ``CallFuture`` where it was registered with
+    ``blocking=False``). For type checkers: a bare call gives ``B``, the future of a call ``V``.
+    """
+
+    def __init__(
+        self, selection: Selection, spec: MethodSpec, handle: Target, options: CallOptions | None = None
+    ) -> None:
+        self._selection = selection
+        self._spec = spec
+        self._handle = handle  # of these ranks: what custom functions get as their group
+        self._options = options or CallOptions()
+        self._fixed = spec.mode in _FIXED and selection.which != "any"
+        self._may_be_bare = (
+            self._fixed and not spec.rerun_on_restart and not spec.streams and spec.needs_nothing
+        )
+        #: The plan of a call without arguments, where it is always the same.
+        self._empty: tuple[int, CallPlan] | None = None
+        self.__name__ = spec.name
+        self.__qualname__ = f"{selection.name}.{spec.name}"
+        self.__doc__ = spec.doc
+        if spec.signature is not None:
+            self.__signature__ = spec.signature
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> B:
+        if not self._spec.blocking:
+            return cast(B, self.submit(*args, **kwargs))
+        return cast(B, self._send(args, kwargs, waits=True).result(None))
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[V]:
+        """Send the call and return at once with its future."""
+        return CallFuture(self._send(args, kwargs, waits=False))
+
+    def _send(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        waits: bool,
+        streaming: Callable[[CallPlan], Streaming] | None = None,
+    ) -> Call:
+        while True:
+            chosen = self._selection
+            epoch = chosen.core.epoch
+            try:
+                return self._send_once(args, kwargs, waits, streaming)
+            except (StaleEpoch, DispatchError):  # nothing was sent: perhaps the group got other ranks
+                if chosen.fixed is not None or not chosen.core.card.independent or chosen.core.epoch is epoch:
+                    raise
+
+    def _send_once(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        waits: bool,
+        streaming: Callable[[CallPlan], Streaming] | None,
+    ) -> Call:
+        began = self._selection.core.began()
+        empty = self._fixed and not args and not kwargs
+        plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
+        spec, options, handle = self._spec, self._options, self._handle
+        core, role = self._selection.core, self._selection.role
+        if empty and self._may_be_bare and (waits or not core.card.asynchronous) and core.takes_bare:
+            return core.send_bare(
+                CallRequest(plan, spec, role, handle, options.timeout, options.stall_report_after)
+            )
+        return core.send(
+            CallRequest(
+                plan,
+                spec,
+                role,
+                handle,
+                options.timeout,
+                options.stall_report_after,
+                describe=not waits and streaming is None and plan.gather.how == "rows",
+                began=began,
+                chosen=self._selection.which == "any",
+                streaming=None if streaming is None else streaming(plan),
+            )
+        )
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        return self._selection.plan(self._spec, self._handle, args, kwargs)
+
+    def _plan_of_nothing(self) -> CallPlan:
+        size = self._selection.core.world_size
+        if self._empty is None or self._empty[0] != size:
+            self._empty = size, self._plan((), {})
+        return self._empty[1]
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
+        """Send the call; give ``(rank, output)`` of each rank as it finishes."""
+        self._check_stream_options(kwargs)
+        return cast(Stream, self.submit(*args, **kwargs).stream())
+
+    def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
+        """Tell whoever gives options of the stream of a method that yields, which this one does not."""
+        known = self._spec.call_signature
+        given = [name for name in STREAM_OPTIONS if name in kwargs and known and name not in known.parameters]
+        if self._spec.streams or not given:
+            return
+        name, methods = self._spec.name, self._selection.methods
+        yielding = [other for other, spec in methods.items() if spec.streams and other.startswith(name)]
+        here = f"{' or '.join(yielding)} of this group yields; else " if yielding else ""
+        raise DispatchError(
+            f"{self.__qualname__}.stream({given[0]}={kwargs[given[0]]!r}): {name} returns and does not yield, so its "
+            f"stream has the output of each rank, as the rank finishes, and takes no {given[0]}=. {here}let the method "
+            "yield (index of the row in its piece, result)"
+        )
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
+        """Describe a call with these arguments, without making it.
+
+        The description has the rows of each rank, how each argument travels, which ranks return an output and how
+        outputs become the result. Nothing is encoded, sent or stored, and nothing is waited for. The call is planned:
+        dispatch functions run, and ranks that registered a mesh are asked for it once, as by the first call.
+
+        Raises:
+            DispatchError: planning the call raises it; or the split depends on a future that is not done.
+        """
+        chosen, spec = self._selection, self._spec
+        plan = chosen.plan(spec, self._handle, args, kwargs, finished_result)
+        return explain_call(chosen, spec, plan, args, kwargs)
+
+    def options(self: M, *, timeout: float | None = None, stall_report_after: float | None = None) -> M:
+        """The same method with options for the next call.
+
+        Args:
+            timeout: deadline of the call in seconds. A call that misses it is stopped, and the group is broken.
+                ``float("inf")``: none, also where the group has a ``call_timeout``.
+            stall_report_after: seconds after which, and then again each time, a warning of the logger "phalanx"
+                tells where each rank is, with its stack; the call goes on.
+        """
+        given = {"timeout": timeout, "stall_report_after": stall_report_after}
+        for name, value in given.items():
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
+            ):
+                raise DispatchError(
+                    f"{self.__qualname__}.options({name}={value!r}): expected seconds, more than 0"
+                )
+        chosen = {name: value for name, value in given.items() if value is not None}
+        changed = replace(self._options, **chosen)
+        return type(self)(self._selection, self._spec, self._handle, changed)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for what is not there; whoever comes from Ray looks for ``remote``."""
+            hint = (
+                f": call it bare, or {self._spec.name}.submit(...) for a future" if name == "remote" else ""
+            )
+            text = (
+                f"{self.__dict__.get('__qualname__', 'a method of a group')} has no attribute {name!r}{hint}"
+            )
+            raise AttributeError(text, name=name, obj=self)
+
+    @property
+    def spec(self) -> MethodSpec:
+        """How the method was registered."""
+        return self._spec
+
+    def __repr__(self) -> str:
+        signature = self._spec.signature or inspect.Signature()
+        return f"<{self.__qualname__}{signature} by {self._spec.mode!r}>"

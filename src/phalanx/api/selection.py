@@ -1,0 +1,268 @@
+"""Which ranks of a group, and which role of it, a call is for; and the plans of such calls."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
+from phalanx.dispatch.planner import (
+    Materialize,
+    plan,
+    plan_execute_all,
+    plan_execute_rank_zero,
+    plan_one,
+    rank_sets,
+)
+from phalanx.errors import DispatchError, StaleEpoch
+from phalanx.group.group import Group
+from phalanx.topology.mesh import Mesh
+from phalanx.wire.messages import RUN
+
+Which = Literal["all", "one", "any", "process"]
+
+
+def _result(future: Any) -> Any:
+    """What a future, or another value that is not here, stands for."""
+    settled = getattr(future, "settled", None)  # of a call, which says whether that may be an argument
+    return future.result() if settled is None else settled()
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Ranks of a group that calls go to, as one role of it.
+
+    ``fixed`` are the ranks of some; None is the whole group, whatever ranks it has. ``which`` says which of ``ranks``
+    a call goes to: "all" of them; the "one" that there is, whose output is the
+    value; or "any", the least busy of them. The latter two mean all ranks of a dp coordinate where the method has a
+    mesh mode; "process" is one rank, never with its peers.
+    """
+
+    core: Group
+    fixed: tuple[int, ...] | None
+    role: str = ""
+    which: Which = "all"
+
+    @classmethod
+    def whole(cls, core: Group, role: str = "") -> Selection:
+        """All ranks of a group, as many as it has."""
+        return cls(core, None, role)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks; of a whole group, those that it has now."""
+        return self.core.life.epoch.everyone if self.fixed is None else self.fixed
+
+    @property
+    def name(self) -> str:
+        """Name of the group, with the role after a dot where this is a role of it."""
+        return f"{self.core.name}.{self.role}" if self.role else self.core.name
+
+    @property
+    def methods(self) -> Mapping[str, MethodSpec]:
+        """The registered methods by name."""
+        return self.core.card.methods.get(self.role, {})
+
+    @property
+    def part(self) -> tuple[int, ...] | None:
+        """The ranks where they are not those of the whole group in order, else None."""
+        return None if self.fixed is None or self.fixed == self.core.life.epoch.everyone else self.fixed
+
+    def mesh(self, name: str) -> Mesh:
+        """A mesh of the group.
+
+        Raises:
+            DispatchError: there is none of that name.
+        """
+        return self.core.mesh(name)
+
+    def at(self, key: int | slice) -> Selection:
+        """One of the ranks, by its place among them, or a slice of them.
+
+        Raises:
+            DispatchError: there is no such rank, or none in the slice.
+        """
+        count = len(self.ranks)
+        if isinstance(key, slice):
+            if not self.ranks[key]:
+                raise DispatchError(
+                    f"{self.name}[{key.start}:{key.stop}] is empty; the group has {count} ranks"
+                )
+            return replace(self, fixed=self.ranks[key], which="all")
+        if isinstance(key, bool) or not isinstance(key, int) or not -count <= key < count:
+            raise DispatchError(
+                f"{self.name}[{key!r}]: expected a rank from {-count} to {count - 1}, or a slice such as [0:2]"
+            )
+        return replace(self, fixed=(self.ranks[key],), which="one")
+
+    def spec_of(self, name: str) -> MethodSpec:
+        """The method of that name; one that is not registered gets the same arguments on every rank.
+
+        Raises:
+            AttributeError: the class has no such method.
+        """
+        spec = self.methods.get(name)
+        if spec is not None:
+            return spec
+        known = self.core.card.callables.get(self.role, frozenset[str]())
+        if name not in known and "__getattr__" not in known:
+            where = self.core.card.classes.get(self.role)
+            if where is None:
+                raise AttributeError(self._whose(name))
+            raise AttributeError(
+                f"{self.name}: class {where} has no method {name!r}"
+                + "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(name, known, n=1))
+            )
+        return MethodSpec(name)
+
+    def _whose(self, name: str) -> str:
+        """Why a group of several roles has no method of its own, and which role has it."""
+        roles = self.core.card.callables
+        having = sorted(role for role, known in roles.items() if name in known)
+        text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)}. "
+        if not having:
+            return f"{text}None of them has a method {name!r}"
+        return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
+
+    def unknown(self, name: str) -> str:
+        """Why there is no method of that name to be had as an attribute, and what to do."""
+        methods = sorted(self.methods)
+        near = difflib.get_close_matches(name, methods, n=3)
+        text = f"{self.name} has no registered method {name!r}"
+        if name in self.core.card.callables.get(self.role, ()):
+            return (
+                text
+                + f'; the class has it without @px.register: use group.call("{name}", ...), or register it'
+            )
+        return text + (
+            f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; it has: {', '.join(methods)}"
+        )
+
+    def plan(
+        self,
+        spec: MethodSpec,
+        handle: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        materialize: Materialize = _result,
+    ) -> CallPlan:
+        """The plan of a call by the method's mode; ``handle`` is what custom functions get as their group.
+
+        Raises:
+            DispatchError: the arguments do not fit the method or its mode.
+        """
+        self._check_there(spec.name)
+        if self.which != "all":
+            return self._plan_one(spec, args, kwargs)
+        return plan(spec, self.core, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
+
+    def plan_execute_all(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        """The plan of ``execute_all*``."""
+        self._check_there(spec.name)
+        return plan_execute_all(self.core, args, kwargs, spec=spec, ranks=self.part)
+
+    def plan_execute_rank_zero(
+        self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallPlan:
+        """The plan of ``execute_rank_zero*``."""
+        self._check_there(spec.name)
+        return plan_execute_rank_zero(self.core, args, kwargs, spec=spec, ranks=self.part)
+
+    def plan_run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallPlan:
+        """The plan of ``group.run``: the function and its arguments to every rank, as they are."""
+        self._check_there("run")
+        if self.which != "all":
+            return self._plan_one(MethodSpec(RUN), (function, *args), kwargs)
+        same = {name: Same(value) for name, value in kwargs.items()}
+        given = tuple(map(Same, (function, *args)))
+        return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
+
+    def _check_there(self, method: str) -> None:
+        """See to it that the group has these ranks still.
+
+        Raises:
+            StaleEpoch: it was resized, and has fewer.
+        """
+        size = self.core.world_size
+        if self.fixed is not None and max(self.fixed) >= size:
+            gone = [rank for rank in self.fixed if rank >= size]
+            raise StaleEpoch(
+                f"{self.name}, {method}: ranks {gone} have left the group, which has {size} now; take ranks of it "
+                "anew, or call group.any",
+                group=self.core.name,
+                epoch=self.core.epoch.number,
+                current=self.core.epoch.number,
+            )
+
+    def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        """One rank, or those of one dp coordinate; arguments as they are, one output the value."""
+        sets = rank_sets(spec, self.core)
+        if self.which == "any":
+            chosen = self._least_busy(spec, sets)
+        else:
+            chosen = next(ranks for ranks in sets if self.ranks[0] in ranks)
+            if self.which == "process" and len(chosen) > 1:
+                raise DispatchError(
+                    f"{self.name}.rank({self.ranks[0]}).{spec.name}() [{spec.mode!r}]: ranks {list(chosen)} are one dp "
+                    f"coordinate and meet in collectives, so that one alone would wait for ever; call "
+                    f"group[{self.ranks[0]}].{spec.name}(...), which calls all of them"
+                )
+        return plan_one(spec, self.core, args, kwargs, chosen)
+
+    def _least_busy(self, spec: MethodSpec, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        here = frozenset(self.ranks)
+        whole = [ranks for ranks in sets if here.issuperset(ranks)]
+        if not whole:
+            raise DispatchError(
+                f"{self.name}.any.{spec.name}() [{spec.mode!r}]: ranks {list(self.ranks)} hold no dp coordinate whole; "
+                "call group.any of the group itself, or of a slice with all ranks of one"
+            )
+        return self.core.least_busy(whole)
+
+    def loads(self, spec: MethodSpec) -> dict[int, int]:
+        """Calls under way on each set of ranks that a call of this method may go to, by its first rank; of those that
+        live."""
+        here, busy = frozenset(self.ranks), self.core.loads()
+        sets = [ranks for ranks in rank_sets(spec, self.core) if here.issuperset(ranks)]
+        return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets if busy.keys() >= set(ranks)}
+
+    def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
+        """Ranks of the group, each once, which are among these; the first of these if none is given.
+
+        Raises:
+            DispatchError: one of them is not.
+        """
+        if ranks is None:
+            return self.ranks[:1]
+        wrong = [rank for rank in ranks if isinstance(rank, bool) or rank not in self.ranks]
+        if wrong or not len(ranks):
+            raise DispatchError(
+                f"{self.name}.{verb}: ranks {list(ranks)}; expected some of {list(self.ranks)}"
+            )
+        return tuple(dict.fromkeys(ranks))
+
+    def method_names(
+        self, verb: str, methods: Sequence[str | Callable[..., object]] | None
+    ) -> tuple[str, ...] | None:
+        """Names of methods, given by name or as methods of the class.
+
+        Raises:
+            DispatchError: the group has no such method.
+        """
+        if methods is None:
+            return None
+        names = [one if isinstance(one, str) else getattr(one, "__name__", repr(one)) for one in methods]
+        roles = self.core.card.callables
+        known = {"run"} | {name for role, found in roles.items() if self.role in ("", role) for name in found}
+        known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
+        wrong = [name for name in names if name not in known]
+        if wrong:
+            raise DispatchError(
+                f"{self.name}.{verb}: there is no method {wrong[0]!r} in {', '.join(sorted(known))}"
+            )
+        return tuple(names)

@@ -1,0 +1,312 @@
+"""What can be called: a group, some of its ranks, one rank, one role of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+from phalanx.api.handle_serialization import PortableGroup, pack, unpack
+from phalanx.api.methods import BoundMethod
+from phalanx.api.selection import Selection, Which
+from phalanx.api.streaming import StreamingMethod
+from phalanx.calls.future import CallFuture
+from phalanx.calls.request import CallRequest
+from phalanx.debug.profile import Profile, start_profile
+from phalanx.declare.dispatch_modes import Execute
+from phalanx.declare.result_types import Returns, ReturnsFuture, Yields
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan
+from phalanx.errors import DeclarationError, DispatchError
+from phalanx.group.group import Group
+from phalanx.topology.mesh import Mesh
+from phalanx.wire.messages import RUN
+from phalanx.wire.value import Value
+
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
+One = TypeVar("One")
+Item = TypeVar("Item")
+
+
+class GroupView:
+    """Ranks of a group that calls go to. Registered methods are attributes."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._bound: dict[str, BoundMethod[..., Any, Any]] = {}
+
+    @property
+    def core(self) -> Group:
+        """The shared part of the group."""
+        return self._selection.core
+
+    @property
+    def name(self) -> str:
+        """Name of the group, with the role after a dot where this is a role of it."""
+        return self._selection.name
+
+    @property
+    def role(self) -> str:
+        """Name of the role; empty for a group of one class."""
+        return self._selection.role
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that calls go to."""
+        return self._selection.ranks
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that calls go to; what custom dispatch functions see."""
+        return len(self._selection.ranks)
+
+    @property
+    def methods(self) -> Mapping[str, MethodSpec]:
+        """The registered methods by name."""
+        return dict(self._selection.methods)
+
+    def mesh(self, name: str = "default") -> Mesh:
+        """The group's mesh of that name: given to the group, or registered by its workers.
+
+        Raises:
+            DispatchError: there is none of that name.
+        """
+        return self._selection.mesh(name)
+
+    def __len__(self) -> int:
+        return len(self._selection.ranks)
+
+    def __iter__(self) -> Iterator[RankView]:
+        return (self[index] for index in range(len(self)))
+
+    @overload
+    def __getitem__(self, key: int, /) -> RankView: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> GroupView: ...
+    def __getitem__(self, key: int | slice, /) -> GroupView:
+        """One rank, which gives its value itself, or a slice of them, which gives a list.
+
+        Of a method with a mesh mode, ``group[i]`` calls all ranks of rank i's dp coordinate.
+        """
+        chosen = self._selection.at(key)
+        return GroupView(chosen) if chosen.which == "all" else RankView(chosen)
+
+    @property
+    def any(self) -> RankView:
+        """For one call to the rank with the fewest calls under way; gives that rank's value.
+
+        Of a method with a mesh mode, it calls all ranks of the dp coordinate with the fewest.
+        """
+        return RankView(replace(self._selection, which="any"))
+
+    def rank(self, index: int, /) -> RankView:
+        """One process, without its peers of a dp coordinate; methods with a mesh mode that has peers are refused.
+
+        Raises:
+            DispatchError: there is no such rank.
+        """
+        return RankView(replace(self._selection.at(index), which="process"))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        bound = self.__dict__.get("_bound", {}).get(name)
+        if bound is None:
+            spec = self.__dict__["_selection"].methods.get(name)
+            if spec is None:
+                raise AttributeError(self._unknown(name))
+            bound = self._bound[name] = self._bind(spec)
+        return bound
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.methods})
+
+    def _unknown(self, name: str) -> str:
+        return self._selection.unknown(name)
+
+    def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any, Any]:
+        kind = StreamingMethod if spec.streams else BoundMethod
+        return kind(self._selection, spec, self)
+
+    def call(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
+        """Call a method by name, registered or not (one that is not gets the same arguments on every rank)."""
+        return self._named(method)(*args, **kwargs)
+
+    def submit(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
+        """As :meth:`call`, but returns at once with the future."""
+        return self._named(method).submit(*args, **kwargs)
+
+    def _named(self, method: str) -> BoundMethod[..., Any, Any]:
+        return self._bind(self._selection.spec_of(method))
+
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Yields[V, Any, Item, Any], P], object], /
+    ) -> StreamingMethod[P, V, Item]: ...
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Returns[V, Any], P], object], /
+    ) -> BoundMethod[P, V, V]: ...
+    @overload
+    def method(
+        self, function: Callable[Concatenate[ReturnsFuture[V, Any], P], object], /
+    ) -> BoundMethod[P, CallFuture[V], V]: ...
+    @overload
+    def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
+    @overload
+    def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
+    def method(self, function: Value, /) -> Value:
+        """The typed handle of a method: ``group.method(Accumulator.add)`` takes what ``add`` takes.
+
+        What it gives is known to type checkers from ``@px.register``: for ``ONE_TO_ALL`` a list of what ``add`` gives.
+        """
+        name = function if isinstance(function, str) else getattr(function, "__name__", None)
+        if not isinstance(name, str):
+            raise DeclarationError(
+                f"group.method({function!r}): expected a method of the worker class, such as Cls.add"
+            )
+        return self._named(name)
+
+    def run(self, function: Callable[..., Any], *args: Value, **kwargs: Value) -> Value:
+        """Run ``function(worker, *args, **kwargs)`` on every rank; any function, lambdas and closures included.
+
+        In a group of several roles, ``worker`` is the mapping of role names to instances.
+
+        Returns:
+            The outputs by rank; of ``group[i].run(...)`` the one output.
+        """
+        began = self.core.began()
+        if not callable(function):
+            raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
+        plan = self._selection.plan_run(function, args, kwargs)
+        return self._send(plan, MethodSpec(RUN), began).result()
+
+    def profile(
+        self,
+        ranks: Sequence[int] | None = None,
+        calls: int = 1,
+        *,
+        methods: Sequence[str | Callable[..., object]] | None = None,
+        folder: str | Path | None = None,
+        tool: Literal["torch", "nsys"] = "torch",
+        activities: Sequence[Literal["cpu", "cuda"]] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+    ) -> Profile:
+        """Profile the next calls on some ranks: one trace for each rank, brought to this machine.
+
+        Calls are those that users make through the group, blocking or submitted, ``group.run`` included. The trace
+        has a range named after the method around each.
+
+        Example::
+
+            with group.profile(ranks=[0], calls=3) as profile:
+                for batch in batches:
+                    group.update(batch)
+            print(profile.paths)
+
+        Args:
+            ranks: of the group; the first one if not given.
+            calls: how many of the next calls. The profiler starts with the first and stops after the last.
+            methods: only calls of these, by name ("update", "actor.update") or as ``Cls.update``; default any.
+            folder: for the traces; made if it is not there. Default a new one in the folder for temporary files.
+            tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with
+                ``runtime_env=px.debug.nsight_environment()``.
+            activities: "cpu", "cuda"; default what the rank has.
+            record_shapes, profile_memory, with_stack, with_flops: as torch.profiler.profile takes them.
+
+        Raises:
+            DispatchError: no such rank or method.
+            DeclarationError: the group is asynchronous, the tool or an activity is not to be had on a rank, or another
+                profile is under way there.
+        """
+        options = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
+        return start_profile(self._selection, ranks, calls, methods, folder, tool, activities, options)
+
+    def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
+        """Call a method on all ranks and wait: outputs by rank.
+
+        Arguments are dealt out, one element per rank, when every one of them is a list of world_size elements;
+        otherwise all ranks get the same.
+        """
+        return self.execute_all_async(method, *args, **kwargs).result()
+
+    def execute_all_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
+        """As :meth:`execute_all_sync`, but returns at once with the future."""
+        began = self.core.began()
+        spec = self._selection.spec_of(method)
+        return self._send(self._selection.plan_execute_all(spec, args, kwargs), spec, began)
+
+    def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
+        """The same as :meth:`execute_all_async`."""
+        return self.execute_all_async(method, *args, **kwargs)
+
+    def execute_rank_zero_sync(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
+        """Call a method on rank 0 only, with the arguments as they are, and wait: its value."""
+        return self.execute_rank_zero_async(method, *args, **kwargs).result()
+
+    def execute_rank_zero_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
+        """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
+        began = self.core.began()
+        spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
+        return self._send(self._selection.plan_execute_rank_zero(spec, args, kwargs), spec, began)
+
+    def execute_rank_zero(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
+        """The same as :meth:`execute_rank_zero_async`."""
+        return self.execute_rank_zero_async(method, *args, **kwargs)
+
+    def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
+        chosen = self._selection.which == "any"
+        return CallFuture(
+            self.core.send(CallRequest(plan, spec, self.role, self, began=began, chosen=chosen))
+        )
+
+    def __repr__(self) -> str:
+        part = self._selection.part
+        ranks = f"{len(self)} ranks" if part is None else f"ranks {list(part)}"
+        return f"<{type(self).__name__} {self.name}: {ranks}>"
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., GroupView], tuple[PortableGroup, tuple[int, ...] | None, str, Which]]:
+        chosen = self._selection
+        return _rebuild, (pack(chosen.core), chosen.fixed, chosen.role, chosen.which)
+
+
+class RankView(GroupView):
+    """One rank of a group, or whichever is least busy: calls give its value itself."""
+
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Yields[Any, One, Any, Item], P], object], /
+    ) -> StreamingMethod[P, One, Item]: ...
+    @overload
+    def method(
+        self, function: Callable[Concatenate[Returns[Any, One], P], object], /
+    ) -> BoundMethod[P, One, One]: ...
+    @overload
+    def method(
+        self, function: Callable[Concatenate[ReturnsFuture[Any, One], P], object], /
+    ) -> BoundMethod[P, CallFuture[One], One]: ...
+    @overload
+    def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
+    @overload
+    def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
+    def method(self, function: Value, /) -> Value:
+        """The typed handle of a method, as that of the group."""
+        return super().method(function)
+
+
+def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
+    chosen = Selection(unpack(portable), ranks, role, which)
+    return GroupView(chosen) if which == "all" else RankView(chosen)

@@ -1,0 +1,347 @@
+"""``px.WorkerGroup``: workers started on a pool, called as one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any, Literal
+
+from phalanx.api.attach import leave_record
+from phalanx.api.selection import Selection
+from phalanx.api.view import GroupView
+from phalanx.debug.trace import from_environment
+from phalanx.declare.bind import BoundClass, Colocation, WorkerClass, as_bound
+from phalanx.display.start_skew import apart
+from phalanx.display.tables import Table
+from phalanx.errors import DeclarationError
+from phalanx.group.epoch import GroupCard
+from phalanx.group.group import Group
+from phalanx.group.membership_refresh import withdraw
+from phalanx.group.options import GroupOptions, checked_options
+from phalanx.group.owner_handle import OwnerHandle
+from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.preemption import PreemptionNotice
+from phalanx.group.registry_publisher import publisher
+from phalanx.members.auto_recovery import AutoRecovery
+from phalanx.members.membership_change import Members
+from phalanx.members.processes import GroupProcesses
+from phalanx.members.rank_migration import move
+from phalanx.members.rank_replacement import heal
+from phalanx.pools.pool import ResourcePool
+from phalanx.pools.slot_relocation import room_elsewhere
+from phalanx.topology.mesh import Mesh
+
+_numbers = itertools.count(1)
+
+
+class WorkerGroup(GroupView):
+    """One worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
+
+    Registered methods of the class are attributes of the group. With ``px.colocate({...})`` in place of a class,
+    its roles are: ``group.actor.update(batch)``.
+
+    Args:
+        pool: where the ranks run; rank ``r`` is on its slot ``r``.
+        cls: a class, ``Cls.bind(...)``, or ``px.colocate({...})``.
+        mesh: ``px.Mesh(...)`` over the ranks (named "default"), or a dict of several by name.
+        name: for tables, errors and ``px.attach``; default from the class.
+        env: variables for every rank, set before any of the user's modules are imported.
+        runtime_env: Ray's, for what must be there before the process starts (slower: no process is reused).
+        num_cpus: cores reserved per rank on the slot's node, beside the slot.
+        memory: bytes of memory reserved in the same way.
+        resources: other resources of Ray reserved in the same way, by name.
+        start_timeout: seconds within which all constructors must have returned.
+        call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
+        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
+        on_failure: ``px.RestartPolicy(...)`` makes a broken group restart by itself when it is next called,
+            ``px.ReplacePolicy(...)`` gives only the lost ranks new processes.
+        max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
+        on_notice: called with each ``px.PreemptionNotice`` that ranks of the group will lose their node, on a
+        thread of the
+            library's: it may set flags or submit calls, and waits for nothing. ``px.preemption_notices(group)``
+            gives them too.
+        visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
+        detached: the group outlives this driver; needs ``name`` and a detached pool.
+        show_ranks: whose output this driver shows: "all", "merged" (all, with what several print at once as one
+            line), "none", a rank or a list of ranks; default as given to
+            ``px.init``, else rank 0. Every rank's output is in its own file, whatever is shown.
+
+    Raises:
+        DeclarationError: the class or an option is declared wrongly.
+        PlacementError: no share of a slot is left, or processes and extra resources cannot be had.
+        WorkerInitError: a constructor raised; also an instance of what it raised. Nothing of the group is left.
+        CallTimeout: not all constructors returned within ``start_timeout``.
+    """
+
+    def __init__(
+        self,
+        pool: ResourcePool,
+        cls: WorkerClass | Colocation,
+        *,
+        mesh: Mesh | Mapping[str, Mesh] | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        num_cpus: float | None = None,
+        memory: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        start_timeout: float | None = None,
+        call_timeout: float | None = None,
+        stall_report_after: float | None = None,
+        on_failure: RestartPolicy | ReplacePolicy | None = None,
+        on_notice: Callable[[PreemptionNotice], object] | None = None,
+        max_concurrency: int | None = None,
+        visible_devices: Literal["own", "node"] = "own",
+        detached: bool = False,
+        show_ranks: str | int | Sequence[int] | None = None,
+    ) -> None:
+        if not isinstance(pool, ResourcePool):
+            raise DeclarationError(
+                f"WorkerGroup(pool={pool!r}): expected a px.ResourcePool, such as px.ResourcePool([4])"
+            )
+        bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
+        given = {
+            "name": name,
+            "env": env,
+            "runtime_env": runtime_env,
+            "num_cpus": num_cpus,
+            "memory": memory,
+            "resources": resources,
+            "start_timeout": start_timeout,
+            "call_timeout": call_timeout,
+            "stall_report_after": stall_report_after,
+            "on_failure": on_failure,
+            "on_notice": on_notice,
+            "max_concurrency": max_concurrency,
+            "visible_devices": visible_devices,
+            "detached": detached or None,
+            "show_ranks": show_ranks,
+        }
+        options = checked_options(mesh, pool.world_size, given)
+        for one in bound.values():
+            options = options.with_ray_options(one.ray_options)
+        self._check_detached(pool, options)
+        from_environment()
+        self._start(pool, bound, options)
+
+    def _start(self, pool: ResourcePool, bound: Mapping[str, BoundClass], options: GroupOptions) -> None:
+        self.number = next(_numbers)
+        self._pool = pool
+        self._roles = bound
+        core = Group(self._card(bound, options), pool.transport, pool.world_size, owner=True)
+        core.life.on_change = functools.partial(publisher.changed, core.life)
+        core.life.on_notice = options.on_notice
+        core.life.ground = pool
+        GroupView.__init__(self, Selection.whole(core))
+        self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
+        leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
+        self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
+        self._members = Members(core, self._processes, pool, self)
+        core.owned = OwnerHandle(
+            replace=self._processes.replace,
+            resize=self._members.change,
+            restart=self._restart_with,
+            revive=self._reviver(options.on_failure),
+        )
+        pool.claim(self)
+        try:
+            self._processes.start()
+        except BaseException:
+            core.life.begin_close()
+            self._end(0.0)
+            raise
+
+    def _reviver(self, policy: RestartPolicy | ReplacePolicy | None) -> AutoRecovery | None:
+        core, restart = self.core, self._processes.restart
+        if policy is None:
+            return None
+        if isinstance(policy, RestartPolicy):
+            return AutoRecovery(core, policy, restart)
+        core.rules = replace(core.rules, spare=True)
+        room = functools.partial(room_elsewhere, self._pool)
+        return AutoRecovery(
+            core, policy, functools.partial(heal, core, restart), functools.partial(move, core, room=room)
+        )
+
+    @staticmethod
+    def _check_detached(pool: ResourcePool, options: GroupOptions) -> None:
+        if options.detached and not all(holding.detached for holding in pool.holdings.values()):
+            raise DeclarationError(
+                "WorkerGroup(detached=True) on a pool that ends with this driver; make it with "
+                "px.ResourcePool(..., detached=True)"
+            )
+
+    def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupCard:
+        specs = {role: one.spec for role, one in bound.items()}
+        default = "_".join(spec.name for spec in specs.values()) + f"-{self.number}"
+        return GroupCard(
+            name=options.name or default,
+            number=self.number,
+            methods={role: dict(spec.methods) for role, spec in specs.items()},
+            callables={
+                role: frozenset(n for n in dir(spec.cls) if _is_callable(spec.cls, n))
+                for role, spec in specs.items()
+            },
+            classes={role: spec.name for role, spec in specs.items()},
+            meshes=dict(options.meshes),
+            call_timeout=options.call_timeout,
+            stall_report_after=options.stall_report_after,
+            pool=self._pool.name,
+            detached=options.detached,
+            asynchronous=options.max_concurrency is not None,
+            independent=all(getattr(spec.cls, "independent", False) is True for spec in specs.values()),
+        )
+
+    def _restart_with(self, size: int) -> None:
+        """Start the group anew with so many ranks, on as many slots."""
+        before = self.core.world_size
+        slots = self._pool.slots[min(before, size) : max(before, size)]
+        if size > before:
+            self._pool.claim(self, slots)
+        self._processes.restart(size)
+        if size < before:
+            self._pool.unclaim(self, slots)
+
+    def restart(self) -> None:
+        """Start the group anew on its slots: new processes, the same handles, the next epoch.
+
+        Each worker is constructed as it was, then the calls of methods registered with ``rerun_on_restart=True``
+        are made
+        again as they were sent, in order (of each method the last that succeeded). Ranks whose node is lost move to
+        others. Futures of before fail with ``StaleEpoch``.
+
+        Raises:
+            GroupClosed: the group is closed.
+            PlacementError: a node is lost, and the others have no room; with the table.
+            WorkerInitError, RemoteCallError, CallTimeout: as when the group was made; it stays broken, and
+                ``restart()`` may be called again.
+        """
+        self._processes.restart()
+
+    @property
+    def pool(self) -> ResourcePool:
+        """The pool it runs on."""
+        return self._pool
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The role names of a colocated group; empty for a group of one class."""
+        return tuple(role for role in self._roles if role)
+
+    @property
+    def state(self) -> str:
+        """ "starting", "ready", "broken", "restarting", "closing" or "closed"."""
+        return self.core.lifecycle.state.value
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group takes no calls because it was closed."""
+        return self.core.closed
+
+    @property
+    def epoch(self) -> int:
+        """How many times the group was restarted."""
+        return self.core.epoch.number
+
+    def _unknown(self, name: str) -> str:
+        if self.roles:
+            return f"{self.name} has no role {name!r}; its roles are: {', '.join(self.roles)}"
+        return super()._unknown(name)
+
+    def spawn(self) -> dict[str, GroupView]:
+        """The roles of a colocated group by name, each to be used as a group of its own.
+
+        Raises:
+            DeclarationError: the group was not made with ``px.colocate``.
+        """
+        if not self.roles:
+            raise DeclarationError(
+                f"{self.name} has a single class; spawn() gives the roles of px.colocate({{...}})"
+            )
+        return {role: getattr(self, role) for role in self.roles}
+
+    def explain(self) -> Table:
+        """Where each rank runs: node, accelerator and share, process, roles."""
+        rows: list[tuple[Any, ...]] = []
+        for rank, endpoint in enumerate(self.core.endpoints):
+            facts = endpoint.facts
+            holding = self._pool.holdings[endpoint.slot.pool]
+            ids = holding.accelerators.get(endpoint.slot, ())
+            rows.append(
+                (
+                    rank,
+                    facts.slot.host,
+                    facts.slot.node_id[:8],
+                    f"{holding.resource} {','.join(ids)}" if ids else "CPU",
+                    f"1/{holding.max_colocate_count}",
+                    facts.pid,
+                    list(self.roles) or self.core.card.classes[""],
+                    self._coordinates(rank),
+                )
+            )
+        columns = ("rank", "host", "node", "accelerator", "share", "pid", "roles in the process", "mesh")
+        return Table(
+            f"group {self.name}: {len(rows)} ranks, {self.state}", columns, tuple(rows), self._notes()
+        )
+
+    def _coordinates(self, rank: int) -> str | None:
+        meshes = self.core.known_meshes()
+        texts = [
+            ("" if name == "default" else f"{name}: ")
+            + ", ".join(f"{a}={c}" for a, c in mesh.coordinates(rank).items())
+            for name, mesh in meshes.items()
+            if rank < mesh.world_size  # else it leaves, or has just joined
+        ]
+        return "; ".join(texts) or None
+
+    def _notes(self) -> tuple[str, ...]:
+        notes: list[str] = []
+        if self.roles:
+            notes.append(f"colocated in one process per rank: {', '.join(self.roles)}")
+        others = [one.name for one in self._pool.groups if one.number != self.number]
+        if others:
+            notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
+        if self.core.life.snapshot is not None:
+            notes.append(str(self.core.life.snapshot))
+        if told := apart(self.core.life.constructed):
+            notes.append(told)
+        return tuple(notes)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of this process's calls since the group was made.
+
+        ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to all ranks, ``stored_bytes`` in the object store,
+        ``fetched_bytes`` of results that this process read. ``px.debug.statistics()`` has the same for all groups.
+        """
+        return asdict(self.core.book.counts)
+
+    def close(self) -> None:
+        """End the group: each worker's own ``close()``, then the processes. Idempotent.
+
+        Slots stay with the pool. Calls under way end with ``GroupClosed``.
+        """
+        if self.core.life.begin_close():
+            self._end(self._processes.patience())
+
+    def _end(self, patience: float) -> None:
+        withdraw(self.core.life, self.core.roster_key)
+        self._processes.end(self.core.epoch, patience)
+        self._pool.unclaim(self)
+        self.core.life.finish_close()
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_callable(cls: type, name: str) -> bool:
+    if name.startswith("__") and name != "__getattr__":
+        return False
+    return callable(getattr(cls, name, None))

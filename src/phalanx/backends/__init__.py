@@ -1,0 +1,1 @@
+"""Backends: the interface by which ranks are reached, and its implementations."""

@@ -1,0 +1,371 @@
+"""The inline backend: every rank lives in this process and runs on the calling thread.
+
+Breakpoints, pdb and coverage reach worker code. Arguments and results pass the codec as they do elsewhere, so
+that nobody shares memory by accident; every rank runs even when an earlier one raised; the environment is
+swapped per rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.backends.backend_types import (
+    DrainingNode,
+    Endpoint,
+    Lost,
+    ProcessStatus,
+    RankOutcome,
+    RankStream,
+    Ref,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    Ticket,
+)
+from phalanx.backends.file_ranges import read_file
+from phalanx.backends.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
+from phalanx.backends.temp_folder import new_folder
+from phalanx.config import threads_by_choice
+from phalanx.errors import PlacementError
+from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.slots import Slot, SlotFacts
+from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.messages import BARE, STORE_VARIABLE, RankConfig
+from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.value import Value
+
+_NODE = "inline"
+
+
+@dataclass
+class InlineReservation:
+    """Slots of the one node, with the accelerator ids given to each bundle."""
+
+    name: str
+    blocks: tuple[int, ...]
+    bundle: dict[str, float]
+    accelerators: dict[tuple[int, int], tuple[str, ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[str, ...]]
+    )
+
+    @property
+    def ids(self) -> Sequence[Any]:
+        return [self] * len(self.blocks)
+
+
+class InlineServices:
+    """What the inline backend offers to the hosts in this process."""
+
+    in_driver = True
+
+    def __init__(self, facts: SlotFacts, folder: str) -> None:
+        self._facts = facts
+        self._folder = folder
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        return self._facts, ()
+
+    def folder(self) -> str:
+        return self._folder
+
+    def put(self, value: Any) -> Any:
+        return InlineRef(value)
+
+    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        return [ref.get() for ref in refs]
+
+
+@dataclass
+class InlineRank:
+    """One rank in this process: its host, and what became of it."""
+
+    host: Any
+    alive: bool = True
+    lost: Lost | None = None
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+    def end(self, lost: Lost) -> None:
+        """Run no further call."""
+        self.alive, self.lost = False, lost
+        if self.host is not None:
+            self.host.lost(lost.exit or lost.reason)
+
+
+class InlineBackend:
+    """Ranks in this process."""
+
+    name = "inline"
+    immediate = True
+
+    def __init__(self, resources: Mapping[str, float] | None = None) -> None:
+        self._total = dict(resources or {})
+        self._total.setdefault("CPU", float(os.cpu_count() or 1))
+        self._held: dict[int, InlineReservation] = {}
+        self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
+        self._folder: str | None = None
+        self._published: dict[str, bytes] = {}
+
+    def connected(self) -> bool:
+        return True
+
+    def leave(self) -> None:
+        pass
+
+    def nodes(self) -> list[NodeCapacity]:
+        free = dict(self._total)
+        for held in self._held.values():
+            for resource, amount in held.bundle.items():
+                free[resource] = free.get(resource, 0.0) - amount * sum(held.blocks)
+        host = socket.gethostname()
+        return [NodeCapacity(node_id=_NODE, host=host, total=dict(self._total), available=free, labels={})]
+
+    def holders(self) -> list[Holder]:
+        return [
+            Holder(held.name, _NODE, {key: amount * sum(held.blocks) for key, amount in held.bundle.items()})
+            for held in self._held.values()
+        ]
+
+    def reserve(self, request: ReserveRequest) -> Reservation:
+        # CPU and memory are not counted: nothing here runs side by side, so nothing is shared.
+        counted = {key: amount for key, amount in request.bundle.items() if key not in ("CPU", "memory")}
+        checked = check_feasible(self.nodes(), request.blocks, counted)
+        if not checked.fits_now:
+            verdict = "can never be placed" if not checked.fits_total else "does not fit beside what is held"
+            table = placement_table(self.nodes(), request.blocks, counted, self.holders())
+            raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
+        reservation = InlineReservation(request.name, request.blocks, counted)
+        taken = {i for held in self._held.values() for ids in held.accelerators.values() for i in ids}
+        free = (str(index) for index in itertools.count() if str(index) not in taken)
+        per_slot = int(next((n for key, n in counted.items() if key not in ("CPU",) and ":" not in key), 0))
+        for block, size in enumerate(request.blocks):
+            for bundle in range(size):
+                reservation.accelerators[block, bundle] = tuple(itertools.islice(free, per_slot))
+        self._held[id(reservation)] = reservation
+        return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        self._held.pop(id(reservation), None)
+
+    def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
+        return [_NODE] * len(slots)
+
+    def probe(
+        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
+    ) -> list[tuple[str, ...]]:
+        return [_inline(reservations[slot.pool]).accelerators[slot.block, slot.bundle] for slot in slots]
+
+    def spawn(self, request: SpawnRequest) -> list[Endpoint]:
+        endpoints: list[Endpoint] = []
+        for index, slot in enumerate(request.slots):
+            ids = _inline(request.reservations[slot.pool]).accelerators[slot.block, slot.bundle]
+            facts = SlotFacts(
+                node_id=_NODE,
+                host=socket.gethostname(),
+                node_ip="127.0.0.1",
+                accelerator_ids=ids,
+                cpus_of_node=os.cpu_count(),
+                threads=threads_by_choice(),
+            )
+            host = request.factory(InlineServices(facts, self._own_folder()))
+            name = request.names[index] if request.names else None
+            endpoints.append(Endpoint(slot, InlineRank(host), host.report(), name))
+        return endpoints
+
+    def _own_folder(self) -> str:
+        """A folder for the files of all ranks, until this process exits."""
+        if self._folder is None:
+            self._folder = new_folder()
+        return self._folder
+
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+        setup, _ = RankConfig.unpack(data)
+        endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
+        return Ticket(self._run(endpoint, lambda: endpoint.handle.host.setup(data, refs)))
+
+    def submit(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        returns: int = OUTPUT,
+    ) -> Ticket:
+        if data == BARE:
+            endpoint.bare_calls += 1
+            return Ticket(self._run(endpoint, lambda: endpoint.handle.host.run_bare(role, method)))
+        ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=returns > OUTPUT)
+        return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
+
+    def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
+        rank: InlineRank = endpoint.handle
+        with self._lock:
+            if not rank.alive:
+                return InlineRef(lost=rank.lost)
+            try:
+                with _environment(rank.environment):
+                    value = work()
+            except RankFailure as failure:
+                return InlineRef(failure=failure)
+            except SystemExit as left:
+                rank.end(Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}"))
+                return InlineRef(lost=rank.lost)
+            except Exception as error:  # the host catches what users raise: this is ours
+                return InlineRef(failure=capture(error))
+        if split:
+            info, output = map(InlineRef, value)
+            return Ticket(output, info)
+        return InlineRef(value)
+
+    def stream(
+        self,
+        endpoint: Endpoint,
+        role: str,
+        method: str,
+        data: bytes,
+        refs: Sequence[Ref],
+        buffer: int | None,
+    ) -> RankStream:
+        """The rank makes an item when one is taken, whatever ``buffer`` is."""
+        host = endpoint.handle.host
+        if host is None:
+            return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
+        return InlineStream(host.stream(data, refs), lambda work: self._step(endpoint, work))
+
+    def _step(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
+        ref = self._run(endpoint, work)
+        return ref.value if isinstance(ref, Ticket) else ref
+
+    def put(self, value: Value) -> Ref:
+        return InlineRef(value)
+
+    def store(self) -> None:
+        """Values lie in this process's own memory."""
+
+    def ref_types(self) -> tuple[type, ...]:
+        return (InlineRef,)
+
+    def address_of(self, ref: Ref) -> Any:
+        return ref
+
+    def at(self, address: Any) -> Ref:
+        return address
+
+    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        return fetched(refs)
+
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        ended = [index for index, ref in enumerate(refs) if not (isinstance(ref, Unended) and ref.under_way)]
+        return ended, [index for index in range(len(refs)) if index not in ended]
+
+    def outcome(self, ref: Ref) -> RankOutcome:
+        return outcome_of(ref)
+
+    def disregard(self, refs: Sequence[Ref]) -> None:
+        """Nothing to do: nobody else hears of failures."""
+
+    def find(self, name: str) -> Any | None:
+        return None  # nothing outlives this process
+
+    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
+        return ()
+
+    def release_keys(self, keys: Sequence[str]) -> None:
+        return None
+
+    def alive(self, endpoint: Endpoint) -> bool:
+        return endpoint.handle.alive
+
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [position for position, endpoint in enumerate(endpoints) if not endpoint.handle.alive]
+
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
+        for endpoint in endpoints:
+            rank: InlineRank = endpoint.handle
+            rank.end(Lost("the rank was stopped", "stopped", intended=True))
+            rank.host = None
+        return ()
+
+    def going_nodes(self) -> Sequence[DrainingNode]:
+        return ()  # its node is this process's
+
+    def ended_nodes(self) -> Sequence[DrainingNode]:
+        return ()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def attend(self, endpoints: Sequence[Endpoint]) -> None:
+        """Nothing to do: the ranks are this process."""
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
+        return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        return [False] * len(endpoints)  # a call has ended when its submission returns
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        """Nothing to do: there are no collectives over more than one rank here."""
+
+    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
+        """What ends a process ends the rank; other signals say nothing to it."""
+        if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
+            name = signal.Signals(signum).name
+            for endpoint in endpoints:
+                endpoint.handle.end(Lost("the rank was ended by an injected signal", f"signal {name}"))
+
+    def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
+        return read_file(path, offset, limit)
+
+    def job(self) -> str:
+        return ""
+
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._published.pop(key, None)
+        else:
+            self._published[key] = value
+
+    def published(self, key: str) -> bytes | None:
+        return self._published.get(key)
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        return frozenset()
+
+
+def _inline(reservation: Reservation) -> InlineReservation:
+    if not isinstance(reservation, InlineReservation):
+        raise PlacementError(
+            f"{reservation!r} belongs to another backend than 'inline'; make the pool with backend='inline'"
+        )
+    return reservation
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Generator[None]:
+    """The rank's environment for the time of a call; what the call itself sets stays with the rank no longer."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

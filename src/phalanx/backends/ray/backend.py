@@ -1,0 +1,304 @@
+"""The Ray backend: actors in placement groups, object references, one ``ray.get`` per call."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import exceptions as rayx
+from ray.experimental import get_local_object_locations
+
+from phalanx.backends.backend_types import (
+    DrainingNode,
+    Endpoint,
+    FetchFailed,
+    Lost,
+    NotReady,
+    ProcessStatus,
+    RankOutcome,
+    Ref,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    StoreSpace,
+    Ticket,
+)
+from phalanx.backends.file_ranges import read_file
+from phalanx.backends.ray import metrics
+from phalanx.backends.ray import placement_groups as placement
+from phalanx.backends.ray.cluster import Connection, job_id
+from phalanx.backends.ray.cluster_reader import publish, published
+from phalanx.backends.ray.draining import ended_nodes, going_nodes
+from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
+from phalanx.backends.ray.ray_errors import (
+    log_once,
+    lost_of,
+    node_is_gone,
+    of_node,
+    outcome_of,
+    with_post_mortem,
+)
+from phalanx.backends.ray.ray_streams import stream
+from phalanx.backends.ray.ray_values import DEAD, address_of, reference_to, state_of_actors
+from phalanx.backends.ray.sending import submit
+from phalanx.backends.ray.start import NAMESPACE, started
+from phalanx.errors import PlacementError
+from phalanx.topology.placement import Holder, NodeCapacity
+from phalanx.topology.slots import Slot
+from phalanx.wire.value import Value
+
+_KILLED_WITHIN_S = 5.0
+_AGENT_WITHIN_S = 10.0
+_SIGHT_WITHIN_S = 0.9
+
+
+class RayBackend:
+    """Ranks as Ray actors."""
+
+    name = "ray"
+    immediate = False
+
+    def __init__(self) -> None:
+        self._agents = OwnRanks()
+        self._node: str | None = None
+        log_once()
+        self._connection = Connection()
+
+    def connected(self) -> bool:
+        return self._connection.open
+
+    def leave(self) -> None:
+        self._agents.leave()
+
+    def nodes(self) -> list[NodeCapacity]:
+        return placement.nodes()
+
+    def holders(self) -> list[Holder]:
+        return placement.holders()
+
+    def reserve(self, request: ReserveRequest) -> Reservation:
+        return placement.reserve(request)
+
+    def release(self, reservation: Reservation) -> None:
+        if self.connected():
+            placement.release(reservation)  # pyright: ignore[reportArgumentType]
+
+    def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
+        return placement.nodes_of(slots, reservations)
+
+    def probe(
+        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
+    ) -> list[tuple[str, ...]]:
+        return placement.probe(slots, reservations, bundle)
+
+    def spawn(self, request: SpawnRequest) -> list[Endpoint]:
+        handles: dict[int, Any] = {}
+        try:
+            prepare = None if request.detached else self._agents.prepare
+            reports = started(request, handles, prepare)
+        except BaseException as error:
+            for handle in handles.values():
+                ray.kill(handle)
+            self._agents.dismiss()
+            if isinstance(error, rayx.GetTimeoutError):
+                raise PlacementError(
+                    f"{request.class_name}: {len(request.slots)} worker processes did not all start within "
+                    f"{request.timeout:g} s; the node may be overloaded, or a runtime_env takes long to build: "
+                    "raise start_timeout=, or look at `ray status`"
+                ) from None
+            if isinstance(error, rayx.RayError):
+                raise PlacementError(
+                    f"{request.class_name}: a worker process did not start: {lost_of(error).reason}"
+                ) from error
+            raise
+        names = request.names or (None,) * len(handles)
+        return [
+            Endpoint(slot, handles[index], facts, name)
+            for index, (slot, facts, name) in enumerate(zip(request.slots, reports, names, strict=True))
+        ]
+
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+        return Ticket(endpoint.handle._px_setup.remote(data, list(refs)))
+
+    submit = staticmethod(submit)  # without a function in between: it is called once for each rank
+
+    stream = staticmethod(stream)
+
+    def put(self, value: Value) -> Ref:
+        return ray.put(value)
+
+    def store(self) -> StoreSpace | None:
+        return placement.store_space()
+
+    def address_of(self, ref: Ref) -> Any:
+        return address_of(ref)
+
+    def at(self, address: Any) -> Ref:
+        self._connection.check()
+        return reference_to(address)
+
+    def ref_types(self) -> tuple[type, ...]:
+        return (ray.ObjectRef,)
+
+    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        self._connection.check()
+        try:
+            return ray.get(list(refs), timeout=timeout)
+        except rayx.GetTimeoutError as error:
+            raise NotReady from error
+        except rayx.RayError as error:
+            raise FetchFailed from error
+
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        self._connection.check()
+        positions = {ref: index for index, ref in enumerate(refs)}
+        done, rest = ray.wait(list(refs), num_returns=count, timeout=timeout, fetch_local=False)
+        return sorted(positions[ref] for ref in done), sorted(positions[ref] for ref in rest)
+
+    def outcome(self, ref: Ref) -> RankOutcome:
+        self._connection.check()
+        try:
+            return RankOutcome(ray.get(ref))
+        except rayx.RayError as error:
+            return outcome_of(error)
+
+    def disregard(self, refs: Sequence[Ref]) -> None:
+        if not self.connected() or not refs:
+            return
+        stored = get_local_object_locations(list(refs))
+        for ref in refs:
+            if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
+                ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
+
+    def find(self, name: str) -> Any | None:
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return None
+
+    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
+        return placement.keys_of(reservation)
+
+    def release_keys(self, keys: Sequence[str]) -> None:
+        if self.connected():
+            placement.release_keys(keys)
+
+    def alive(self, endpoint: Endpoint) -> bool:
+        return self.connected() and endpoint.handle._get_local_state() != DEAD
+
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        if not self.connected():
+            return list(range(len(endpoints)))
+        state = state_of_actors()
+        ids = [endpoint.handle._ray_actor_id for endpoint in endpoints]
+        return [position for position, actor in enumerate(ids) if state(actor) == DEAD]
+
+    def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
+        if not self.connected() or not endpoints:
+            return ()
+        answering = [endpoint for endpoint in endpoints if self.alive(endpoint)]
+        self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
+        for endpoint in endpoints:
+            with contextlib.suppress(rayx.RayError, ValueError):
+                ray.kill(endpoint.handle)
+        deadline = time.monotonic() + _KILLED_WITHIN_S
+        while any(self.alive(endpoint) for endpoint in endpoints) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        answers = self._agents.ask(endpoints, "end", timeout=_AGENT_WITHIN_S)
+        self._agents.release(endpoints)
+        return tuple(sorted({pid for answer in answers if answer for pid in answer}))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def attend(self, endpoints: Sequence[Endpoint]) -> None:
+        self._agents.watch(endpoints)
+        metrics.start(self._connection)
+
+    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
+        answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
+        nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
+        silent = {node for node, answer in zip(nodes, answers, strict=True) if answer is None}
+        lost = {node for node in silent if node_is_gone(node)}
+        return [
+            NOTHING_ANSWERS.with_loss(node in lost) if answer is None else answer
+            for node, answer in zip(nodes, answers, strict=True)
+        ]
+
+    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+        return [
+            bool(answer) for answer in self._agents.ask(endpoints, "cancel", call, timeout=_SIGHT_WITHIN_S)
+        ]
+
+    def sever(self, endpoints: Sequence[Endpoint]) -> None:
+        self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
+
+    def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
+        self._agents.ask(endpoints, "send_signal", signum, timeout=_AGENT_WITHIN_S, each=True)
+
+    def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
+        if endpoint.facts.slot.node_id == self._own_node():  # ten times a second for each rank that is shown
+            with contextlib.suppress(OSError):
+                return read_file(path, offset, limit)
+        asked = [endpoint]
+        answer = self._agents.ask(asked, "read", path, offset, limit, timeout=_AGENT_WITHIN_S, each=True)[0]
+        if isinstance(answer, bytes):
+            return answer
+        host = endpoint.facts.slot.host
+        if answer is None:
+            raise OSError(f"{path}: nothing on host {host} answers")
+        if not answer:
+            raise FileNotFoundError(f"{path}: there is no such file on host {host}")
+        raise OSError(f"on host {host}: {answer}")
+
+    def _own_node(self) -> str:
+        if self._node is None and self.connected():
+            self._node = ray.get_runtime_context().get_node_id()
+        return self._node or ""
+
+    def job(self) -> str:
+        return job_id()
+
+    def host(self) -> str:
+        return ray.util.get_node_ip_address()
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        if self.connected():
+            publish(key, value)
+
+    def published(self, key: str) -> bytes | None:
+        return published(key) if self.connected() else None
+
+    def going_nodes(self) -> Sequence[DrainingNode]:
+        return going_nodes() if self.connected() else ()
+
+    def ended_nodes(self) -> Sequence[DrainingNode]:
+        return ended_nodes() if self.connected() else ()
+
+    def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
+        facts = endpoint.facts
+        if lost is None and node_is_gone(facts.slot.node_id):  # which Ray may know in some seconds only
+            return of_node(Lost(""), facts.slot.node_id, facts.slot.host)
+        found = lost or self._ask_ray(endpoint)
+        if found.node_lost or (not found.intended and node_is_gone(facts.slot.node_id)):
+            return of_node(found, facts.slot.node_id, facts.slot.host)
+        if found.intended:
+            return found
+        left = self._agents.ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S, each=True)[0]
+        return with_post_mortem(found, left, facts.log)
+
+    def _ask_ray(self, endpoint: Endpoint) -> Lost:
+        """Why an actor is dead: any call on it says so."""
+        try:
+            ray.get(endpoint.handle._px_report.remote(), timeout=_SIGHT_WITHIN_S)
+        except rayx.GetTimeoutError:
+            pass  # Ray has not noticed it yet
+        except rayx.RayError as error:
+            return lost_of(error)
+        return Lost("its process is gone")
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]

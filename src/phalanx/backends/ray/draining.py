@@ -1,0 +1,55 @@
+"""Nodes that Ray drains, or that were told to end. Private to Ray (2.60): where it does not say so, none is said to go.
+
+A signal on a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet, and with
+that all ranks there at once: there is no time in which they could be moved. But the raylet tells why it goes, so that
+the loss is known for what it is. A signal to a rank alone is a failure of that rank: Ray itself sends it to workers.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import ray
+from ray._private import state
+
+from phalanx.backends.backend_types import DrainingNode
+
+_log = logging.getLogger("phalanx")
+_told: list[str] = []
+
+
+#: ray.core.generated.gcs_pb2.NodeDeathInfo.Reason: EXPECTED_TERMINATION, AUTOSCALER_DRAIN_PREEMPTED, ..._IDLE.
+_TOLD_TO_END = (1, 3, 4)
+
+
+def ended_nodes() -> list[DrainingNode]:
+    """The nodes that are gone because they were told to."""
+    if not ray.is_initialized():
+        return []
+    return [
+        DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
+        for node in ray.nodes()
+        if not node["Alive"] and node.get("DeathReason") in _TOLD_TO_END
+    ]
+
+
+def going_nodes() -> list[DrainingNode]:
+    """The nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``."""
+    if not ray.is_initialized():
+        return []
+    try:
+        found = state.state.get_draining_nodes()
+        return [
+            DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
+            for node, deadline in found.items()
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        if not _told:
+            _told.append(str(error))
+            _log.warning(
+                "this version of Ray (%s) does not tell which nodes it drains (%s): there are no notices of "
+                "preemptions",
+                ray.__version__,
+                error,
+            )
+        return []

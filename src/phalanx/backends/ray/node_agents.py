@@ -1,0 +1,246 @@
+"""The node agents of all nodes that some ranks are on, asked at once.
+
+On this process's own node that is the process itself; on every other node an actor that asks for no resources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from phalanx.backends.backend_types import Endpoint, ProcessStatus
+from phalanx.backends.ray.node_agent import NodeAgent
+from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.backends.ray.usage import Gpu, Usage
+from phalanx.display.registry_records import RankRecord
+from phalanx.wire.value import Value
+
+_ANSWERS_WITHIN_S = 10.0
+_HERE = ""
+NOTHING_ANSWERS = ProcessStatus(reachable=False, note="nothing on its node answers")
+
+
+class Place(NamedTuple):
+    """A rank's process and its node; "" is the node of the process that asks."""
+
+    node: str
+    target: ProcessHandle
+
+
+class NodeAgents:
+    """One agent per node, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self.local = NodeAgent()
+        self._remote: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def ask(
+        self, places: Sequence[Place], verb: str, *args: Value, timeout: float, each: bool = False
+    ) -> list[Any]:
+        """``verb(targets, *args)`` of the agents of all these nodes at once, by rank; None where no answer came.
+
+        With ``each``, the verb takes one target and is asked once per rank.
+        """
+        answers: list[Any] = [None] * len(places)
+        here: list[tuple[list[int], Any]] = []
+        elsewhere: list[tuple[list[int], Any]] = []
+        for node, members in _by_node(places).items():
+            for part in [[i] for i in members] if each else [members]:
+                targets = [places[i].target for i in part]
+                given = targets[0] if each else targets
+                if node == _HERE:
+                    here.append((part, given))
+                else:
+                    elsewhere.append((part, getattr(self._actor(node), verb).remote(given, *args)))
+        for part, given in here:  # while the others are at it
+            _spread(answers, part, getattr(self.local, verb)(given, *args), each)
+        limit = time.monotonic() + timeout
+        for part, ref in elsewhere:
+            with contextlib.suppress(RayError):
+                _spread(answers, part, ray.get(ref, timeout=max(0.0, limit - time.monotonic())), each)
+        return answers
+
+    def tell(self, places: Sequence[Place], verb: str) -> None:
+        """``verb(targets)`` of the agents of all these nodes; does not wait for those on other nodes."""
+        for node, members in _by_node(places).items():
+            targets = [places[i].target for i in members]
+            if node == _HERE:
+                getattr(self.local, verb)(targets)
+            else:
+                getattr(self._actor(node), verb).remote(targets)
+
+    def drop(self, nodes: Iterable[str]) -> None:
+        """End the agents of some other nodes."""
+        with self._lock:
+            for node in nodes:
+                actor = self._remote.pop(node, None)
+                if actor is not None:
+                    with contextlib.suppress(RayError, ValueError):
+                        ray.kill(actor)
+
+    def forget(self) -> None:
+        """Let go of the agents of other nodes, without asking the cluster, which was left."""
+        self._remote.clear()
+
+    @property
+    def others(self) -> list[str]:
+        """The other nodes that have an agent."""
+        return list(self._remote)
+
+    def _actor(self, node: str) -> Value:
+        with self._lock:
+            if node not in self._remote:
+                where = NodeAffinitySchedulingStrategy(node, soft=False)
+                options = ray.remote(NodeAgent).options(num_cpus=0, max_restarts=0, scheduling_strategy=where)
+                self._remote[node] = options.remote()
+            return self._remote[node]
+
+
+class OwnRanks:
+    """The agents of all nodes on which this process has ranks: they look at these, and end them."""
+
+    def __init__(self) -> None:
+        self._agents = NodeAgents()
+        self._here: str | None = None
+        self._watched: dict[str, set[int]] = {}
+
+    def prepare(self) -> None:
+        """Start the reaper of this node while something else, the start of ranks, takes its time."""
+        self._agents.local.prepare()
+
+    def dismiss(self) -> None:
+        """Take :meth:`prepare` back, where no ranks came of it."""
+        self._agents.local.dismiss()
+
+    def watch(self, endpoints: Sequence[Endpoint]) -> None:
+        """Put ranks under the care of their nodes' agents; does not wait for agents on other nodes to start."""
+        places = self._places(endpoints)
+        for place in places:
+            self._watched.setdefault(place.node, set()).add(place.target.pid)
+        self._agents.tell(places, "watch")
+
+    def ask(
+        self, endpoints: Sequence[Endpoint], verb: str, *args: Value, timeout: float, each: bool = False
+    ) -> list[Any]:
+        """As :meth:`NodeAgents.ask`."""
+        return self._agents.ask(self._places(endpoints), verb, *args, timeout=timeout, each=each)
+
+    def release(self, endpoints: Sequence[Endpoint]) -> None:
+        """Let go of agents on other nodes that have no ranks left to care for."""
+        for place in self._places(endpoints):
+            self._watched.get(place.node, set()).discard(place.target.pid)
+        self._agents.drop(node for node in self._agents.others if not self._watched.get(node))
+
+    def leave(self) -> None:
+        """Let go of everything, without asking the cluster, which was left: what is still watched here is ended."""
+        self._agents.local.leave()
+        self._agents.forget()
+        self._watched.clear()
+
+    def _places(self, endpoints: Sequence[Endpoint]) -> list[Place]:
+        if self._here is None:
+            self._here = ray.get_runtime_context().get_node_id()
+        nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
+        return [
+            Place(_HERE if node == self._here else node, _target_of(endpoint))
+            for node, endpoint in zip(nodes, endpoints, strict=True)
+        ]
+
+
+class RankObserver:
+    """Looks at published ranks from outside, on this machine by itself; nothing goes through the ranks' driver.
+
+    Only ranks on other nodes make this process a driver of the cluster, of a job without logs that ends with it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._agents = NodeAgents()
+        self._host = socket.gethostname()
+        self._connected = False
+
+    def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
+        """What each rank is doing; with its stack where that is asked for."""
+        return [NOTHING_ANSWERS if sight is None else sight for sight in self._ask(ranks, "sights", stacks)]
+
+    def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
+        """Memory and processor time of each rank's process; None where it is gone."""
+        return self._ask(ranks, "usage")
+
+    def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
+        """The accelerators of each rank's node."""
+        return self._ask(ranks, "gpus")
+
+    def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
+        """Bytes of a rank's log; a negative offset counts from its end.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if rank.log is None:
+            raise FileNotFoundError("it has no file of its own")
+        answer = self._ask([rank], "read", rank.log, offset, limit, each=True)[0]
+        if isinstance(answer, bytes):
+            return answer
+        why = "nothing on that node answers" if answer is None else answer or "there is no such file"
+        raise OSError(f"{rank.log} on host {rank.host}: {why}")
+
+    def close(self) -> None:
+        """Leave the cluster, where it was joined."""
+        if self._connected:
+            ray.shutdown()
+            self._connected = False
+
+    def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value, each: bool = False) -> list[Any]:
+        places = [Place(_HERE if rank.host == self._host else rank.node_id, _target(rank)) for rank in ranks]
+        if any(place.node != _HERE for place in places):
+            self._connect()
+        return self._agents.ask(places, verb, *args, timeout=_ANSWERS_WITHIN_S, each=each)
+
+    def _connect(self) -> None:
+        if not self._connected and not ray.is_initialized():
+            ray.init(
+                address=self._address,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
+            self._connected = True
+
+
+def _target_of(endpoint: Endpoint) -> ProcessHandle:
+    """The process behind an endpoint."""
+    facts = endpoint.facts
+    own = (facts.log,) if facts.log and facts.files else ()
+    return ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths))
+
+
+def _target(rank: RankRecord) -> ProcessHandle:
+    return ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ())
+
+
+def _by_node(places: Sequence[Place]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index, place in enumerate(places):
+        found.setdefault(place.node, []).append(index)
+    return found
+
+
+def _spread(answers: list[Any], part: Sequence[int], answer: Value, each: bool) -> None:
+    """Give a node's answer to its ranks: one value for a single one, else a list by rank."""
+    if each or not isinstance(answer, list):
+        for index in part:
+            answers[index] = answer
+        return
+    for index, one in zip(part, answer, strict=False):
+        answers[index] = one

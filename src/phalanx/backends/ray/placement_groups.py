@@ -1,0 +1,283 @@
+"""Pools on Ray: one placement group per block, checked before anything is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray import PlacementGroupID
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from phalanx.backends.backend_types import ReserveRequest, StoreSpace
+from phalanx.backends.ray.draining import going_nodes
+from phalanx.backends.ray.ray_errors import node_is_gone
+from phalanx.errors import PlacementError
+from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.slots import Slot
+from phalanx.wire.value import Value
+
+NODE_LABEL = "ray.io/node-id"
+_PROBED_WITHIN_S = 60.0
+
+
+@dataclass
+class RayReservation:
+    """Placement groups, one per block, in block order."""
+
+    name: str
+    groups: list[PlacementGroup] = field(default_factory=list[PlacementGroup])
+    request: ReserveRequest | None = None
+
+    @property
+    def ids(self) -> Sequence[Any]:
+        return self.groups
+
+
+def store_space() -> StoreSpace | None:
+    """The object store of this process's node; Ray reports it every 100 ms."""
+    state = ray._private.state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    node = ray.get_runtime_context().get_node_id()
+    capacity = state.total_resources_per_node().get(node, {}).get("object_store_memory")
+    free = state.available_resources_per_node().get(node, {}).get("object_store_memory", 0.0)
+    return None if capacity is None else StoreSpace(int(capacity), int(free))
+
+
+def nodes() -> list[NodeCapacity]:
+    """Alive nodes with total and free resources and labels."""
+    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()  # pyright: ignore
+    return [
+        NodeCapacity(
+            node_id=node["NodeID"],
+            host=node["NodeManagerHostname"],
+            total=_plain(node["Resources"]),
+            available=_plain(free.get(node["NodeID"], {})),
+            labels=dict(node.get("Labels") or {}),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _plain(resources: Mapping[str, float]) -> dict[str, float]:
+    """Without the entries by which Ray books placement groups (GPU_group_1_<id>) and addresses nodes."""
+    return {
+        key: value for key, value in resources.items() if "_group_" not in key and not key.startswith("node:")
+    }
+
+
+def holders() -> list[Holder]:
+    """Placement groups that hold something, by node."""
+    found: list[Holder] = []
+    for table in placement_group_table().values():
+        if table["state"] != "CREATED":
+            continue
+        by_node: dict[str, dict[str, float]] = {}
+        for index, node_id in table["bundles_to_node_id"].items():
+            held = by_node.setdefault(node_id, {})
+            for resource, amount in table["bundles"][index].items():
+                held[resource] = held.get(resource, 0.0) + amount
+        name = table["name"] or f"placement group {table['placement_group_id'][:8]}"
+        found += [Holder(name, node_id, resources) for node_id, resources in by_node.items()]
+    return found
+
+
+def reserve(request: ReserveRequest) -> RayReservation:
+    """Reserve every block or none.
+
+    Raises:
+        PlacementError: at once where the cluster can never hold it, after ``request.timeout`` s where it is busy.
+    """
+    deadline = time.monotonic() + request.timeout
+    one_node = request.strategy == "STRICT_PACK"
+    if (
+        one_node
+        and not check_feasible(nodes(), request.blocks, request.bundle).fits_total
+        and not _autoscales()
+    ):
+        raise PlacementError(_table(request, "can never be placed on this cluster"))
+    reservation = RayReservation(request.name, request=request)
+    try:
+        for index, size in enumerate(request.blocks):
+            reservation.groups.append(_block(request, index, size))
+        for group in reservation.groups:
+            _wait(request, group, deadline)
+    except BaseException:
+        release(reservation)
+        raise
+    return reservation
+
+
+def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
+    selector: Any = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
+    return placement_group(
+        [dict(request.bundle)] * size,
+        strategy=request.strategy,
+        name=request.names[index] if request.names else f"{request.name}-{index}",
+        lifetime="detached" if request.detached else None,
+        bundle_label_selector=selector,
+    )
+
+
+def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
+    pause = 0.01
+    while not group.wait(timeout_seconds=pause):
+        stats: Mapping[str, Any] = placement_group_table(group).get("stats", {})
+        if stats.get("scheduling_state") == "INFEASIBLE" and not _autoscales():
+            raise PlacementError(_table(request, "can never be placed on this cluster"))
+        if time.monotonic() >= deadline:
+            raise PlacementError(_table(request, f"could not be placed within timeout={request.timeout:g} s"))
+        pause = min(pause * 2, max(0.01, deadline - time.monotonic()), 1.0)
+
+
+def _autoscales() -> bool:
+    """Whether the cluster can still grow, so that what does not fit now may fit later."""
+    with contextlib.suppress(Exception):  # private to Ray: where it does not say so, nothing grows
+        state = ray._private.state.state  # pyright: ignore[reportAttributeAccessIssue]
+        return bool(state.get_max_resources_from_cluster_config())
+    return False
+
+
+def _table(request: ReserveRequest, verdict: str) -> str:
+    return f"{request.name}: {verdict}\n" + placement_table(
+        nodes(), request.blocks, request.bundle, holders()
+    )
+
+
+def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
+    """Reserve blocks anew whose node is gone, or is drained; blocks on other nodes stay where they are.
+
+    Raises:
+        PlacementError: there is no room for them; the blocks stay lost, and can be repaired later.
+    """
+    request = reservation.request
+    if request is None:
+        return frozenset()
+    deadline = time.monotonic() + timeout
+    going = {node.node_id for node in going_nodes()}  # no process is started there any more
+    lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline, going)]
+    if not lost:
+        return frozenset()
+    part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
+    release(RayReservation(request.name, [reservation.groups[index] for index in lost]))
+    left = [node for node in nodes() if node.node_id not in going]
+    if not check_feasible(left, part.blocks, part.bundle).fits_total and not _autoscales():
+        raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
+    for index in lost:
+        reservation.groups[index] = _block(request, index, request.blocks[index])
+    for index in lost:
+        _wait(part, reservation.groups[index], deadline)
+    return frozenset(lost)
+
+
+def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
+    """Whether a block lies on a node that goes, or is gone; waits until Ray knows that, else it might be put there."""
+    table: Mapping[str, Any] = placement_group_table(group)
+    on = set(dict(table.get("bundles_to_node_id") or {}).values())
+    if not on.isdisjoint(going):
+        return True
+    while any(node_is_gone(node) for node in on):
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if not on <= alive or time.monotonic() > deadline:
+            return True
+        time.sleep(0.2)
+    return table.get("state") != "CREATED"
+
+
+def release(reservation: RayReservation) -> None:
+    """Remove the placement groups and wait until Ray has."""
+    groups, reservation.groups = reservation.groups, []
+    if not ray.is_initialized():
+        return
+    for group in groups:
+        remove_placement_group(group)
+    deadline = time.monotonic() + 5.0
+    for group in groups:
+        while placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def keys_of(reservation: Value) -> tuple[str, ...]:
+    """Ids of the placement groups of a reservation. (Names would be found in one Ray namespace only.)"""
+    return tuple(group.id.hex() for group in reservation.groups)
+
+
+def release_keys(keys: Sequence[str]) -> None:
+    """Remove placement groups by id, also such as another driver made."""
+    groups = [PlacementGroup(PlacementGroupID(bytes.fromhex(key))) for key in keys]
+    release(RayReservation("", groups))
+
+
+def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
+    """The node of each slot, from Ray's table of placement groups."""
+    tables: dict[tuple[str, int], Mapping[int, str]] = {}
+    for slot in slots:
+        key = (slot.pool, slot.block)
+        if key not in tables:
+            tables[key] = placement_group_table(reservations[slot.pool].ids[slot.block])["bundles_to_node_id"]
+    return [tables[slot.pool, slot.block][slot.bundle] for slot in slots]
+
+
+def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSchedulingStrategy:
+    """Ray's way to say: in this slot."""
+    return PlacementGroupSchedulingStrategy(
+        reservations[slot.pool].ids[slot.block], placement_group_bundle_index=slot.bundle
+    )
+
+
+def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+    """Ray's way to say: on this node, and in no slot."""
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def _accelerator_ids() -> tuple[str, ...]:
+    found = ray.get_runtime_context().get_accelerator_ids().values()
+    return next((tuple(map(str, ids)) for ids in found if ids), ())
+
+
+def probe(
+    slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
+) -> list[tuple[str, ...]]:
+    """The accelerator ids of each slot, by a task that takes the whole slot for a moment.
+
+    Raises:
+        PlacementError: not every slot had told within a minute.
+    """
+    task = ray.remote(_accelerator_ids)
+    gpus = bundle.get("GPU", 0)
+    others = {key: value for key, value in bundle.items() if key not in ("GPU", "CPU") and ":" not in key}
+    refs = [
+        task.options(
+            num_cpus=0,
+            num_gpus=gpus,
+            resources=others or None,
+            scheduling_strategy=strategy(slot, reservations),
+        ).remote()
+        for slot in slots
+    ]
+    late = ray.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]
+    if late:
+        for ref in late:
+            ray.cancel(ref)
+        raise PlacementError(_unknown([slots[refs.index(ref)] for ref in late], {"GPU": gpus, **others}))
+    return ray.get(refs)
+
+
+def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
+    more = f" and {len(slots) - 3} more" if len(slots) > 3 else ""
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount) or "nothing"
+    return (
+        f"which accelerators {', '.join(map(str, slots[:3]))}{more} have is not known: a task that asks for {asked} "
+        f"there has not run within {_PROBED_WITHIN_S:g} s. The node may be lost or overloaded, or something that is "
+        "not of this library holds the slot: look at `ray status`; a first group on the whole pool, not on a view of "
+        "it, needs no such task"
+    )

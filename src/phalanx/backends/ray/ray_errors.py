@@ -1,0 +1,199 @@
+"""Ray's exceptions, mapped at this one boundary to what the rest of the library knows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import exceptions as rayx
+
+from phalanx.backends.backend_types import Lost, RankOutcome
+from phalanx.backends.ray.post_mortem import PostMortem
+from phalanx.display.byte_format import size
+from phalanx.wire import codec
+from phalanx.wire.failure import RankFailure, capture, undecodable
+
+_INTENDED = (
+    "ray.kill",
+    "INTENDED_USER_EXIT",
+    "INTENDED_SYSTEM_EXIT",
+    "ray.actor.exit_actor",
+)
+_OWNER_GONE = ("owner has died", "OWNER_DIED")
+_EXIT_CODE = re.compile(r"exit code[: ]+(-?\d+)", re.IGNORECASE)
+_DETAIL = re.compile(r"Worker exit detail: (.*)", re.IGNORECASE)
+_NODE_GONE = re.compile(r"node (?:was terminated|has died|died|is dead|failure)|its node", re.IGNORECASE)
+_TUNING = (
+    "Ray itself calls a node dead after some 15 s; shorter: ray start --system-config "
+    '\'{"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}\''
+)
+_OOM_BY_RAY = (
+    "Ray's memory monitor ended it because the node was short of memory: use smaller batches, fewer ranks per "
+    "node, or see RAY_memory_usage_threshold"
+)
+_SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
+_UNEXPECTED = "its process ended unexpectedly"
+_NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
+_RAYLET_WITHIN_S = 0.5
+_PACKAGE = Path(__file__).parents[2]
+_HOST_CODE = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("compat", "execution", "transport"))
+
+
+class _Reported(logging.Filter):
+    """Lets nothing pass that is also raised: what fails where our own values are decoded becomes the call's error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame = record.exc_info[2] if record.exc_info else None
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == codec.__file__:
+                return False
+            frame = frame.tb_next
+        return True
+
+
+_reported = _Reported()
+
+
+def log_once() -> None:
+    """Keep Ray from logging the tracebacks of values that cannot be decoded, once for each attempt to fetch one."""
+    logging.getLogger("ray._private.serialization").addFilter(_reported)  # the same one is not added twice
+
+
+def outcome_of(error: BaseException) -> RankOutcome:
+    """How a call ended that Ray reports with ``error``."""
+    if isinstance(error, rayx.RayTaskError):
+        cause: Any = error.cause
+        if isinstance(cause, RankFailure):
+            return RankOutcome(failure=cause)
+        if isinstance(cause, BaseException):
+            report = replace(capture(cause).report, traceback=remote_traceback(str(error)))
+            return RankOutcome(failure=RankFailure(report))
+        return RankOutcome(failure=capture(error))
+    if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
+        return RankOutcome(failure=undecodable(error.client_exc))  # so Ray wraps what unpickling raises here
+    return RankOutcome(lost=lost_of(error))
+
+
+def remote_traceback(text: str) -> str:
+    """The text that Ray gives of a traceback in another process, from the first frame of user code on."""
+    lines: list[str] = []
+    ours = False
+    for line in text.strip().splitlines():
+        # Process and method, which the report has; then what Ray leaves of its own frames.
+        if "ray::" in line:
+            lines.append("Traceback (most recent call last):")
+            ours = True
+            continue
+        if not line.startswith("    "):  # not the source of a frame
+            ours = line.startswith('  File "') and any(part in line for part in _HOST_CODE)
+        if not ours:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def lost_of(error: BaseException) -> Lost:
+    """What Ray's exception alone tells of a process, or of a stored object, that is gone."""
+    text = str(error)
+    hint = _OOM_BY_RAY if isinstance(error, rayx.OutOfMemoryError) or "memory monitor" in text else None
+    if isinstance(error, rayx.NodeDiedError):
+        return Lost(_first_line(text), "node lost", _TUNING, node_lost=True)
+    if isinstance(error, rayx.ActorUnavailableError):
+        return Lost("its process cannot be reached", "unreachable", hint)
+    if isinstance(error, rayx.ObjectLostError):
+        return Lost("a stored result is gone with the process or node that held it", "object lost", hint)
+    if isinstance(error, rayx.ActorDiedError):
+        if getattr(error, "preempted", False):
+            hint = "its node was preempted"
+        if _NODE_GONE.search(text) and _DETAIL.search(text) is None:
+            return Lost("its node is gone", "node lost", hint or _TUNING, node_lost=True)
+        owner_gone = any(word in text for word in _OWNER_GONE)
+        intended = owner_gone or any(word in text for word in _INTENDED)
+        return Lost(_reason(text), _exit_of(text), hint, intended=intended, owner_gone=owner_gone)
+    return Lost(f"{type(error).__name__}: {_first_line(text)}", None, hint)
+
+
+def _exit_of(text: str) -> str | None:
+    if "receives a SIGTERM" in text:
+        return "signal SIGTERM"
+    found = _EXIT_CODE.search(text)
+    if found is None:
+        return None
+    code = int(found.group(1))
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _reason(text: str) -> str:
+    """Ray's own sentence on how the worker ended, where it has one that says more than "unexpectedly"."""
+    detail = _DETAIL.search(text)
+    said = detail.group(1).split(". ")[0].strip(" .") if detail else _first_line(text)
+    return _UNEXPECTED if said.startswith(_SAYS_NOTHING) else said
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) -> Lost:
+    """``lost`` with what its process left: a crash's signal, last lines, hints of the memory books."""
+    if left is None:
+        return replace(lost, log_path=log_path)
+    exit = lost.exit
+    if left.fatal_signal:
+        exit = f"signal {left.fatal_signal}"
+    elif exit is None and not lost.intended:
+        exit = _NO_EXIT
+    return replace(
+        lost,
+        reason="" if exit and lost.reason == _UNEXPECTED else lost.reason,  # the exit says more
+        exit=exit,
+        hint=lost.hint or _memory_hint(left),
+        log_tail=left.log_tail,
+        log_path=log_path,
+        stack=left.stack,
+    )
+
+
+def _memory_hint(left: PostMortem) -> str | None:
+    held = f"it held {size(left.memory)} when last looked at" if left.memory else ""
+    if left.oom_kills > 0:
+        return "the kernel ended a process for want of memory on that node" + (f"; {held}" if held else "")
+    if left.memory > 0.5 * left.node_memory > 0:
+        share = f"{held}, of {size(left.node_memory)} on the node"
+        return f"{share}: the kernel's OOM killer is likely (see `dmesg` there)"
+    return None
+
+
+def node_is_gone(node_id: str) -> bool:
+    """Whether a node is known to be dead, or its raylet takes no connections any more."""
+    with contextlib.suppress(Exception):  # of a cluster that does not answer: then nothing is known
+        for node in ray.nodes():
+            if node["NodeID"] != node_id:
+                continue
+            if not node["Alive"]:
+                return True
+            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+            try:
+                socket.create_connection(address, timeout=_RAYLET_WITHIN_S).close()
+            except OSError:
+                return True
+            return False
+        return True
+    return False
+
+
+def of_node(lost: Lost, node_id: str, host: str) -> Lost:
+    """``lost`` where the whole node is gone with the rank."""
+    return replace(
+        lost,
+        reason=f"node {node_id[:8]} (host {host}) is lost: its raylet is gone",
+        exit="node lost",
+        hint=lost.hint or _TUNING,
+        node_lost=True,
+    )

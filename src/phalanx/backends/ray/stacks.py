@@ -1,0 +1,173 @@
+"""Where ranks stand, asked from beside them on their node.
+
+A thread of each rank writes the stacks of all its threads: it waits for nothing but the interpreter, which blocking
+calls let go of. Only where it does not answer, since native code holds the interpreter, a signal makes the thread that
+runs the rank's calls write its own stack. The signal does not ask for the others': these would be read while they run,
+and a frame that is just being left is freed memory, which has ended ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.wire import call_page as side_channel
+
+STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
+_SIGNAL = signal.SIGUSR2
+_THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
+_LOOK_EVERY_S = 0.005
+_ALONE = "Stack (most recent call first):"  # how faulthandler begins where it writes of one thread
+_RUNS_CALLS = ("/phalanx/execution/host.py", "/phalanx/execution/plain_calls.py")
+
+
+def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
+    """The stack of each of these ranks and, where there is none, why; all are asked at once."""
+    asked = [_Asked(target) for target in targets]
+    for one in asked:
+        one.ask_its_thread()
+    _wait(asked, _THREAD_WITHIN_S)
+    late = [one for one in asked if not one.done]
+    for one in late:
+        one.signal()
+    _wait(late, _SIGNAL_WITHIN_S)
+    return [one.told() for one in asked]
+
+
+def _wait(asked: Sequence[_Asked], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while True:
+        over = [one.look() for one in asked]
+        if all(over) or time.monotonic() > limit:
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+class _Asked:
+    """A rank that was asked for its stacks."""
+
+    def __init__(self, target: ProcessHandle) -> None:
+        self._target = target
+        self._text = b""
+        self._why = ""
+        self._signalled = False
+        self.done = False
+
+    def ask_its_thread(self) -> None:
+        """Have a thread of the rank write all stacks, which needs the interpreter."""
+        process = self._target.same()
+        if process is None:
+            self._give_up("its process is gone")
+        elif process.stopped:
+            self._give_up(STOPPED)
+        else:
+            try:
+                self._empty()
+                self._target.request(side_channel.STACKS)
+            except OSError as error:
+                self._give_up(f"its stack cannot be read: {error}")
+
+    def signal(self) -> None:
+        """Have the thread that runs calls write its own stack, which needs nothing."""
+        if self._target.same() is None:
+            self._give_up("its process is gone")
+        elif not _catches(self._target.pid, _SIGNAL):  # else the signal would end it
+            self._give_up(
+                "its interpreter does not answer, and SIGUSR2 is not caught there (any more): its stack cannot be read"
+            )
+        else:
+            try:
+                self._empty()
+                _send(self._target.pid, side_channel.read(self._target.page()).thread, _SIGNAL)
+                self._signalled = True
+            except OSError as error:
+                self._give_up(f"its stack cannot be read: {error}")
+
+    def look(self) -> bool:
+        """Look whether it has answered by now; whether there is nothing more to wait for."""
+        if not self.done:
+            try:
+                written = self._written()
+            except OSError:
+                self._give_up("its process is gone")
+                return True
+            # What a signal makes it write has no end: it is complete when nothing has been added for a moment.
+            whole = side_channel.answered(written)
+            self.done = whole is not None or (self._signalled and written != b"" and written == self._text)
+            self._text = written if whole is None else whole
+        return self.done
+
+    def told(self) -> tuple[str, str]:
+        """Its stack; else why there is none."""
+        text = readable_stack(self._text.decode(errors="replace"))
+        return (
+            text,
+            ""
+            if text
+            else self._why or "it answered neither its own thread nor a signal that asked for its stack",
+        )
+
+    def _give_up(self, why: str) -> None:
+        self._why, self.done = why, True
+
+    def _empty(self) -> None:
+        side = self._target.side
+        fd = self._target.open(-1 if side is None else side.stacks, os.O_RDWR)
+        try:
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+
+    def _written(self) -> bytes:
+        side = self._target.side
+        fd = self._target.open(-1 if side is None else side.stacks, os.O_RDONLY)
+        try:
+            return os.pread(fd, os.fstat(fd).st_size, 0)
+        finally:
+            os.close(fd)
+
+
+def readable_stack(dump: str) -> str:
+    """A dump as ``faulthandler`` writes it: the thread that runs the call without the outermost of our own frames, and
+    how many others there are."""
+    if _ALONE in dump:
+        note = "(native code holds the interpreter: only this thread could be read)"
+        return "\n".join([*_shown(dump.rpartition(_ALONE)[2]), note])
+    threads = [
+        block for block in dump.replace("Current thread ", "Thread ").split("Thread ") if block.strip()
+    ]
+    if not threads:
+        return ""
+    # The thread that runs the call; of a rank between calls the main one, which comes last.
+    chosen = next((block for block in threads if any(file in block for file in _RUNS_CALLS)), threads[-1])
+    more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
+    return "\n".join([*_shown(chosen.partition("\n")[2]), more]).rstrip()
+
+
+def _shown(frames: str) -> list[str]:
+    lines = [line.strip() for line in frames.strip().splitlines()]
+    own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
+    return lines[:own] or lines
+
+
+def _send(pid: int, thread: int, signum: int) -> None:
+    """A signal to this thread of a process; where it is not known, or the C library cannot, to its first one."""
+    to_thread = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
+    if thread in (0, pid) or to_thread is None:
+        os.kill(pid, signum)
+    elif to_thread(pid, thread, signum) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False

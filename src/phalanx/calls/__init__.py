@@ -1,0 +1,1 @@
+"""Calls: sent, awaited and ended."""

@@ -1,0 +1,372 @@
+"""A call under way: it waits for its ranks, streams, cancels and ends itself, in one loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from phalanx.backends.backend_types import FetchFailed, NotReady
+from phalanx.calls.call_outcome import CallOutcome, decide
+from phalanx.calls.call_status import UNDER_WAY, Cancelling, Raised, Returned, Status, WaitOver, raisable
+from phalanx.calls.failure_diagnosis import (
+    CANCELLED_WITHIN_S,
+    failed,
+    late,
+    not_yet,
+    watch,
+)
+from phalanx.calls.listeners import Heard, Listeners
+from phalanx.calls.rank_monitor import earliest, seconds_until
+from phalanx.calls.rules import CallRules
+from phalanx.calls.streams import PendingStream
+from phalanx.calls.submitter import PendingResults
+from phalanx.calls.timeouts import bounded
+from phalanx.collect.join import gather
+from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.errors import CallCancelled, CallTimeout, PhalanxError, StaleEpoch
+from phalanx.group.epoch import Epoch, GroupState
+from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.value import Value
+
+T = TypeVar("T")
+
+
+class Call:
+    """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
+
+    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
+    it, unless each knows it by another one, of ``numbers``. ``limit`` is its deadline in seconds, from ``started``, on
+    the backend's clock. ``collector`` is what a custom collect function gets as the group.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "_waiting",
+        "arrivals",
+        "began",
+        "collector",
+        "deadline",
+        "epoch",
+        "heard",
+        "life",
+        "limit",
+        "listeners",
+        "method",
+        "number",
+        "numbers",
+        "plan",
+        "role",
+        "rules",
+        "stall_after",
+        "stall_at",
+        "started",
+        "status",
+        "told",
+        "trace",
+        "was_sent",
+    )
+
+    arrivals: PendingResults
+
+    def __init__(
+        self,
+        life: GroupState,
+        epoch: Epoch,
+        plan: CallPlan,
+        role: str,
+        method: str,
+        number: int,
+        rules: CallRules,
+        listeners: Listeners,
+        *,
+        limit: float | None = None,
+        stall_after: float | None = None,
+        collector: Target | None = None,
+        began: int = 0,
+    ) -> None:
+        self.life = life
+        self.epoch = epoch
+        self.plan = plan
+        self.role = role
+        self.method = method
+        self.number = number
+        self.numbers: Sequence[int] | None = None
+        self.rules = rules
+        self.listeners = listeners
+        self.heard: Heard = listeners.heard
+        self.collector = collector
+        self.began = began
+        self.started = life.transport.now()
+        self.limit = limit = None if limit is None else bounded(limit)
+        self.deadline = None if limit is None else self.started + limit
+        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
+        self.stall_at = None if stall_after is None else self.started + stall_after
+        self.trace = ""
+        self.told = False
+        self.was_sent = False
+        self.status: Status = UNDER_WAY
+        self._lock = threading.Lock()  # of the status
+        self._waiting = threading.Lock()  # of whoever fetches the value
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self.life.name
+
+    @property
+    def streams(self) -> PendingStream | None:
+        """What comes back of it, where it streams."""
+        return self.arrivals if isinstance(self.arrivals, PendingStream) else None
+
+    @property
+    def over(self) -> bool:
+        """Whether its value or its error stands."""
+        return type(self.status) in (Returned, Raised)
+
+    def result(self, timeout: float | None) -> Value:
+        """Wait, give its value or raise its error; both stay.
+
+        Raises:
+            CallTimeout: so many seconds are over, and the call is not; or its own deadline ended it.
+        """
+        if not self.over:
+            self._conclude(timeout)
+        status = self.status
+        if isinstance(status, Raised):
+            raise raisable(status.error)
+        return status.value if isinstance(status, Returned) else None
+
+    def conclude_now(self) -> bool:
+        """Bring a call to its end of which that is known, unless somebody waits for it; whether it is over."""
+        try:
+            self._conclude(0.0, wait_for_others=False)
+        except CallTimeout:
+            return False
+        return self.over
+
+    def _conclude(self, timeout: float | None, *, wait_for_others: bool = True) -> None:
+        limit = None if timeout is None else self.life.transport.now() + timeout
+        patience = -1 if timeout is None else timeout
+        if not self._waiting.acquire(wait_for_others, patience if wait_for_others else -1):
+            if wait_for_others:
+                raise not_yet(self, timeout)
+            return
+        try:
+            if not self.over:
+                self._end(self._value_or_error(limit))
+        finally:
+            self._waiting.release()
+
+    def _value_or_error(self, limit: float | None) -> Returned | Raised:
+        """Raises CallTimeout where only this wait is over."""
+        try:
+            return Returned(next(self.follow(self._joined, limit)))
+        except WaitOver as over:
+            raise over.error from None
+        except Exception as error:
+            # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
+            return Raised(error.with_traceback(None))
+
+    def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
+        """``(rank, output)`` as they come. Raises as :meth:`result` does."""
+        limit = None if timeout is None else self.life.transport.now() + timeout
+        given: set[int] = set()
+        failure: BaseException | None = None
+        try:
+            yield from self.follow(lambda until: self._one_by_one(until, given), limit)
+        except WaitOver as over:
+            raise over.error from None
+        except Exception as error:
+            failure = error.with_traceback(None)
+        self.tell_end(failure)
+        if failure is not None:
+            raise raisable(failure)  # the group may keep the error, but not the frames of whoever streams
+
+    def follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
+        """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
+        self.tell_asked()
+        self._check()
+        until = limit if self.deadline is None else earliest(limit, self.deadline)
+        while True:
+            is_late = False
+            try:
+                yield from attempt(until)
+                return
+            except NotReady:
+                is_late = True
+            except FetchFailed:
+                pass
+            # Not while that one is handled: an error of this would keep it, and so these frames, as its context.
+            ending = late(self, limit) if is_late else failed(self)
+            self.act(ending)
+            if ending.error is not None:
+                raise (ending.error if ending.over else WaitOver(ending.error)) from None
+            until = None  # all ranks have ended by now
+
+    def _check(self) -> None:
+        """See to it that the call is one of these ranks, and not over."""
+        status = self.status
+        if isinstance(status, Raised):
+            raise raisable(status.error)
+        if self.life.epoch is not self.epoch:
+            self.life.check_current(self.epoch, self.plan.ranks, self.method)
+
+    def _joined(self, until: float | None) -> Iterator[Any]:
+        """The value, decoded straight into its place where rows are joined."""
+        with decoding(self.decodes, meter=self.rules.met):
+            outputs = self.arrivals.fetch(
+                None if until is None else seconds_until(until, self.life.transport)
+            )
+        yield self._join(outputs)
+
+    @property
+    def decodes(self) -> Policy:
+        """In what memory its outputs are decoded: rows are copied by being joined."""
+        return Policy.VIEW if self.plan.gather.how == "rows" else Policy.PRIVATE
+
+    def _join(self, outputs: Sequence[Any]) -> Value:
+        heard, met = self.heard, self.rules.met
+        if met is not None:
+            for output in outputs:
+                if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
+                    met.add(len(output))
+        if heard.arrived:
+            self.tell(heard.arrived, None)
+        if self.rules.verify is not None:
+            self.rules.verify(self, outputs)
+        value = gather(self.plan.gather, outputs, self.collector)
+        if heard.joined:
+            self.tell(heard.joined)
+        return value
+
+    def conclude_with(self, outputs: Sequence[Any]) -> None:
+        """End it with outputs that were fetched together with those of other calls."""
+        with self._waiting:
+            if self.over:
+                return
+            try:
+                self._check()
+                self._end(Returned(self._join(outputs)))
+            except Exception as error:
+                self._end(Raised(error.with_traceback(None)))
+
+    def has_failed(self) -> bool:
+        """Whether a rank is known to have failed; does not wait."""
+        everyone = range(len(self.plan.ranks))
+        ended = self.arrivals.wait(everyone, len(everyone), 0)[0]
+        return not all(self.arrivals.outcome(position).ok for position in ended)
+
+    def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:
+        pending = [position for position in range(len(self.plan.ranks)) if position not in given]
+        while pending:
+            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.life.transport))
+            if not done:
+                raise NotReady
+            for position in done:
+                with decoding(meter=self.rules.met):
+                    output = self.arrivals.output(position)
+                given.add(position)
+                rank = self.plan.ranks[position]
+                if self.heard.arrived:
+                    self.tell(self.heard.arrived, rank)
+                yield rank, output
+
+    def act(self, ending: CallOutcome) -> None:
+        """Do what an ending asks for: stop ranks, break the group, or note that its owner has closed it."""
+        if not self.rules.consequences:
+            return
+        life, epoch = self.life, self.epoch
+        if isinstance(ending.error, StaleEpoch) and life.changed_elsewhere is not None:
+            life.changed_elsewhere()
+        epoch.stopped.update(ending.stop)
+        if ending.closes:
+            life.begin_close()
+            life.finish_close()
+        elif ending.breaks and isinstance(ending.error, PhalanxError):
+            life.broken(ending.error, epoch)
+        if ending.stop:  # last: what goes down with these ranks is to find the cause, and no call to follow
+            life.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
+
+    def cancel(self) -> bool:
+        """End it; see ``CallFuture.cancel``. False if it was over before."""
+        mine = Cancelling(threading.Event())
+        if not self._move(mine, UNDER_WAY):
+            status = self.status
+            if isinstance(status, Cancelling):  # somebody else does
+                status.over.wait(CANCELLED_WITHIN_S)
+            return self.cancelled
+        try:
+            return self._cancel()
+        finally:
+            self._move(UNDER_WAY, mine)  # where it is not over
+            mine.over.set()
+
+    def _cancel(self) -> bool:
+        self.life.check_current(self.epoch, self.plan.ranks, self.method)
+        seen = watch(self).cancelled()
+        ending = CallOutcome(over=False) if seen is None else decide(seen)
+        self.act(ending)
+        return ending.error is not None and self._end(Raised(ending.error)) and self.cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        status = self.status
+        return isinstance(status, Raised) and isinstance(status.error, CallCancelled)
+
+    def all_ended(self) -> bool:
+        """Whether no rank is still at it; does not wait."""
+        return self.arrivals.all_ended()
+
+    def touches(self, ranks: Sequence[int]) -> bool:
+        """Whether it failed on one of these ranks because that is gone; one that had returned before did not."""
+        for position, rank in enumerate(self.plan.ranks):
+            if rank in ranks:
+                ended = self.arrivals.wait([position], 1, 0)[0]
+                if not ended or not self.arrivals.outcome(position).ok:
+                    return True
+        return False
+
+    def _move(self, to: Status, since: Status) -> bool:
+        with self._lock:
+            if self.status is not since:
+                return False
+            self.status = to
+            return True
+
+    def end_with(self, error: BaseException | None) -> None:
+        """Note how it ended as whoever read its items saw it."""
+        self._end(Returned(None) if error is None else Raised(error))
+
+    def _end(self, status: Returned | Raised) -> bool:
+        """Note how it ended; False if that stands already."""
+        with self._lock:
+            if self.over:
+                return False
+            self.status = status
+        if isinstance(status, Raised):
+            self.arrivals.disregard()
+        self.tell_end(status.error if isinstance(status, Raised) else None)
+        return True
+
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
+        """Tell its listeners of a step; whoever raises is removed, and the call goes on."""
+        for hook in hooks:
+            try:
+                hook(self, *what)
+            except Exception as error:
+                self.listeners.drop(hook, error)
+
+    def tell_asked(self) -> None:
+        """Tell its listeners that somebody waits for it."""
+        if self.heard.asked:
+            self.tell(self.heard.asked)
+
+    def tell_end(self, error: BaseException | None) -> None:
+        """Tell its listeners, once, that it is over."""
+        if not self.told:
+            self.told = True
+            if self.heard.ended:
+                self.tell(self.heard.ended, error)

@@ -1,0 +1,86 @@
+"""How a call ends, decided from what is known of it: no IO, no clock, no threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.collect.failures import combine, with_victims
+from phalanx.collect.message import render
+from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, RankReport
+
+
+@dataclass(frozen=True)
+class CallObservation:
+    """What is known of a call that did not simply return.
+
+    ``reports`` tell of every rank that matters; ``pending`` are the ranks that had not ended when its grace was
+    over. ``why`` somebody looked: a rank failed, the caller's patience or the call's deadline is over, or somebody
+    cancels it. ``waited`` are seconds. ``severed``: connections of process groups were cut. ``by_owner``: all ranks
+    that are gone were ended by the owner of the group, or with it, if that is ``owner_gone`` itself.
+    """
+
+    why: Literal["failed", "impatient", "expired", "cancelled"]
+    group: str
+    method: str
+    reports: Sequence[RankReport] = ()
+    pending: Sequence[int] = ()
+    waited: float | None = None
+    severed: bool = False
+    by_owner: bool = False
+    owner_gone: bool = False
+    closed: bool = False
+    init: bool = False
+
+
+@dataclass(frozen=True)
+class CallOutcome:
+    """What becomes of a call: its error (None: all ranks returned after all), and what follows for the group.
+
+    ``stop`` are the ranks to be stopped, ``breaks`` says that the group takes no more calls, ``closes`` that its
+    owner has closed it. ``over`` is False where only this wait is over and the call goes on.
+    """
+
+    error: BaseException | None = None
+    stop: Sequence[int] = ()
+    breaks: bool = False
+    closes: bool = False
+    over: bool = True
+
+
+def decide(seen: CallObservation) -> CallOutcome:
+    """How a call ends of which this was seen."""
+    if seen.why == "cancelled":
+        return _cancelled(seen)
+    if seen.why == "failed":
+        return _failed(seen)
+    if not seen.pending:
+        return CallOutcome(over=False)  # all have ended while somebody looked
+    error = combine(seen.group, seen.method, with_victims(seen.reports), timeout=seen.waited, init=seen.init)
+    if seen.why == "impatient":
+        return CallOutcome(error, over=not isinstance(error, CallTimeout))
+    return CallOutcome(error, stop=seen.pending, breaks=True)
+
+
+def _failed(seen: CallObservation) -> CallOutcome:
+    if seen.closed:
+        closed = f"group {seen.group!r} was closed before {seen.method} ended"
+        return CallOutcome(GroupClosed(closed, group=seen.group))
+    if seen.by_owner:
+        closed = f"group {seen.group!r} was closed, or restarted, by its owner before {seen.method} ended"
+        return CallOutcome(GroupClosed(closed, group=seen.group), stop=seen.pending, closes=True)
+    error = combine(seen.group, seen.method, seen.reports, init=seen.init)
+    died = any(report.kind == "died" for report in seen.reports)
+    return CallOutcome(error, stop=seen.pending, breaks=bool(seen.pending) or died or seen.severed)
+
+
+def _cancelled(seen: CallObservation) -> CallOutcome:
+    """A call that returned on every rank before it could be cancelled was not."""
+    if not seen.pending and all(report.state == "finished" for report in seen.reports):
+        return CallOutcome(over=False)
+    failures = with_victims(seen.reports)
+    message = render(seen.group, seen.method, failures)
+    error = CallCancelled(message, group=seen.group, method=seen.method, failures=failures)
+    breaks = seen.severed or bool(seen.pending) or any(report.kind == "died" for report in failures)
+    return CallOutcome(error, stop=seen.pending, breaks=breaks)

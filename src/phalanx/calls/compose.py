@@ -1,0 +1,278 @@
+"""From a plan to the messages of a call: every distinct value is encoded once and, if large, stored once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Ref, Ticket
+from phalanx.calls.call import Call
+from phalanx.calls.counts import Book
+from phalanx.calls.future import CallFuture
+from phalanx.calls.store_quota import Room
+from phalanx.calls.stored_rows import StoredPart, StoredParts, piece_between
+from phalanx.calls.values import Readonly, StoredValue
+from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
+from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
+from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
+from phalanx.wire.messages import (
+    NO_ARGUMENTS,
+    Assembled,
+    Message,
+    Piece,
+    RankCall,
+    Reference,
+    Stored,
+    Whole,
+)
+from phalanx.wire.value import Value
+
+Hoist = Mapping[type, Callable[[Any], Any]]
+
+_Key = tuple[int, ...]
+_Body = tuple[Encoded, tuple[Ref, ...]]
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Where encoded values go: up to ``inline_bytes`` into the message, larger ones into the store."""
+
+    transport: Backend
+    inline_bytes: int
+    book: Book
+    room: Room
+    call: Call | None = None
+
+    def of(self, call: Call) -> Outlet:
+        """The same for one call, whose listeners hear of what is stored."""
+        heard = call.heard
+        return replace(self, call=call) if heard.stored or heard.passed else self
+
+    def put(self, encoded: Encoded) -> Ref:
+        """Store a value."""
+        nbytes = encoded.nbytes
+        ref = self.transport.put(encoded)
+        self.book.put(nbytes)
+        self.room.took(nbytes)
+        if self.call is not None:
+            self.call.tell(self.call.heard.stored, nbytes)
+        return ref
+
+    def passes(self, future: CallFuture[Any]) -> None:
+        """Note that the result of another call is among the arguments."""
+        if self.call is not None:
+            self.call.tell(self.call.heard.passed, future.call)
+
+
+class References:
+    """The references of one message, and the tokens that name them inside the encoded arguments."""
+
+    def __init__(self, outlet: Outlet, begin: tuple[Ref, ...] = ()) -> None:
+        self._outlet = outlet
+        self._transport = outlet.transport
+        self.refs: list[Ref] = list(begin)
+
+    def hoist(self) -> Hoist:
+        """What the encoder is to replace, by type."""
+        table: dict[type, Callable[[Any], Any]] = {
+            CallFuture: self._future,
+            FuturePiece: self._piece,
+            StoredValue: self._stored,
+            Readonly: self._readonly,
+        }
+        table |= dict.fromkeys(StoredParts.kinds, self._stored_parts)
+        return table | dict.fromkeys(self._transport.ref_types(), self._reference)
+
+    def _add(self, ref: Ref) -> int:
+        self.refs.append(ref)
+        return len(self.refs) - 1
+
+    def _put(self, value: Value, policy: Policy | None = None) -> Stored:
+        return Stored(self._add(self._outlet.put(encode(value, policy=policy))))
+
+    def _reference(self, ref: Ref) -> Reference:
+        return Reference(self._add(ref))
+
+    def _stored(self, stored: StoredValue[Any]) -> Stored:
+        if stored.backend != self._transport.name:
+            return self._put(stored.get())
+        return Stored(self._add(stored.ref))
+
+    def _readonly(self, marked: Readonly[Any]) -> Stored:
+        return self._put(marked.value, Policy.READONLY)
+
+    def _stored_parts(self, value: StoredParts) -> Assembled | Stored:
+        if value.backend != self._transport.name:
+            return self._put(value.result())
+        return self._assembled(value.parts, value.joined)
+
+    def _assembled(
+        self, parts: Sequence[StoredPart], joined: bool, pad_to_multiple: int | None = None
+    ) -> Assembled:
+        sources = (
+            part.source if isinstance(part.source, bytes) else self._add(part.source) for part in parts
+        )
+        cuts = ((part.start, part.stop, part.whole) for part in parts)
+        return Assembled(tuple(zip(sources, cuts, strict=True)), joined, pad_to_multiple)
+
+    def _piece_of_parts(self, value: StoredParts, piece: FuturePiece) -> Assembled | Stored:
+        if value.backend != self._transport.name:
+            return self._put(piece_of(value.result(), *_of(piece)))
+        parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
+        return self._assembled(parts, value.joined, piece.pad_to_multiple)
+
+    def _future(self, future: CallFuture) -> Stored | Whole:
+        self._outlet.passes(future)
+        parts = future.parts(self._transport)
+        if parts is None:
+            return self._put(future.result())
+        return Whole(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
+
+    def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored | Assembled:
+        if isinstance(piece.future, StoredParts):
+            return self._piece_of_parts(piece.future, piece)
+        future: CallFuture = piece.future
+        self._outlet.passes(future)
+        gather, parts = future.call.plan.gather, future.parts(self._transport)
+        if gather.how == "list" and parts is not None:
+            return self._elements(parts, gather, piece)
+        if gather.how == "value" and parts is not None:
+            return Whole((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
+        parts = future.row_parts(self._transport)
+        if parts is None:
+            return self._put(piece_of(future.result(), *_of(piece)))
+        return Piece(
+            parts=tuple(self._add(part.value) for part in parts),
+            infos=tuple(self._add(part.info) for part in parts),
+            index=piece.index,
+            count=piece.count,
+            pad_to_multiple=piece.pad_to_multiple,
+            expected_rows=piece.expected_rows,
+            gather=gather,
+        )
+
+    def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> Whole:
+        """The piece's share of a list by rank, whose rows are the outputs."""
+        total = len(gather.take)
+        check_rows(total, piece.expected_rows)
+        start, stop = piece_bounds(total, piece.count, piece.index)
+        chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, piece.pad_to_multiple))]
+        taken = [parts[gather.take[place]] for place in chosen]
+        trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
+        values = tuple(self._add(part.value) for part in taken)
+        return Whole(values, GatherPlan("list", range(len(taken)), trim))
+
+
+def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
+    return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
+
+
+def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+    """Yield a message for each called rank, in the plan's order, each made when it is needed.
+
+    So the first rank copies its piece while the next piece is stored. All arguments are pickled, and the object store
+    has admitted them, before the first message is yielded.
+
+    Raises:
+        DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
+    """
+    if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
+        yield from _messages_alike(outlet, plan, header)
+        return
+    yield from _messages_each(outlet, plan, header)
+
+
+def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+    body: bytes | None = NO_ARGUMENTS
+    refs: tuple[Ref, ...] = ()
+    if plan.ranks and (plan.args or plan.kwargs):
+        body, refs = encode_body(outlet, plan.arguments_of(0), admit=outlet.room.admit)
+    if len(plan.gather.take) == len(plan.ranks):
+        yield from itertools.repeat(Message(header.packed_with(body, True), refs), len(plan.ranks))
+        return
+    packed: dict[bool, Message] = {}  # by whether the rank's output is kept
+    for position in range(len(plan.ranks)):
+        keep = plan.keeps(position)
+        if keep not in packed:
+            packed[keep] = Message(header.packed_with(body, keep), refs)
+        yield packed[keep]
+
+
+def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+    columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
+    # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
+    keys: list[_Key] = list(zip(*(map(id, column.values) for column in columns), strict=True))
+    leaves = _shared_leaves(plan, outlet.inline_bytes)
+    _admit(outlet, columns, keys, leaves)
+    shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
+    begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
+    encoded: dict[_Key, _Body] = {}  # views of the caller's memory until a rank needs them
+    for key, arguments in zip(keys, plan.arguments(), strict=True):
+        if key not in encoded:
+            encoded[key] = _encoded_body(outlet, arguments, shared, begin)
+    bodies: dict[_Key, tuple[bytes | None, tuple[Ref, ...]]] = {}
+    for position, key in enumerate(keys):
+        if key not in bodies:
+            bodies[key] = _placed(outlet, *encoded.pop(key))
+        body, refs = bodies[key]
+        yield Message(header.packed_with(body, plan.keeps(position)), refs)
+
+
+def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
+    """The large leaves that several ranks get, each once."""
+    same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
+    found = {id(leaf): leaf for value in (*same, *plan.shared) for leaf in large_leaves(value, inline_bytes)}
+    return list(found.values())
+
+
+def _admit(outlet: Outlet, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
+    """See to it that there is room for the pieces and the shared leaves; no look at each piece of a small call."""
+
+    known = {id(leaf) for leaf in leaves}
+
+    def piece(position: int) -> int:
+        return sum(nbytes_of(column.values[position], _BY_REFERENCE, known) for column in columns)
+
+    whole = sum(map(nbytes_of, leaves))
+    first = {key: position for position, key in reversed(list(enumerate(keys)))}
+    if whole + piece(0) * len(first) < outlet.room.unchecked:
+        return
+    sizes = [size for size in map(piece, first.values()) if size > outlet.inline_bytes]
+    outlet.room.admit(whole + sum(sizes), max([*sizes, *map(nbytes_of, leaves)], default=0))
+
+
+_BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
+
+
+def encode_body(
+    outlet: Outlet, value: Value, admit: Callable[[int, int], None] | None = None
+) -> tuple[bytes | None, tuple[Ref, ...]]:
+    """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
+
+    ``admit(nbytes, nbytes)`` is asked before a large one is stored.
+    """
+    return _placed(outlet, *_encoded_body(outlet, value, {}, ()), admit)
+
+
+def _encoded_body(
+    outlet: Outlet, value: Value, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
+) -> tuple[Encoded, tuple[Ref, ...]]:
+    references = References(outlet, begin)
+    encoded = encode(value, hoist=references.hoist(), shared=shared)
+    return encoded, tuple(references.refs)
+
+
+def _placed(
+    outlet: Outlet,
+    encoded: Encoded,
+    refs: tuple[Ref, ...],
+    admit: Callable[[int, int], None] | None = None,
+) -> tuple[bytes | None, tuple[Ref, ...]]:
+    if encoded.nbytes <= outlet.inline_bytes:
+        return encoded.to_bytes(), refs
+    if admit is not None:
+        admit(encoded.nbytes, encoded.nbytes)
+    return None, (*refs, outlet.put(encoded))

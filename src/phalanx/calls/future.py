@@ -1,0 +1,250 @@
+"""Results that are not here yet."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import FIRST_EXCEPTION, wait
+from typing import Any, Generic, TypeVar
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Ticket
+from phalanx.calls.batched_wait import together
+from phalanx.calls.call import Call
+from phalanx.calls.call_status import Raised, Returned, raisable
+from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream, form_of
+from phalanx.calls.timeouts import checked
+from phalanx.errors import CallTimeout, DeclarationError, DispatchError
+from phalanx.session.wait_threads import Pending, waiters
+from phalanx.wire.value import Reduced, Value
+
+T = TypeVar("T")
+
+
+class Stream(Iterator[tuple[int, Any]]):
+    """``(rank, output)`` of each rank as it finishes; knows how many there are and what of, for
+    ``px.debug.progress``."""
+
+    def __init__(self, inner: Iterator[tuple[int, Any]], total: int, description: str) -> None:
+        self._inner = inner
+        self._left = total
+        self.description = description
+
+    def __next__(self) -> tuple[int, Any]:
+        item = next(self._inner)
+        self._left -= 1
+        return item
+
+    def __length_hint__(self) -> int:
+        return self._left
+
+
+class Awaited(Generic[T]):
+    """What ``px.gather`` waits for."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for it, and give it."""
+        raise NotImplementedError
+
+    def pending(self, deadline: float | None = None) -> Pending | None:
+        """What a wait for its end is for; None: a thread has to wait for it."""
+        raise NotImplementedError
+
+
+class CallFuture(Awaited[T]):
+    """The result of a call that was submitted.
+
+    ``result()`` waits for it, ``await`` does so in an event loop, ``stream()`` gives each rank's output as it
+    comes. Passed as an argument to a method of another group, its bytes go from worker to worker.
+    """
+
+    __phalanx_future__ = True
+    __slots__ = ("__weakref__", "call")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result and give it.
+
+        Args:
+            timeout: seconds to wait at most; when they are over the call goes on, and can be asked again. (A
+                deadline of the call itself, ``.options(timeout=...)``, ends the call.)
+
+        Raises:
+            RemoteCallError: code on a rank raised; also an instance of what it raised.
+            WorkerDiedError: a rank's process is gone.
+            CallTimeout: the result is not here yet.
+            GroupClosed, GroupBroken: the group ended before the call did.
+        """
+        return self.call.result(checked(timeout, "CallFuture.result"))
+
+    def cancel(self) -> bool:
+        """End the call, and wait until it has ended on every rank.
+
+        A rank that has not begun it drops it; one that is at it is interrupted (in Python code and in collectives
+        over sockets; an ``async`` method as any task is). A rank that has not ended its part by itself after the
+        grace is stopped, and the group is broken; else the group stays ready. ``result()`` then raises
+        ``CallCancelled``, whose ``failures`` say for each rank whether it had not begun, was interrupted, had
+        returned or was stopped.
+
+        Returns:
+            False if the call was over before: its result, or its error, stands.
+        """
+        return self.call.cancel()
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.call.cancelled
+
+    def done(self) -> bool:
+        """Whether every rank has returned, raised or died; does not wait."""
+        return self.call.over or self.call.all_ended()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the call to end; what it raises, or None."""
+        timeout = checked(timeout, "CallFuture.exception")
+        try:
+            self.result(timeout)
+        except CallTimeout as error:
+            if not self.call.over:
+                raise
+            return error
+        except Exception as error:
+            return error
+        return None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        if self.call.over:
+            return self.result()
+        return await asyncio.wrap_future(waiters.submit(self.result, self.pending()))
+
+    def pending(self, deadline: float | None = None) -> Pending:
+        """What a wait for its end is for."""
+        call = self.call
+        return Pending(call.life.transport, call.arrivals.awaited(), deadline)
+
+    def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
+        """``(rank, output)`` of every called rank, in the order in which they finish.
+
+        Of a method that yields, its items as the ranks make them: ``(rank, item)``, or the items alone where one rank
+        was called. They stay, so that ``result()`` can be asked too, and leaving the stream leaves the call alone.
+
+        Raises:
+            The same as :meth:`result`, at the first rank that failed.
+        """
+        call = self.call
+        if call.streams is not None:
+            form = form_of(call.plan.gather)
+            seconds = checked(timeout, "CallFuture.stream")
+            return ItemStream(call, call.streams, form, owner=False, timeout=seconds)
+        role = f".{call.role}" if call.role else ""
+        return Stream(
+            call.stream(checked(timeout, "CallFuture.stream")),
+            len(call.plan.ranks),
+            f"{call.group}{role}.{call.method}",
+        )
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self.call.group
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that were called."""
+        return tuple(self.call.plan.ranks)
+
+    def parts(self, transport: Backend) -> list[Ticket] | None:
+        """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
+        call = self.call
+        self.refuse_stream()
+        if isinstance(call.status, Raised):
+            raise raisable(call.status.error)
+        if not isinstance(call.status, Returned):
+            call.life.check_current(call.epoch, call.plan.ranks, call.method)
+        if transport is not call.life.transport or call.plan.gather.how == "custom":
+            return None
+        return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
+
+    def refuse_stream(self) -> None:
+        """See to it that it may be an argument.
+
+        Raises:
+            DispatchError: its call streams.
+        """
+        if self.call.streams is not None:
+            raise DispatchError(f"the stream of {self.call.group}.{self.call.method} {NO_ARGUMENT}")
+
+    def settled(self) -> T:
+        """The result, for a call of which it is an argument whose value has to be seen before it is sent.
+
+        Raises:
+            DispatchError: its call streams.
+        """
+        self.refuse_stream()
+        return self.result()
+
+    def row_parts(self, transport: Backend) -> list[Ticket] | None:
+        """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
+        tickets = self.parts(transport)
+        gather = self.call.plan.gather
+        if tickets is None or gather.how != "rows":
+            return None
+        parts = [tickets[position] for position in gather.take]
+        return parts if all(part.info is not None for part in parts) else None
+
+    def __reduce__(self) -> Reduced:
+        raise DeclarationError(
+            "a CallFuture belongs to its driver; pass it as an argument of a group's method (its bytes then go from "
+            "worker to worker), or send its result()"
+        )
+
+    def __repr__(self) -> str:
+        call = self.call
+        state = "pending"
+        if call.over:
+            state = "failed" if isinstance(call.status, Raised) else "done"
+        return f"<CallFuture {call.group}.{call.method} on {len(call.plan.ranks)} ranks: {state}>"
+
+
+def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
+    """The results of several futures, of any groups, in their order.
+
+    Args:
+        *futures: what ``.submit()`` gave: of methods, of ``px.save``, of a run.
+        timeout: seconds to wait for all of them together; the calls go on when they are over.
+
+    Raises:
+        PhalanxError: that of the future which fails first, as soon as it does.
+        CallTimeout: not all are here in time.
+    """
+    for future in futures:
+        if not isinstance(future, Awaited):
+            raise DispatchError(
+                f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
+            )
+    timeout = checked(timeout, "px.gather")
+    calls = [future.call for future in futures if isinstance(future, CallFuture)]
+    if len(calls) < len(futures) or not together(calls, timeout):
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = [
+            waiters.submit(functools.partial(_result_by, future, deadline), future.pending(deadline))
+            for future in futures
+        ]
+        ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
+        for one in waiting:
+            if one in ended and (error := one.exception()) is not None:
+                raise error
+    return [future.result() for future in futures]
+
+
+def _result_by(future: Awaited[Any], deadline: float | None) -> Value:
+    return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))

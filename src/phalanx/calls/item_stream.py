@@ -1,0 +1,277 @@
+"""The items of a call whose method yields, as a caller reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from phalanx.backends.backend_types import FetchFailed, NotReady
+from phalanx.calls.abandoned_streams import leave, leave_soon
+from phalanx.calls.call import Call
+from phalanx.calls.call_status import Raised, WaitOver, raisable
+from phalanx.calls.rank_monitor import seconds_until
+from phalanx.calls.stream_rows import Row, RowFault, StreamedRows
+from phalanx.calls.streams import PendingStream, Reader, refused
+from phalanx.dispatch.plan import GatherPlan
+from phalanx.errors import DispatchError
+from phalanx.session.wait_threads import waiters
+from phalanx.wire.codec import decoding
+from phalanx.wire.outputs import StreamEnd
+from phalanx.wire.value import Reduced
+
+Item = TypeVar("Item", covariant=True)
+
+NO_ARGUMENT = (
+    "is no argument of a call: whoever reads it is one process, this one. Hand items on with a px.Channel, which any "
+    "group can put to and get from, or pass what you read"
+)
+_NOTHING = object()
+_NOT_YET = object()
+_FAILED = object()
+
+
+class Given(NamedTuple):
+    """What the caller gets for an item."""
+
+    value: Any
+
+
+class Form(Protocol):
+    """What a caller gets of what ranks yield. A fault ends the call."""
+
+    def item(self, rank: int, value: Any) -> Given | RowFault | None:
+        """Of an item; None: nothing."""
+        ...
+
+    def ended(self, rank: int) -> RowFault | None:
+        """The rank yields no more."""
+        ...
+
+
+class ByRank:
+    """``(rank, item)``."""
+
+    def item(self, rank: int, value: Any) -> Given:
+        return Given((rank, value))
+
+    def ended(self, rank: int) -> None:
+        return None
+
+
+class OfOne(ByRank):
+    """The items of the one rank that streams."""
+
+    def item(self, rank: int, value: Any) -> Given:
+        return Given(value)
+
+
+def form_of(gather: GatherPlan) -> Form:
+    """How the items of a call come: without the rank where there is but one."""
+    return OfOne() if gather.how == "value" else ByRank()
+
+
+class ByRow:
+    """``(index in the call, result)``."""
+
+    def __init__(self, rows: StreamedRows) -> None:
+        self._rows = rows
+
+    def item(self, rank: int, value: Any) -> Given | RowFault | None:
+        found = self._rows.receive(rank, value)
+        return Given((found.index, found.result)) if isinstance(found, Row) else found
+
+    def ended(self, rank: int) -> RowFault | None:
+        return self._rows.finish(rank)
+
+
+class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
+    """The items of a call whose method yields: an iterator, async iterator and context manager.
+
+    Items of one rank come in order, those of several as they are made. Leaving it before its end, by ``with``,
+    ``close()`` or by letting go of it, cancels the call; one that ``CallFuture.stream`` gave leaves the call alone.
+    """
+
+    def __init__(
+        self, call: Call, arrivals: PendingStream, form: Form, *, owner: bool, timeout: float | None = None
+    ) -> None:
+        self.call = call
+        self._arrivals = arrivals
+        self._form = form
+        self._owner = owner
+        self._reader = Reader(arrivals, call.life.transport)
+        self._limit = None if timeout is None else call.life.transport.now() + timeout
+        self._lock = threading.Lock()  # of whoever takes an item
+        self._asked = False
+        self._over = False
+        self._failure: BaseException | None = None
+
+    @property
+    def description(self) -> str:
+        """What it is of, for ``px.debug.progress``."""
+        role = f".{self.call.role}" if self.call.role else ""
+        return f"{self.call.group}{role}.{self.call.method}"
+
+    def __next__(self) -> Item:
+        """The next item, waiting for it.
+
+        Raises:
+            StopIteration: all ranks have ended, or the stream was left.
+            The same as ``CallFuture.result``, as soon as a rank fails; then the call is over.
+        """
+        with self._lock:
+            found = self._guarded(self._next)
+        if found is _NOTHING:
+            raise StopIteration
+        return found
+
+    def __aiter__(self) -> ItemStream[Item]:
+        return self
+
+    async def __anext__(self) -> Item:
+        """The same without blocking the event loop; an item is taken only when it can be given."""
+        found = self._guarded(self._poll)
+        while found is _NOT_YET:
+            await self._elsewhere(self._wait)
+            found = self._guarded(self._poll)
+        if found is _FAILED:
+            found = await self._elsewhere(self._next)  # which finds out what the failure is
+        if found is _NOTHING:
+            raise StopAsyncIteration
+        return found
+
+    async def _elsewhere(self, work: Callable[[], Any]) -> Any:
+        """Do it on a thread of its own."""
+        return await asyncio.wrap_future(waiters.submit(functools.partial(self._guarded, work)))
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Do it, unless the stream is over; an error ends it, and the call with it, once and for all."""
+        if not self._over:
+            try:
+                return work()
+            except WaitOver as over:
+                raise over.error from None
+            except Exception as error:
+                self._end(error.with_traceback(None))
+        if self._failure is not None:
+            raise raisable(self._failure)  # the group may keep the error, but not the frames of whoever reads
+        return _NOTHING
+
+    def _end(self, failure: BaseException | None) -> None:
+        if self._over:  # it was left meanwhile
+            return
+        self._over, self._failure = True, failure
+        if self._owner:
+            self.call.end_with(failure)
+        else:
+            self.call.tell_end(failure)
+
+    def _next(self) -> Any:
+        call, found = self.call, _NOT_YET
+        if not self._asked:
+            self._asked = True
+            call.tell_asked()
+        if self._limit is None and call.deadline is None and self._is_current:
+            with contextlib.suppress(FetchFailed):  # what that means is found out below
+                while found is _NOT_YET:
+                    found = self._take(None)
+        while found is _NOT_YET:
+            found = next(call.follow(self._taken, self._limit))
+        return found
+
+    @property
+    def _is_current(self) -> bool:
+        return self.call.life.epoch is self.call.epoch and not isinstance(self.call.status, Raised)
+
+    def _taken(self, until: float | None) -> Iterator[Any]:
+        call = self.call
+        seconds = None if until is None else seconds_until(until, call.life.transport)
+        if seconds == 0.0 and until == call.deadline:
+            raise NotReady  # also where there are items: the ranks would go on making them
+        yield self._take(seconds)
+
+    def _take(self, timeout: float | None) -> Any:
+        """An item as the caller gets it; ``_NOT_YET`` where there was something else."""
+        call = self.call
+        with decoding(meter=call.rules.met):
+            found = self._reader.take(timeout)
+        if found is None:
+            self._end(None)
+            return _NOTHING
+        position, value = found
+        rank = call.plan.ranks[position]
+        if type(value) is StreamEnd:
+            if call.heard.arrived:
+                call.tell(call.heard.arrived, rank)
+            given = self._form.ended(rank)
+        else:
+            given = self._form.item(rank, value)
+        if isinstance(given, RowFault):
+            self._arrivals.fail(position, refused(given.message))
+            raise FetchFailed
+        return _NOT_YET if given is None else given.value
+
+    def _poll(self) -> Any:
+        """What is there, without waiting; ``_FAILED`` where a look at the call is needed."""
+        deadline, found = self.call.deadline, _NOT_YET
+        if not self._is_current or (deadline is not None and self.call.life.transport.now() >= deadline):
+            return _FAILED
+        try:
+            while found is _NOT_YET:
+                found = self._take(0.0)
+        except NotReady:
+            pass
+        except FetchFailed:
+            found = _FAILED
+        return found
+
+    def _wait(self) -> None:
+        next(self.call.follow(self._waited, self._limit))
+
+    def _waited(self, until: float | None) -> Iterator[None]:
+        self._reader.wait(None if until is None else seconds_until(until, self.call.life.transport))
+        yield None
+
+    def close(self) -> None:
+        """Leave it: the call is cancelled, where this stream made it, and has ended on every rank. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        if self._owner:
+            leave(self.call)
+
+    def __enter__(self) -> ItemStream[Item]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> ItemStream[Item]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._over:
+            await asyncio.wrap_future(waiters.submit(self.close))
+
+    def __del__(self) -> None:
+        # What failed in its constructor has none of these.
+        if sys.is_finalizing() or getattr(self, "_over", True):
+            return
+        if self._owner:
+            self._over = True
+            leave_soon(self.call)
+
+    def __reduce__(self) -> Reduced:
+        raise DispatchError(f"the stream of {self.description} {NO_ARGUMENT}")
+
+    def __repr__(self) -> str:
+        return f"<ItemStream {self.description}: {'over' if self._over else 'under way'}>"

@@ -1,0 +1,172 @@
+"""Who hears of the steps of a call: counts, metrics, traces, repeats, and whatever else is added.
+
+A listener is a subclass of :class:`CallListener` that overrides the steps it wants to hear of. Added to
+:data:`everywhere` it hears of the calls of all groups of this process, added to a group's own ``Listeners`` of that
+group's. The list is asked once per call, when it is planned; a step that nobody overrides costs one truth test.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from phalanx.dispatch.plan import CallPlan
+from phalanx.group.epoch import Epoch, GroupState
+from phalanx.wire.messages import Message
+from phalanx.wire.value import Value
+
+_log = logging.getLogger("phalanx")
+
+
+class CallInfo(Protocol):
+    """What a listener knows of the call that it hears of.
+
+    ``began`` is when its caller began to plan it, in nanoseconds since 1970 (0: not noted), ``started`` when it was
+    made, on the backend's clock. ``trace`` may be set at ``planned``, and goes out with the messages. A call that could
+    not be sent ends too.
+    """
+
+    life: GroupState
+    epoch: Epoch
+    role: str
+    method: str
+    number: int
+    plan: CallPlan
+    began: int
+    started: float
+    was_sent: bool
+    trace: str
+
+
+class CallListener:
+    """Hears of the steps of calls; each is told on the thread that takes the step, and should be quick.
+
+    One that raises is removed, which is reported once; the call goes on.
+    """
+
+    def planned(self, call: CallInfo) -> None:
+        """Its plan is made; nothing is encoded yet."""
+
+    def passed(self, call: CallInfo, source: CallInfo) -> None:
+        """The result of another call is among its arguments."""
+
+    def stored(self, call: CallInfo, nbytes: int) -> None:
+        """A value of so many bytes was stored for it."""
+
+    def composed(self, call: CallInfo, message: Message) -> None:
+        """The message of the next rank is made."""
+
+    def posted(self, call: CallInfo) -> None:
+        """That message was handed over."""
+
+    def sent(self, call: CallInfo, nbytes: int) -> None:
+        """All its messages are on their way, of so many bytes in all."""
+
+    def asked(self, call: CallInfo) -> None:
+        """Somebody waits for its end."""
+
+    def arrived(self, call: CallInfo, rank: int | None) -> None:
+        """The output of a rank is here; None: of all."""
+
+    def joined(self, call: CallInfo) -> None:
+        """Its value is made from the outputs."""
+
+    def ended(self, call: CallInfo, error: BaseException | None) -> None:
+        """Somebody has seen its end: all went well, or this is its one error. Told once."""
+
+
+STEPS = ("planned", "passed", "stored", "composed", "posted", "sent", "asked", "arrived", "joined", "ended")
+
+
+class Heard:
+    """Some listeners, by the steps that they hear of."""
+
+    __slots__ = STEPS
+
+    planned: tuple[Callable[..., None], ...]
+    passed: tuple[Callable[..., None], ...]
+    stored: tuple[Callable[..., None], ...]
+    composed: tuple[Callable[..., None], ...]
+    posted: tuple[Callable[..., None], ...]
+    sent: tuple[Callable[..., None], ...]
+    asked: tuple[Callable[..., None], ...]
+    arrived: tuple[Callable[..., None], ...]
+    joined: tuple[Callable[..., None], ...]
+    ended: tuple[Callable[..., None], ...]
+
+    def __init__(self, listeners: Sequence[CallListener] = ()) -> None:
+        for step in STEPS:
+            silent = getattr(CallListener, step)
+            hooks = (getattr(one, step) for one in listeners if getattr(type(one), step) is not silent)
+            setattr(self, step, tuple(hooks))
+
+
+class Listeners:
+    """A list of listeners; ``outer`` are those who hear of more than this list is for.
+
+    ``heard`` are those who hear of a call that is planned now, by step.
+    """
+
+    def __init__(self, outer: Listeners | None = None) -> None:
+        self._outer = outer
+        self._inner: weakref.WeakSet[Listeners] = weakref.WeakSet()
+        self._own: tuple[CallListener, ...] = ()
+        if outer is not None:
+            with _lock:
+                outer._inner.add(self)
+        self.heard = Heard(self.all)
+
+    @property
+    def all(self) -> tuple[CallListener, ...]:
+        """The listeners of this list, after those of the outer one."""
+        return (*(self._outer.all if self._outer is not None else ()), *self._own)
+
+    def add(self, listener: CallListener) -> None:
+        """Let it hear of the calls that are planned from now on."""
+        with _lock:
+            if listener not in self._own:
+                self._own = (*self._own, listener)
+                self._changed()
+
+    def remove(self, listener: CallListener) -> bool:
+        """Let it hear of no further calls; whether it was there."""
+        with _lock:
+            there = listener in self._own
+            if there:
+                self._own = tuple(one for one in self._own if one is not listener)
+                self._changed()
+        return there or (self._outer is not None and self._outer.remove(listener))
+
+    def _changed(self) -> None:
+        self.heard = Heard(self.all)
+        for inner in list(self._inner):
+            inner._changed()
+
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
+        """Tell of one step; whoever raises is removed."""
+        for hook in hooks:
+            try:
+                hook(*what)
+            except Exception as error:
+                self.drop(hook, error)
+
+    def drop(self, hook: Callable[..., None], error: Exception) -> None:
+        """Remove the listener that raised, and report it; once."""
+        listener: Any = getattr(hook, "__self__", None)
+        if self.remove(listener):  # else a call that was planned before has reported it already
+            _log.warning(
+                "%s raised %s: %s, and hears of no further calls",
+                type(listener).__name__,
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
+
+
+_lock = threading.RLock()
+
+#: Those who hear of the calls of all groups of this process.
+everywhere = Listeners()

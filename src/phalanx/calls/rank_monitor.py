@@ -1,0 +1,326 @@
+"""Looks at the ranks of a call: what has become of each, for an ending to be decided from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Endpoint, Lost, ProcessStatus, RankOutcome
+from phalanx.calls.call_outcome import CallObservation
+from phalanx.calls.submitter import PendingResults
+from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
+from phalanx.errors import FailureKind, RankReport
+from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.failure import report_of
+
+_SEVERED_WITHIN_S = 0.5
+_IN_ORDER = 32
+
+
+@dataclass(frozen=True)
+class RankMonitor:
+    """One call that was sent: which endpoint belongs to which rank, and what may come back.
+
+    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``numbers``: those under which the ranks
+    know the call. ``owner`` says whether this process owns the group, so that nobody else may end it.
+    ``started`` is on the backend's clock.
+    """
+
+    transport: Backend
+    group: str
+    method: str
+    role: str
+    ranks: Sequence[int]
+    endpoints: Sequence[Endpoint]
+    arrivals: PendingResults
+    grace_s: float
+    started: float
+    numbers: Sequence[int] = ()
+    owner: bool = True
+    init: bool = False
+    spare: bool = False
+
+    def failed(self) -> CallObservation:
+        """What is to be seen once one rank has failed: all that fail within the grace, and who is still at it."""
+        reports, pending = self._failures()
+        if self.owner and pending and all(map(tells_of_a_peer, reports)):
+            gone, pending = self._gone(pending)
+            reports += gone
+        severed = False
+        lost = [] if self.owner else self._lost_of(reports)  # here it would be closed
+        by_owner = bool(lost) and all(one.intended for one in lost)
+        if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
+            self._freed(pending)  # for what the owner has them do next; it alone may stop them
+            pending = []
+        # Ranks of another process's group may be cut off only where that will learn that it is broken.
+        if self.spare and pending and (self.owner or lost):
+            freed, pending, severed = self._freed(pending)
+            reports += freed
+        if not by_owner:
+            reports += self._stopped(pending)
+        return CallObservation(
+            "failed",
+            self.group,
+            self.method,
+            reports,
+            [self.ranks[position] for position in pending],
+            severed=severed,
+            by_owner=by_owner,
+            owner_gone=any(one.owner_gone for one in lost),
+            init=self.init,
+        )
+
+    def late(self, waited: float | None, *, expired: bool) -> CallObservation:
+        """What is to be seen when somebody's patience, or the call's own deadline, is over."""
+        everyone = range(len(self.ranks))
+        pending = self.arrivals.wait(everyone, len(everyone), 0)[1]
+        reports: list[RankReport] = []
+        if pending:
+            sights = dict(zip(pending, self._sights(pending), strict=True))
+            reports = [self._late(position, sights.get(position)) for position in everyone]
+        return CallObservation(
+            "expired" if expired else "impatient",
+            self.group,
+            self.method,
+            reports,
+            [self.ranks[position] for position in pending],
+            waited=waited,
+            init=self.init,
+        )
+
+    def cancelled(self) -> CallObservation | None:
+        """End the call on its ranks as far as they let it be ended, and say what became of each; None: all were over.
+
+        What has not begun is dropped, what runs is interrupted, and cut off its peers if it is still at it after the
+        grace.
+        """
+        everyone = range(len(self.ranks))
+        busy = self.arrivals.wait(everyone, len(everyone), 0)[1]
+        if not busy:
+            return None
+        dropped = self._cancel(busy)
+        self.arrivals.leave()
+        running = [position for position in busy if position not in dropped]
+        pending = self._still_at_it(running, self.grace_s)
+        severed = bool(pending)
+        if severed:  # perhaps in a collective, which nothing else ends
+            self.transport.sever([self.endpoints[position] for position in pending])
+            pending = self._still_at_it(running, _SEVERED_WITHIN_S)
+        reports = self._after_cancel(dropped, pending)
+        ranks = [self.ranks[position] for position in pending]
+        return CallObservation("cancelled", self.group, self.method, reports, ranks, severed=severed)
+
+    def _cancel(self, busy: Sequence[int]) -> list[int]:
+        """Have ranks end the call; those that certainly had not begun it, and never will."""
+        dropped: list[int] = []
+        for number in sorted({self.numbers[position] for position in busy}):
+            of_it = [position for position in busy if self.numbers[position] == number]
+            drops = self.transport.cancel([self.endpoints[position] for position in of_it], number)
+            dropped += [position for position, drop in zip(of_it, drops, strict=True) if drop]
+        return dropped
+
+    def interrupt(self) -> None:
+        """Have the ranks that are still at a call that streams end it: they would go on, or wait for a reader."""
+        everyone = range(len(self.ranks))
+        self._cancel(self.arrivals.wait(everyone, len(everyone), 0)[1])
+        self.arrivals.leave()
+
+    def _after_cancel(self, dropped: Sequence[int], pending: Sequence[int]) -> list[RankReport]:
+        reports = [
+            self.report(position)
+            or replace(self._report(position, "cancelled"), state="finished", message="had returned before")
+            for position in range(len(self.ranks))
+            if position not in pending and position not in dropped
+        ]
+        reports += [replace(self._report(p, "cancelled"), message="had not begun it") for p in dropped]
+        reports += [
+            replace(report, kind="cancelled", message="did not end by itself, and was stopped", victim=False)
+            for report in self._stopped(pending)
+        ]
+        return reports
+
+    def _freed(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int], bool]:
+        """Interrupt ranks that are at a call that failed, then cut them off their peers.
+
+        Returns:
+            What they report, who is at it even then, and whether process groups were cut.
+        """
+        self._cancel(busy)
+        self.arrivals.leave()
+        cut = pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
+        if not self.owner:  # what else they are at may be what the owner mends the group by
+            cut = pending = self._at_it_now(pending)
+        if cut:  # in a collective, which nothing else ends
+            self.transport.sever([self.endpoints[position] for position in cut])
+            pending = self._still_at_it(cut, self.grace_s)
+        ended = {position: self.report(position) for position in busy if position not in pending}
+        reports = {position: report for position, report in ended.items() if report is not None}
+        severed = any(looks_like_victim(report) for position, report in reports.items() if position in cut)
+        return [replace(report, victim=True) for report in reports.values()], pending, severed
+
+    def _gone(self, positions: Sequence[int]) -> tuple[list[RankReport], list[int]]:
+        """Of ranks that have not ended, the reports of those whose processes are gone, or their node; and the others.
+
+        Peers may tell of a loss before the backend does, which may take it seconds to call a node lost.
+        """
+        sights = self.transport.sights([self.endpoints[position] for position in positions], False)
+        gone = [position for position, sight in zip(positions, sights, strict=True) if sight.gone]
+        return [self.dead(position) for position in gone], [one for one in positions if one not in gone]
+
+    def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
+        """Of some positions those that have not ended after a while."""
+        return self.arrivals.wait(positions, len(positions), seconds)[1] if positions else []
+
+    def _failures(self) -> tuple[list[RankReport], list[int]]:
+        """Reports of the ranks that failed, and the positions that had not ended when the grace was over.
+
+        The grace begins when the first failure is known, so that ranks which fail with the same mistake, or
+        because of it, are all named in one error. Which failed first is looked for among the first ones; after these,
+        all that end within the grace are taken together, since each look is one at all that have not ended.
+        """
+        reports: list[RankReport] = []
+        pending = list(range(len(self.ranks)))
+        until: float | None = None
+        for look in itertools.count():
+            left = seconds_until(until, self.transport)
+            many = until is not None and look >= _IN_ORDER
+            done, pending = (
+                self.arrivals.wait(pending, len(pending) if many else 1, left) if pending else ([], [])
+            )
+            if not done:
+                break
+            if pending and not many:
+                more, pending = self.arrivals.wait(pending, len(pending), 0)
+                done = [*done, *more]
+            found = [report for report in map(self.report, done) if report is not None]
+            reports += found
+            if found and until is None:
+                until = self.transport.now() + self.grace_s
+        return reports, pending
+
+    def report(self, position: int) -> RankReport | None:
+        """What is wrong with an ended rank; None for one that returned."""
+        at = self.transport.now()
+        with decoding(Policy.VIEW):
+            outcome = self.arrivals.outcome(position)
+        if outcome.ok:
+            return None
+        if outcome.failure is not None:
+            report = report_of(outcome.failure, at=at)
+            return report if report.rank >= 0 else self._placed(report, position)
+        return replace(self._of_lost(position, outcome), at=at)
+
+    def _placed(self, report: RankReport, position: int) -> RankReport:
+        """The report of a rank that did not say who it is."""
+        known = self._report(position, report.kind)
+        return replace(
+            known,
+            type_name=report.type_name,
+            message=report.message,
+            traceback=report.traceback,
+            notes=report.notes,
+            hint=report.hint,
+            exception_bytes=report.exception_bytes,
+            exception=report.exception,
+            at=report.at,
+        )
+
+    def _of_lost(self, position: int, outcome: RankOutcome) -> RankReport:
+        lost = outcome.lost or Lost("unknown")
+        if self.owner or not lost.intended:
+            lost = self.transport.post_mortem(self.endpoints[position], lost)
+        return self._dead(position, lost)
+
+    def dead(self, position: int) -> RankReport:
+        """The report of a rank that is gone, though no call of it has told so."""
+        lost = self.transport.post_mortem(self.endpoints[position], None)
+        return replace(self._dead(position, lost), at=self.transport.now())
+
+    def _dead(self, position: int, lost: Lost) -> RankReport:
+        report = self._report(position, "died")
+        return replace(
+            report,
+            message=lost.reason,
+            exit=lost.exit,
+            hint=lost.hint,
+            log_tail=lost.log_tail,
+            log_path=lost.log_path or report.log_path,
+            stack=lost.stack,
+        )
+
+    def _lost_of(self, reports: Sequence[RankReport]) -> list[Lost]:
+        """What is known of those that died; of a process that ended on purpose the owner of the group ended it."""
+        died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
+        found = [self.arrivals.outcome(position).lost for position in died]
+        return [one or Lost("unknown") for one in found]
+
+    def _at_it_now(self, positions: Sequence[int]) -> list[int]:
+        """Of some positions those that are at this very call, and not at another one before it."""
+        sights = self.transport.sights([self.endpoints[position] for position in positions], False)
+        return [p for p, sight in zip(positions, sights, strict=True) if self.numbers[p] in sight.running]
+
+    def _stopped(self, positions: Sequence[int]) -> list[RankReport]:
+        """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
+        at = self.transport.now()
+        sights = self._sights(positions)
+        return [
+            replace(
+                self._report(position, "stopped"),
+                victim=True,
+                message="had not ended when the call failed, and was stopped",
+                stack=_stack(sight),
+                at=at,
+            )
+            for position, sight in zip(positions, sights, strict=True)
+        ]
+
+    def _sights(self, positions: Sequence[int]) -> list[ProcessStatus]:
+        if not positions:
+            return []
+        return self.transport.sights([self.endpoints[position] for position in positions], stacks=True)
+
+    def _late(self, position: int, sight: ProcessStatus | None) -> RankReport:
+        """The report of a rank when time is over; without a sight it had finished."""
+        report = replace(self._report(position, "timeout"), since=self.transport.now() - self.started)
+        if sight is None:
+            return replace(report, state="finished", since=None)
+        began = sight.running.get(self.numbers[position])
+        if not sight.reachable:
+            return replace(report, state="unreachable", since=began or report.since, stack=_stack(sight))
+        if began is not None or self.endpoints[position].facts.side is None:
+            return replace(report, state="running", since=began or report.since, stack=_stack(sight))
+        # Its stack shows the call that it is at instead.
+        return replace(report, state="queued", stack=_stack(sight) if sight.running else "")
+
+    def _report(self, position: int, kind: FailureKind) -> RankReport:
+        facts = self.endpoints[position].facts
+        ids = facts.slot.accelerator_ids
+        return RankReport(
+            rank=self.ranks[position],
+            kind=kind,
+            role=self.role or None,
+            method=self.method,
+            host=facts.slot.host,
+            pid=facts.pid,
+            accelerator=f"GPU {','.join(ids)}" if ids else None,
+            node_id=facts.slot.node_id,
+            log_path=facts.log,
+        )
+
+
+def _stack(sight: ProcessStatus) -> str:
+    return sight.stack or (f"({sight.note})" if sight.note else "")
+
+
+def earliest(first: float | None, second: float | None) -> float | None:
+    """The earlier of two moments, None being never."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def seconds_until(limit: float | None, transport: Backend) -> float | None:
+    """Seconds from now to a moment on the transport's clock."""
+    return None if limit is None else max(0.0, limit - transport.now())

@@ -1,0 +1,106 @@
+"""Calls that a restart makes again, as they were sent."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from phalanx.calls.call import Call
+from phalanx.calls.listeners import CallInfo, CallListener
+from phalanx.wire.messages import Message, RankCall
+from phalanx.wire.outputs import OUTPUT
+
+
+@dataclass
+class Repeat:
+    """One call as its ranks got it: later changes to the caller's arguments do not reach it.
+
+    ``succeeded`` is None until somebody has seen the end of the call.
+    """
+
+    role: str
+    method: str
+    ranks: tuple[int, ...]
+    sent: tuple[Message, ...]
+    call: weakref.ref[Call]
+    succeeded: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, str, tuple[int, ...]]:
+        return self.role, self.method, self.ranks
+
+    def extended(self, joining: range) -> Repeat | None:
+        """The same for ranks that join, and from now on for them too; None where it was not the same for all ranks."""
+        everyone = tuple(range(joining.start))
+        if self.ranks[: joining.start] != everyone or any(message != self.sent[0] for message in self.sent):
+            return None
+        for_them = Repeat(
+            self.role, self.method, tuple(joining), self.sent[:1] * len(joining), self.call, self.succeeded
+        )
+        self.ranks = (*everyone, *joining)
+        self.sent = self.sent[:1] * len(self.ranks)
+        return for_them
+
+    def within(self, size: int) -> Repeat | None:
+        """The same for the ranks that a group of that size has; None where it has none of them."""
+        kept = [(rank, sent) for rank, sent in zip(self.ranks, self.sent, strict=True) if rank < size]
+        if len(kept) == len(self.ranks):
+            return self
+        ranks, sent = tuple(rank for rank, _ in kept), tuple(message for _, message in kept)
+        return Repeat(self.role, self.method, ranks, sent, self.call, self.succeeded) if kept else None
+
+    def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[Message]:
+        """Its messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
+        for message in self.sent:
+            header = RankCall.unpack(message.data)._replace(
+                call=number, epoch=epoch, returns=OUTPUT, trace=trace
+            )
+            yield Message(header.pack(), message.refs)
+
+
+class RerunLog(CallListener):
+    """The calls of one group that were declared with ``rerun_on_restart=True``, in order.
+
+    Of several calls of one method on the same ranks only the last one that succeeded is made again: a worker that
+    loaded checkpoint 100 and then 200 loads 200.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: list[Repeat] = []
+
+    def add(self, call: Call, sent: Sequence[Message]) -> None:
+        """Note a call that was just sent."""
+        entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
+        with self._lock:
+            over = [e for e in self._entries if e.key == entry.key and (e.succeeded or e.call() is None)]
+            for older in over[:-1]:  # nobody will learn how they ended, and the last of them stands for all
+                self._entries.remove(older)
+            self._entries.append(entry)
+
+    def ended(self, call: CallInfo, error: BaseException | None) -> None:
+        """Note how a call ended: one that failed is not made again, one that succeeded replaces those before it."""
+        if not self._entries:
+            return
+        with self._lock:
+            found = next((entry for entry in self._entries if entry.call() is call), None)
+            if found is None:
+                return
+            found.succeeded = error is None
+            if error is not None:
+                self._entries.remove(found)
+                return
+            at = self._entries.index(found)
+            before = [e for e in self._entries[:at] if e.key != found.key or e.succeeded is None]
+            self._entries[:at] = before
+
+    def to_make(self) -> list[Repeat]:
+        """What a restart makes again, in order. A call whose end nobody saw counts as one that succeeded."""
+        with self._lock:
+            last = {entry.key: index for index, entry in enumerate(self._entries)}
+            self._entries = [entry for index, entry in enumerate(self._entries) if last[entry.key] == index]
+            for entry in self._entries:
+                entry.succeeded = True
+            return list(self._entries)

@@ -1,0 +1,84 @@
+"""Flow control: what a call stores has room in the object store before anything of the call is sent."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from phalanx.backends.api import Storing
+from phalanx.backends.backend_types import StoreSpace
+from phalanx.display.byte_format import size
+from phalanx.errors import DispatchError
+
+_UNCHECKED = 32 << 20
+_REPORTED_WITHIN_S = 0.3  # how long ago something was stored that the backend's statistics may not know of
+_LOOK_EVERY_S = 0.05
+_FREED_WITHIN_S = 2.0  # how long ago something may have been dropped that is still in the statistics
+
+
+class Room:
+    """Lets a call pass once the object store of this node takes what it stores.
+
+    Left to itself, a store that is full spills to disk, which is slower than the copies by an order of magnitude,
+    and ends in processes killed for memory. A call that does not fit beside the calls under way waits for them
+    (``wait(seconds)`` waits for one of them to end and says whether there are any); one that does not fit at all
+    fails.
+    """
+
+    unchecked = _UNCHECKED  # bytes; less than that is not looked at
+
+    def __init__(self, transport: Storing, wait: Callable[[float], bool] | None = None) -> None:
+        self._transport = transport
+        self._wait = wait
+        self._lately: deque[tuple[float, int]] = deque()
+
+    def took(self, nbytes: int) -> None:
+        """Note that something was stored."""
+        if nbytes >= self.unchecked // 32:
+            self._lately.append((time.monotonic(), nbytes))
+
+    def admit(self, nbytes: int, largest: int, what: str = "the arguments of this call take") -> None:
+        """Wait until there is room for ``nbytes``, of which the largest value takes ``largest``.
+
+        Raises:
+            DispatchError: there is not, and no call is under way whose end would make room.
+        """
+        if nbytes < self.unchecked:
+            return
+        space = self._transport.store()
+        if space is None:
+            return
+        if nbytes > space.capacity:
+            raise DispatchError(
+                f"{what} {size(nbytes)} in the object store (the largest value {size(largest)}), which holds "
+                f"{size(space.capacity)} on this node. Nothing was sent. {_ADVICE}"
+            )
+        self._wait_for(nbytes, space, what)
+
+    def _wait_for(self, nbytes: int, space: StoreSpace, what: str) -> None:
+        until = time.monotonic() + _FREED_WITHIN_S
+        while space.free - self._unreported() < nbytes:
+            if self._wait is not None and self._wait(_LOOK_EVERY_S):
+                until = time.monotonic() + _FREED_WITHIN_S
+            elif time.monotonic() > until:
+                raise DispatchError(
+                    f"{what} {size(nbytes)} in the object store, of which {size(max(0, space.free))} of "
+                    f"{size(space.capacity)} are free on this node, and no call is under way that would free more. "
+                    f"Nothing was sent. {_ADVICE}"
+                )
+            else:
+                time.sleep(_LOOK_EVERY_S)
+            space = self._transport.store() or space
+
+    def _unreported(self) -> int:
+        since = time.monotonic() - _REPORTED_WITHIN_S
+        while self._lately and self._lately[0][0] < since:
+            self._lately.popleft()
+        return sum(nbytes for _, nbytes in self._lately)
+
+
+_ADVICE = (
+    "Send fewer rows per call, drop px.put values and futures that are done with, or give the store more: "
+    "px.init(object_store_memory=<bytes>)"
+)

@@ -1,0 +1,349 @@
+"""What comes back of a call that streams: items of its ranks as they are made, and how each rank ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
+from phalanx.wire.decode_options import received
+from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.outputs import StreamEnd
+from phalanx.wire.value import Value
+
+_ALL = 1 << 30
+_AT_ONCE_S = 0.0002
+_TOGETHER = 16
+_SMALL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How a call streams.
+
+    ``buffer`` is how many items a rank makes at most that nobody has read; None: any number. ``kept``: items stay when
+    they were read, for whoever asks again. ``positions`` are the ranks of which items are wanted.
+    """
+
+    positions: frozenset[int]
+    buffer: int | None = None
+    kept: bool = False
+
+
+@dataclass
+class _Part:
+    """One rank's side: the references that are here, from the ``first`` on; ``end`` is the last of them, once here."""
+
+    stream: RankStream
+    refs: deque[Ref] = field(default_factory=deque[Ref])
+    first: int = 0
+    end: Ref | None = None
+    fault: RankFailure | None = None
+
+    def pull(self) -> bool:
+        """Take the next reference if it is there; whether it was."""
+        ref = self.stream.take()
+        if ref is None:
+            return False
+        self.refs.append(ref)
+        return True
+
+
+class PendingStream:
+    """The items of the ranks that stream, and the tickets of those of which no items are wanted."""
+
+    def __init__(
+        self, transport: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming
+    ) -> None:
+        self._transport = transport
+        self._tickets = [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
+        self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
+        self._lock = threading.RLock()  # a rank's stream is for one thread at a time
+        self._left = False
+        self.is_faulty = False
+        self.streaming = streaming
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody reads on."""
+        return self._left
+
+    def leave(self) -> None:
+        """Note that the call was cancelled: from now on its ranks are waited for by taking what they still give."""
+        with self._lock:
+            self._left = True
+            for part in self._parts.values():
+                part.stream.leave()
+                self._drop(part)
+
+    def wait(
+        self, positions: Sequence[int], count: int, timeout: float | None
+    ) -> tuple[list[int], list[int]]:
+        """Of some positions those that have ended, and the rest; what was made for a reader need not have been read."""
+        transport = self._transport
+        limit = None if timeout is None else transport.now() + timeout
+        ended: list[int] = []
+        rest = list(positions)
+        while True:
+            done, left = (
+                transport.wait([self._tickets[p].value for p in rest], len(rest), 0) if rest else ([], [])
+            )
+            ended, rest = ended + [rest[index] for index in done], [rest[index] for index in left]
+            seconds = None if limit is None else max(0.0, limit - transport.now())
+            if len(ended) >= count or not rest or seconds == 0.0 or transport.immediate:
+                return sorted(ended), rest
+            self._wait_for_one(rest, seconds)
+
+    def _wait_for_one(self, positions: Sequence[int], seconds: float | None) -> None:
+        refs = [self._tickets[position].value for position in positions]
+        if self._left:
+            streams = [self._parts[position] for position in positions if position in self._parts]
+            with self._lock:
+                for part in streams:
+                    self._drop(part)
+            refs += [part.stream.coming for part in streams]
+        self._transport.wait(refs, 1, seconds)
+
+    def _drop(self, part: _Part) -> None:
+        """Take what is there, for nobody, so that the rank comes to its end."""
+        while part.pull():
+            pass
+        if part.refs and not self.streaming.kept:
+            part.end = part.refs[-1]
+            part.refs.clear()
+
+    def outcome(self, position: int) -> RankOutcome:
+        part = self._parts.get(position)
+        if part is None:
+            return self._transport.outcome(self._tickets[position].value)
+        if part.fault is not None:
+            return RankOutcome(failure=part.fault)
+        with self._lock:
+            while part.pull():
+                pass
+            last = part.refs[-1] if part.refs else part.end
+        outcome = self._transport.outcome(self._tickets[position].value if last is None else last)
+        return RankOutcome(failure=outcome.value) if isinstance(outcome.value, RankFailure) else outcome
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        """The items of each rank as a list, once all have ended; of one of which they are not kept, None."""
+        limit = None if timeout is None else self._transport.now() + timeout
+        waiting: Sequence[int] = range(len(self))
+        while waiting:
+            seconds = None if limit is None else max(0.0, limit - self._transport.now())
+            ended, waiting = self.wait(waiting, 1, seconds)
+            if not all(self.outcome(position).ok for position in ended):
+                raise FetchFailed
+            if waiting and not ended:
+                raise NotReady
+        return [self.output(position) for position in range(len(self))]
+
+    def output(self, position: int) -> Value:
+        """The items of an ended rank."""
+        part = self._parts.get(position)
+        if part is None or not self.streaming.kept:
+            return None
+        with self._lock:
+            while part.pull():
+                pass
+            refs = list(part.refs)
+        return self._transport.fetch(refs)[:-1]
+
+    def fetched_with_others(self) -> None:
+        return None
+
+    def awaited(self) -> Sequence[Ref]:
+        return [ticket.value for ticket in self._tickets]
+
+    def all_ended(self) -> bool:
+        everyone = range(len(self._tickets))
+        return not self.wait(everyone, len(everyone), 0)[1]
+
+    def reference(self, position: int) -> Ticket:
+        return self._tickets[position]
+
+    def disregard(self) -> None:
+        last = [part.refs[-1] if part.refs else part.end for part in self._parts.values()]
+        values = [ticket.value for p, ticket in enumerate(self._tickets) if p not in self._parts]
+        self._transport.disregard([*values, *(ref for ref in last if ref is not None)])
+
+    def run_to_end(self) -> None:
+        """Take all items now, where ranks go on only when their items are taken."""
+        with self._lock:
+            for part in self._parts.values():
+                while part.pull():
+                    pass
+
+    def fail(self, position: int, fault: RankFailure) -> None:
+        """Have this rank's part count as failed: what it gave is of no use."""
+        self._parts[position].fault = fault
+        self.is_faulty = True
+
+    def at(self, position: int, index: int) -> Ref | None:
+        """The reference of one of a rank's items, if it is there; lets go of those before it that are not kept."""
+        part = self._parts[position]
+        with self._lock:
+            if not self.streaming.kept:
+                while part.refs and part.first < index:
+                    part.refs.popleft()
+                    part.first += 1
+            place = index - part.first
+            while place >= len(part.refs):
+                if not part.pull():
+                    return None
+            return part.refs[place]
+
+    def following(self, position: int, index: int, count: int) -> list[Ref]:
+        """References of a rank's items after that one, as far as they are there: at most so many."""
+        part = self._parts[position]
+        with self._lock:
+            first = index + 1 - part.first
+            while len(part.refs) < first + count and part.pull():
+                pass
+            return list(islice(part.refs, first, first + count))
+
+    def ended_with(self, position: int, ref: Ref) -> None:
+        """Note the last reference of a rank."""
+        self._parts[position].end = ref
+
+    def here(self, places: dict[int, int], silent: list[int], count: int, timeout: float | None) -> list[int]:
+        """Of some positions, with the index that is wanted of each, those where it may be there: ``count`` of them.
+
+        ``silent`` are ranks of which no items are wanted; those that have ended are taken out.
+
+        Raises:
+            FetchFailed: one of those has failed.
+            NotReady: time is up.
+        """
+        with self._lock:
+            now = [
+                p for p, index in places.items() if index - self._parts[p].first < len(self._parts[p].refs)
+            ]
+        if now:
+            return now
+        waiting = [*places, *silent]
+        coming = [self._parts[position].stream.coming for position in places]
+        coming += [self._tickets[position].value for position in silent]
+        done, _ = self._transport.wait(coming, min(count, len(coming)), timeout)
+        if not done:
+            raise NotReady
+        for position in [waiting[index] for index in done if index >= len(places)]:
+            if not self.outcome(position).ok:
+                raise FetchFailed
+            silent.remove(position)
+        return [waiting[index] for index in done if index < len(places)]
+
+
+class Reader:
+    """Reads the items of all ranks that stream, in turn, each rank's in order."""
+
+    def __init__(self, arrivals: PendingStream, transport: Backend) -> None:
+        self._arrivals = arrivals
+        self._transport = transport
+        self._places = dict.fromkeys(sorted(arrivals.streaming.positions), 0)
+        self._silent = [position for position in range(len(arrivals)) if position not in self._places]
+        self._ready: deque[int] = deque()
+        # Several items may be there: all are asked for at once, as often as that is so.
+        self._is_behind = True
+        # A rank that nobody holds back is not let go on by having its items taken: small ones are fetched together.
+        self._may_fetch_ahead = arrivals.streaming.buffer is None and not transport.immediate
+        self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
+        self._are_small = False
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until :meth:`take` has something to say.
+
+        Raises:
+            NotReady: time is up.
+        """
+        while (self._places or self._silent) and not self._ready:
+            if self._is_behind or timeout == 0.0:
+                try:
+                    self._ready.extend(self._arrivals.here(self._places, self._silent, _ALL, 0))
+                    continue
+                except NotReady:
+                    self._is_behind = False
+                    if timeout == 0.0:
+                        raise
+            began = time.perf_counter()
+            self._ready.extend(self._arrivals.here(self._places, self._silent, 1, timeout))
+            self._is_behind = time.perf_counter() - began < _AT_ONCE_S
+
+    def take(self, timeout: float | None) -> tuple[int, Any] | None:
+        """The next item with the position of its rank; the position with a ``StreamEnd`` once a rank has ended; None at
+        the end of all.
+
+        Raises:
+            FetchFailed: a rank failed, or what it gave cannot be had.
+            NotReady: time is up.
+        """
+        while self._places or self._silent:
+            if self._arrivals.left or self._arrivals.is_faulty:
+                raise FetchFailed
+            self.wait(timeout)
+            position = self._ready.popleft() if self._ready else None
+            if position is None or position not in self._places:
+                continue
+            ref = self._arrivals.at(position, self._places[position])
+            if ref is not None:
+                return position, self._value(position, ref)
+        return None
+
+    def _value(self, position: int, ref: Ref) -> Value:
+        ahead = self._ahead[position]
+        if not ahead and self._are_small:
+            ahead += self._fetched_together(position, ref)
+        value = ahead.popleft() if ahead else self._fetched(position, ref)
+        if isinstance(value, RankFailure):
+            raise FetchFailed
+        if type(value) is StreamEnd:
+            self._arrivals.ended_with(position, ref)
+            del self._places[position]
+        else:
+            self._places[position] += 1
+        return value
+
+    def _fetched(self, position: int, ref: Ref) -> Value:
+        before = received.nbytes
+        try:
+            value = self._transport.fetch([ref])[0]
+        except FetchFailed:
+            self._failed(position, ref)
+            raise
+        nbytes = len(value) if isinstance(value, bytes | str) else received.nbytes - before
+        self._are_small = self._may_fetch_ahead and nbytes <= _SMALL_BYTES
+        return value
+
+    def _fetched_together(self, position: int, ref: Ref) -> list[Any]:
+        """The item, and those behind it; nothing where one of them cannot be had, which its own turn will tell."""
+        refs = self._arrivals.following(position, self._places[position], _TOGETHER - 1)
+        before = received.nbytes
+        try:
+            values = self._transport.fetch([ref, *refs])
+        except Exception:
+            self._are_small = False
+            return []
+        nbytes = received.nbytes - before + sum(len(one) for one in values if isinstance(one, bytes | str))
+        self._are_small = nbytes <= _SMALL_BYTES * len(values)
+        return values
+
+    def _failed(self, position: int, ref: Ref) -> None:
+        """Note why: the rank itself may have gone on after an item that cannot be read."""
+        self._arrivals.ended_with(position, ref)
+        outcome = self._transport.outcome(ref)
+        if outcome.failure is not None and outcome.failure.report.rank < 0:
+            self._arrivals.fail(position, outcome.failure)
+
+
+def refused(message: str) -> RankFailure:
+    """The failure of a rank that broke a rule of streams."""
+    return capture(ValueError(message))

@@ -1,0 +1,31 @@
+"""Queues between groups: batches, row leases and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.facade import lazy_names
+
+if TYPE_CHECKING:
+    from phalanx.channels.batch import Batch as Batch
+    from phalanx.channels.row_lease import RowLease as RowLease
+    from phalanx.errors import ChannelClosed as ChannelClosed
+    from phalanx.errors import ChannelEmpty as ChannelEmpty
+    from phalanx.errors import ChannelError as ChannelError
+    from phalanx.errors import ChannelFull as ChannelFull
+    from phalanx.errors import ItemsLost as ItemsLost
+    from phalanx.errors import StalenessTimeout as StalenessTimeout
+
+_HOMES = {
+    "Batch": "phalanx.channels.batch",
+    "ChannelClosed": "phalanx.errors",
+    "ChannelEmpty": "phalanx.errors",
+    "ChannelError": "phalanx.errors",
+    "ChannelFull": "phalanx.errors",
+    "ItemsLost": "phalanx.errors",
+    "RowLease": "phalanx.channels.row_lease",
+    "StalenessTimeout": "phalanx.errors",
+}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,31 @@
+"""Checkpoints of runs: the manager of a folder of steps, futures and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.facade import lazy_names
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.manager import CheckpointManager as CheckpointManager
+    from phalanx.checkpoint.save_future import SaveFuture as SaveFuture
+    from phalanx.checkpoint.save_load import CheckpointInfo as CheckpointInfo
+    from phalanx.errors import CheckpointCorrupted as CheckpointCorrupted
+    from phalanx.errors import CheckpointError as CheckpointError
+    from phalanx.errors import CheckpointLocked as CheckpointLocked
+    from phalanx.errors import CheckpointMismatch as CheckpointMismatch
+    from phalanx.group.snapshot_placement import Snapshot as Snapshot
+
+_HOMES = {
+    "CheckpointCorrupted": "phalanx.errors",
+    "CheckpointError": "phalanx.errors",
+    "CheckpointInfo": "phalanx.checkpoint.save_load",
+    "CheckpointLocked": "phalanx.errors",
+    "CheckpointManager": "phalanx.checkpoint.manager",
+    "CheckpointMismatch": "phalanx.errors",
+    "SaveFuture": "phalanx.checkpoint.save_future",
+    "Snapshot": "phalanx.group.snapshot_placement",
+}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

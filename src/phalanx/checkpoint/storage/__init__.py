@@ -1,0 +1,1 @@
+"""Files of checkpoints: steps, manifests, locks and plans."""

@@ -1,0 +1,1 @@
+"""The part of saves and loads that runs on ranks."""

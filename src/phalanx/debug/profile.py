@@ -1,0 +1,210 @@
+"""``group.profile``: traces of the next calls of some ranks."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from phalanx.api.selection import Selection
+from phalanx.calls.rank_rpc import ask
+from phalanx.errors import DeclarationError, DispatchError
+from phalanx.group.group import Group
+from phalanx.worker.hooks import Wanted
+from phalanx.worker.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
+
+_TOOLS = ("torch", "nsys")
+_ACTIVITIES = ("cpu", "cuda")
+_REFUSED_WITHIN_S = 1.0
+
+
+def nsight_environment(**options: str) -> dict[str, Any]:
+    """The ``runtime_env`` of a group that ``group.profile(tool="nsys")`` can profile with Nsight Systems.
+
+    ``nsys`` must be installed on the nodes. The ranks start under it, and it records nothing but the profiled calls.
+
+    Args:
+        **options: further options of ``nsys profile``, by their long names, such as ``gpu_metrics_devices="all"``.
+    """
+    chosen = {
+        "t": "cuda,cudnn,cublas,nvtx,osrt",
+        "o": "'worker_process_%p'",
+        "stop-on-exit": "true",
+        "capture-range": "cudaProfilerApi",
+        "capture-range-end": "repeat",
+    }
+    return {"nsight": chosen | {name.replace("_", "-"): value for name, value in options.items()}}
+
+
+class Profile:
+    """A running profile, and then its traces. Made by ``group.profile``.
+
+    As a context manager it ends with the block, also if the block raises. Otherwise ``wait()``, or asking for
+    ``paths``, ends it. If the group closes or restarts, the traces are fetched before that.
+
+    Attributes:
+        folder: where the traces are, on this machine.
+    """
+
+    def __init__(self, core: Group, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
+        self.folder = folder
+        self._core = core
+        self._ranks = tuple(ranks)
+        self._order = order
+        self._epoch = core.epoch
+        self._key = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._over = False
+        self._notes: list[str] = []
+        self._paths: list[Path] = []
+        self._calls: dict[int, tuple[str, ...]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have the ranks begin; if one refuses, none does."""
+        armed = ask(self._core, "profile", self._ranks, arm_profile, self._key, self._order)
+        self._core.life.before_end.append(self._end)
+        try:
+            armed.check(_REFUSED_WITHIN_S)
+        except BaseException:
+            self._core.life.before_end.remove(self._end)
+            ask(
+                self._core, "profile", self._ranks, end_profile, self._key
+            )  # disarm ranks that did not refuse
+            raise
+
+    def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
+        """Wait until the calls that were made have ended, end the profile, and fetch the traces.
+
+        It does not wait for calls that nobody has made yet: where there were fewer than asked for, the trace has those
+        that there were, and ``str(profile)`` says so.
+
+        Args:
+            timeout: seconds to wait for ranks that are still at a call; then they are left out.
+
+        Returns:
+            The trace files on this machine, by rank: Chrome's JSON, gzipped, for https://ui.perfetto.dev or
+            chrome://tracing. A rank on which no call was made has none.
+        """
+        self._end(timeout)
+        return tuple(self._paths)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The trace files; ends the profile if that has not been done, as :meth:`wait` does."""
+        return self.wait()
+
+    @property
+    def calls(self) -> dict[int, tuple[str, ...]]:
+        """The profiled calls of each rank, by name; empty until the profile has ended."""
+        return dict(self._calls)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Deviations from the request, with reasons: calls that raised, ranks without a trace."""
+        return tuple(self._notes)
+
+    def _end(self, timeout: float | None) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            core = self._core
+            if self._end in core.life.before_end:
+                core.life.before_end.remove(self._end)
+            if core.endpoints:  # else the known ranks are about to end, and there are no new ones yet
+                self._epoch = core.epoch
+            there = self._epoch.endpoints
+            alive = [rank for rank in self._ranks if rank < len(there) and core.transport.alive(there[rank])]
+            gone = [rank for rank in self._ranks if rank not in alive]
+            self._notes += [f"rank {rank} is gone, and its trace with it" for rank in gone]
+            if alive:
+                self._fetch(alive, timeout)
+
+    def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
+        ended = ask(self._core, "profile", ranks, end_profile, self._key, epoch=self._epoch)
+        answers = ended.answers(timeout)
+        for rank, answer in answers.items():
+            if isinstance(answer, ProfileReport):
+                self._take(rank, answer)
+            else:
+                self._notes.append(f"no trace of rank {rank}: {answer}")
+
+    def _take(self, rank: int, report: ProfileReport) -> None:
+        self._calls[rank] = report.calls
+        self._notes += [f"rank {rank}: {text} was raised" for text in report.failed]
+        if report.note:
+            self._notes.append(f"rank {rank}: {report.note}")
+        if len(report.calls) < self._order.calls:
+            self._notes.append(f"rank {rank}: {len(report.calls)} of {self._order.calls} calls were made")
+        if report.trace is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{_safe(self._core.name)}-rank{rank}.pt.trace.json.gz"
+            path.write_bytes(report.trace)
+            self._paths.append(path)
+        elif self._order.tool == "nsys" and report.calls:
+            facts = self._epoch.endpoints[rank].facts
+            reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
+            self._notes.append(f"rank {rank}: Nsight Systems writes {reports} on host {facts.slot.host}")
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(None if error is None else _REFUSED_WITHIN_S)
+
+    def __str__(self) -> str:
+        if not self._over:
+            return f"<Profile of group {self._core.name!r}, ranks {list(self._ranks)}: under way>"
+        lines = [f"{path} ({len(self._calls[rank])} calls)" for rank, path in self._by_rank()]
+        return "\n".join([*lines, *self._notes]) or "no trace"
+
+    def _by_rank(self) -> list[tuple[int, Path]]:
+        ranks = [rank for rank in self._calls if any(f"-rank{rank}." in path.name for path in self._paths)]
+        return list(zip(ranks, self._paths, strict=True))
+
+    __repr__ = __str__
+
+
+def start_profile(
+    selection: Selection,
+    ranks: Sequence[int] | None,
+    calls: int,
+    methods: Sequence[str | Callable[..., object]] | None,
+    folder: str | Path | None,
+    tool: str,
+    activities: Sequence[str] | None,
+    options: dict[str, Any],
+) -> Profile:
+    """Check what was asked for, and have the ranks begin with their next call."""
+    core = selection.core
+    if tool not in _TOOLS:
+        raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
+    wrong = [name for name in activities or () if name not in _ACTIVITIES]
+    if wrong:
+        raise DeclarationError(
+            f"{selection.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
+        )
+    _check_calls(f"{selection.name}.profile", calls)
+    wanted = Wanted(selection.role, selection.method_names("profile", methods))
+    chosen = selection.chosen_ranks("profile", ranks)
+    where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
+    order = ProfileOrder(calls, wanted, tool, None if activities is None else tuple(activities), options)
+    return Profile(core, chosen, where.absolute(), order)
+
+
+def _check_calls(where: str, calls: int) -> None:
+    """Raises DispatchError where that is no number of calls."""
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise DispatchError(f"{where}(calls={calls!r}): expected a whole number from 1")
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

@@ -1,0 +1,312 @@
+"""Names of the ways arguments reach ranks and results return.
+
+A mode is only a value here: what it does is in ``phalanx.dispatch``, which looks it up by its type. So a
+declaration can be checked, pickled and compared without importing anything that moves data.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from phalanx.errors import DeclarationError
+
+#: How outputs become what a call gives: their rows joined, the list of them, the first of them, nothing (no output is
+#: brought to the caller), or what a function of (group, outputs) makes of them.
+Collect: TypeAlias = Literal["join", "list", "first", "none"] | Callable[..., Any]
+COLLECTS = ("join", "list", "first", "none")
+
+
+class Listed:
+    """For type checkers: calls give a list with elements of the method's own type."""
+
+
+class Single:
+    """For type checkers: calls give a value of the method's own type."""
+
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class DispatchMode(Generic[K]):
+    """One dispatch mode: its type is how arguments reach the ranks, ``collect`` how outputs come back.
+
+    ``K``, which only type checkers look at, is :class:`Listed` or :class:`Single`. ``name`` is what the mode was asked
+    for by, as ``px.Dispatch`` has it; modes that do the same are equal whatever their names.
+    """
+
+    collect: Collect
+    name: str = field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"Dispatch.{self.name}"
+
+
+@dataclass(frozen=True, repr=False)
+class OneToAll(DispatchMode[K]):
+    """The same to every rank."""
+
+
+@dataclass(frozen=True, repr=False)
+class AllToAll(DispatchMode[K]):
+    """Each argument a list with one element per rank."""
+
+
+@dataclass(frozen=True, repr=False)
+class RankZero(DispatchMode[K]):
+    """The arguments as they are, to rank 0."""
+
+
+@dataclass(frozen=True, repr=False)
+class Rows(DispatchMode[K]):
+    """Rows, split over the ranks; with ``function_first`` the first argument is a function, which all get."""
+
+    function_first: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class MeshMode(DispatchMode[K]):
+    """A piece for each dp coordinate of a mesh of the group; peers along the other axes get the same piece.
+
+    With ``pp_as_dp`` the pp axis counts as part of dp. ``balance`` is the key (or function of the call's arguments)
+    whose value per row is evened out over dp; ``group_size`` keeps that many consecutive rows together;
+    ``leader_only`` sends the piece to the first rank of each dp coordinate and ``None`` to its peers.
+    """
+
+    mesh: str = "default"
+    pp_as_dp: bool = False
+    balance: str | Callable[..., Any] | None = None
+    group_size: int = 1
+    leader_only: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class MeshRows(MeshMode[K]):
+    """Rows, split over dp."""
+
+
+@dataclass(frozen=True, repr=False)
+class MeshLists(MeshMode[K]):
+    """Each argument a list with one element per dp coordinate."""
+
+
+@dataclass(frozen=True, repr=False)
+class Direct(DispatchMode[K]):
+    """Not callable through a group."""
+
+
+@dataclass(frozen=True)
+class CustomMode:
+    """A user's pair of functions.
+
+    ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` gives a list with one element per rank for every
+    argument; ``collect_fn(group, outputs)`` turns the outputs by rank into what the call returns.
+    """
+
+    dispatch_fn: Callable[..., Any]
+    collect_fn: Callable[..., Any]
+    name: str = "CUSTOM"
+
+
+class Scheme(Protocol):
+    """An object that is a custom mode: its methods are the two functions."""
+
+    @property
+    def dispatch(self) -> Callable[..., Any]: ...
+
+    @property
+    def collect(self) -> Callable[..., Any]: ...
+
+
+Mode: TypeAlias = DispatchMode[Any] | CustomMode
+
+
+class _DispatchNames(type):
+    """Makes ``Dispatch`` behave as an enum that users can extend."""
+
+    _modes: dict[str, Mode] = {}
+
+    def __getattr__(cls, name: str) -> Mode:
+        try:
+            return _DispatchNames._modes[name]
+        except KeyError:
+            raise AttributeError(
+                f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}"
+            ) from None
+
+    def __iter__(cls) -> Iterator[Mode]:
+        return iter(_DispatchNames._modes.values())
+
+    def __contains__(cls, mode: object) -> bool:
+        return mode in _DispatchNames._modes or mode in _DispatchNames._modes.values()
+
+    def __getitem__(cls, name: str) -> Mode:
+        return _DispatchNames._modes[name]
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *_DispatchNames._modes]
+
+    def names(cls) -> list[str]:
+        return list(_DispatchNames._modes)
+
+
+class Dispatch(metaclass=_DispatchNames):
+    """How arguments reach ranks and results return.
+
+    Five modes: ``ONE_TO_ALL``, ``ALL_TO_ALL``, ``ROWS``, ``mesh(...)`` and ``RANK_ZERO``. The others are names that
+    verl has for them, and equal to them: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` is ``ROWS``, and
+    ``DP_COMPUTE_METRIC`` is ``ROWS`` with ``collect="list"``; ``MEGATRON_COMPUTE_PROTO`` is ``mesh()`` and
+    ``MEGATRON_PP_AS_DP_PROTO`` is ``mesh(pp_as_dp=True)``. New names are added by
+    :func:`phalanx.data.register_dispatch_mode`.
+    """
+
+    ONE_TO_ALL: OneToAll[Listed]
+    ALL_TO_ALL: AllToAll[Listed]
+    ROWS: Rows[Single]
+    RANK_ZERO: RankZero[Single]
+    DP_COMPUTE: AllToAll[Listed]
+    DP_COMPUTE_PROTO: Rows[Single]
+    DP_COMPUTE_METRIC: Rows[Listed]
+    DP_COMPUTE_PROTO_WITH_FUNC: Rows[Single]
+    MEGATRON_COMPUTE: MeshLists[Listed]
+    MEGATRON_COMPUTE_PROTO: MeshRows[Single]
+    MEGATRON_PP_AS_DP: MeshLists[Listed]
+    MEGATRON_PP_AS_DP_PROTO: MeshRows[Single]
+    DIRECT_ROLLOUT_METHOD: Direct[Any]
+
+    @staticmethod
+    def mesh(
+        name: str = "default",
+        *,
+        pp_as_dp: bool = False,
+        balance: str | Callable[..., Any] | None = None,
+        group_size: int = 1,
+        leader_only: bool = False,
+    ) -> MeshRows[Single]:
+        """Split rows over the dp axis of the group's mesh ``name``; the same piece to all tp, pp and cp peers.
+
+        Args:
+            name: of the mesh.
+            pp_as_dp: count pp as part of dp: each pp stage gets rows of its own.
+            balance: even out over dp the sum of this column, or of what this function of the arguments gives by row.
+            group_size: keep that many consecutive rows together.
+            leader_only: send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
+
+        Raises:
+            DeclarationError: ``group_size`` is less than 1.
+        """
+        if group_size < 1:
+            raise DeclarationError(
+                f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1"
+            )
+        return MeshRows(
+            "join", f"mesh({name!r})", name, pp_as_dp, balance, group_size, leader_only=leader_only
+        )
+
+
+_BUILT_IN: tuple[DispatchMode[Any], ...] = (
+    OneToAll("list", "ONE_TO_ALL"),
+    AllToAll("list", "ALL_TO_ALL"),
+    Rows("join", "ROWS"),
+    RankZero("first", "RANK_ZERO"),
+    AllToAll("list", "DP_COMPUTE"),
+    Rows("join", "DP_COMPUTE_PROTO"),
+    Rows("list", "DP_COMPUTE_METRIC"),
+    Rows("join", "DP_COMPUTE_PROTO_WITH_FUNC", function_first=True),
+    MeshLists("list", "MEGATRON_COMPUTE"),
+    MeshRows("join", "MEGATRON_COMPUTE_PROTO"),
+    MeshLists("list", "MEGATRON_PP_AS_DP", pp_as_dp=True),
+    MeshRows("join", "MEGATRON_PP_AS_DP_PROTO", pp_as_dp=True),
+    Direct("none", "DIRECT_ROLLOUT_METHOD"),
+)
+_DispatchNames._modes.update({mode.name: mode for mode in _BUILT_IN})
+
+
+class Execute(enum.Enum):
+    """Which ranks run a method."""
+
+    ALL = "ALL"
+    RANK_ZERO = "RANK_ZERO"
+
+
+def add_mode(mode: CustomMode) -> None:
+    """Make ``Dispatch.<mode.name>`` known.
+
+    Raises:
+        DeclarationError: the name is taken, or is not an identifier.
+    """
+    if not mode.name.isidentifier():
+        raise DeclarationError(
+            f"dispatch mode name {mode.name!r}: expected an identifier such as 'TWO_TO_ALL'"
+        )
+    if mode.name in _DispatchNames._modes or hasattr(Dispatch, mode.name):
+        raise DeclarationError(f"dispatch mode {mode.name!r} exists already; choose another name")
+    _DispatchNames._modes[mode.name] = mode
+
+
+def as_mode(given: object, where: str) -> Mode:
+    """The mode that ``given`` stands for: a mode, or a ``{"dispatch_fn": f, "collect_fn": g}`` pair.
+
+    Raises:
+        DeclarationError: it is neither; the message starts with ``where`` and lists what is known.
+    """
+    if isinstance(given, DispatchMode | CustomMode):
+        return given
+    if isinstance(given, dict):
+        missing = [key for key in ("dispatch_fn", "collect_fn") if not callable(given.get(key))]
+        unknown = sorted(set(given) - {"dispatch_fn", "collect_fn"})
+        if missing or unknown:
+            raise DeclarationError(
+                f"{where}: a custom mode is a dict of two functions, "
+                f'{{"dispatch_fn": f, "collect_fn": g}}; missing or not callable: {missing}, unknown: {unknown}'
+            )
+        return CustomMode(given["dispatch_fn"], given["collect_fn"])
+    dispatch_fn, collect_fn = getattr(given, "dispatch", None), getattr(given, "collect", None)
+    if callable(dispatch_fn) and callable(collect_fn):  # a scheme object
+        return CustomMode(dispatch_fn, collect_fn, name=type(given).__name__)
+    raise DeclarationError(
+        f"{where}: unknown dispatch mode {given!r}; expected px.Dispatch.<{' | '.join(Dispatch.names())}>, "
+        'px.Dispatch.mesh("name"), a {"dispatch_fn", "collect_fn"} pair, or an object with methods '
+        "dispatch(group, *args, **kwargs) and collect(group, outputs)"
+    )
+
+
+def collecting(mode: Mode, collect: Collect, where: str, *, one_rank: bool = False) -> Mode:
+    """The same mode with outputs collected in another way.
+
+    Args:
+        mode: a mode of ``px.Dispatch``; a custom one has a collect function of its own.
+        collect: one of ``COLLECTS``, or a function of (group, outputs).
+        where: how messages begin.
+        one_rank: whether a single rank runs the method, whatever the mode.
+
+    Raises:
+        DeclarationError: there is no such way, or it does not fit the mode.
+    """
+    if not callable(collect) and collect not in COLLECTS:
+        expected = ", ".join(map(repr, COLLECTS))
+        raise DeclarationError(
+            f"{where}: collect={collect!r}; expected one of {expected}, or a function of (group, outputs)"
+        )
+    if isinstance(mode, CustomMode):
+        raise DeclarationError(
+            f"{where}: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function of "
+            f"its own ({_named(mode.collect_fn)}); give one of the two"
+        )
+    if isinstance(mode, Direct):
+        raise DeclarationError(
+            f"{where}: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
+        )
+    if (one_rank or isinstance(mode, RankZero)) and collect not in ("first", "none"):
+        raise DeclarationError(
+            f"{where}: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
+            'already; leave collect= out, or give "none" where nothing is wanted'
+        )
+    return replace(mode, collect=collect)
+
+
+def _named(collect: Collect) -> str:
+    return repr(collect) if isinstance(collect, str) else getattr(collect, "__name__", repr(collect))

@@ -1,0 +1,89 @@
+"""What a worker says of its state: the parts that ``px.save`` writes and ``px.load`` brings back.
+
+Saying so costs nothing: the parts are looked at when something is saved or loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.declare.context import WorkerContext, context_of
+from phalanx.declare.stateful import stateful
+from phalanx.errors import DeclarationError
+
+__all__ = ["StateDeclared", "StateOf", "register_state"]
+
+
+@dataclass(frozen=True)
+class StateOf:
+    """The parts of one role; see :func:`register_state`."""
+
+    model: Any = None
+    optimizer: Any = None
+    rng: bool = True
+    boxes: Mapping[str, Any] | None = None
+    megatron: Any = None
+    others: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
+class StateDeclared:
+    """What the roles of one rank have said."""
+
+    roles: dict[str, StateOf] = field(default_factory=dict[str, StateOf])
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> StateDeclared:
+        """Those of the rank that ``context`` describes."""
+        found = context.shared.get("state")
+        if not isinstance(found, cls):
+            found = context.shared["state"] = cls()
+        return found
+
+
+def register_state(
+    worker: object,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    rng: bool = True,
+    boxes: Mapping[str, Any] | None = None,
+    megatron: Any = None,
+    **others: Any,
+) -> None:
+    """Say what the state of a worker is, so that ``px.save`` can write it and ``px.load`` bring it back.
+
+    A worker that does not say so is asked for ``state_dict()``, and given ``load_state_dict(state)``.
+
+    Args:
+        worker: the object of the role; ``self`` where a class is no ``px.Worker``.
+        model: an ``nn.Module``, or a mapping of names to tensors, which a load writes into, in place.
+        optimizer: of the model's parameters. A ``torch.optim.Optimizer`` is saved by the parameters' names, so that
+            it can be loaded where they are sharded otherwise, before its first step too.
+        rng: save the states of the random generators of torch (with the current accelerator's), numpy and
+            ``random``, each rank's own.
+        boxes: ``px.weights.ShardSpec`` of tensors of the model whose layout is to be told, by name.
+        megatron: ``px.weights.MegatronRank`` where the model is a Megatron module.
+        others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
+            of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it.
+
+    Raises:
+        DeclarationError: the arguments contradict each other, or a part has no state.
+    """
+    if boxes is not None and megatron is not None:
+        raise DeclarationError(
+            "px.register_state(boxes=..., megatron=...): give one of them, which says where boxes are"
+        )
+    if (boxes is not None or megatron is not None) and model is None:
+        raise DeclarationError("px.register_state: boxes= and megatron= are of a model; give model= too")
+    for name, part in (("optimizer", optimizer), *others.items()):
+        if part is not None and stateful(part) is None:
+            raise DeclarationError(
+                f"px.register_state({name}={type(part).__name__}): a part has state_dict() and load_state_dict(state), "
+                "or is a random generator, or a dict of such things and of plain values, which a load puts back into it"
+            )
+    context = context_of(worker)
+    kept = {name: part for name, part in others.items() if part is not None}
+    StateDeclared.of(context).roles[context.role] = StateOf(model, optimizer, rng, boxes, megatron, kept)

@@ -1,0 +1,190 @@
+"""What a worker says of its weights: which it publishes, and which it accepts, by name.
+
+Saying so costs nothing: the tensors are looked at when a sync is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.declare.context import WorkerContext, context_of, present_context
+from phalanx.errors import DeclarationError
+
+__all__ = [
+    "Accepted",
+    "Load",
+    "Memory",
+    "Published",
+    "WeightsDeclared",
+    "accept",
+    "current_version",
+    "publish",
+]
+
+Load = Callable[[Iterable[tuple[str, Any]]], object]
+Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a role publishes under a name; see :func:`publish_weights`."""
+
+    model: Any
+    step: Callable[[], int] | None = None
+    boxes: Mapping[str, Any] | None = None
+    megatron: Any = None
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a role accepts under a name; see :func:`accept_weights`."""
+
+    model: Any = None
+    load: Load | None = None
+    share: bool = False
+    boxes: Mapping[str, Any] | None = None
+    megatron: Any = None
+    memory: Memory | None = None
+
+
+@dataclass
+class WeightsDeclared:
+    """What the roles of one rank have said, by (role, name), and the versions that they have; ``torn`` says,
+    by role, why its weights are of no version; ``coming`` is the version that was begun last."""
+
+    published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])
+    accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict[tuple[str, str], Accepted])
+    versions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    torn: dict[str, str] = field(default_factory=dict[str, str])
+    coming: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> WeightsDeclared:
+        """Those of the rank that ``context`` describes."""
+        found = context.shared.get("weights")
+        if not isinstance(found, cls):
+            found = context.shared["weights"] = cls()
+        return found
+
+
+def publish(
+    worker: object,
+    name: str,
+    model: Any,
+    *,
+    step: Callable[[], int] | None = None,
+    boxes: Mapping[str, Any] | None = None,
+    megatron: Any = None,
+) -> None:
+    """Let the weights of ``model`` be a source of syncs, under ``name``.
+
+    Args:
+        worker: the object of the role; ``self`` where a class is no ``px.Worker``.
+        name: what the target calls these weights too, unless the sync is told otherwise.
+        model: an ``nn.Module``, a mapping of names to tensors, or a function that gives one of these when a sync
+            begins. Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
+        step: gives the count of optimizer steps that the weights have had, sent with each version.
+        boxes: ``px.weights.ShardSpec`` of tensors whose layout is to be told, by name.
+        megatron: ``px.weights.MegatronRank`` where these are a Megatron module's parameters.
+
+    Raises:
+        DeclarationError: the name is no text, or the arguments contradict each other.
+    """
+    _check("publish_weights", name, model, boxes, megatron)
+    if step is not None and not callable(step):
+        raise DeclarationError(
+            f"publish_weights({name!r}, step={step!r}): give a function that returns the count of optimizer steps"
+        )
+    context = context_of(worker)
+    declared = WeightsDeclared.of(context)
+    declared.published[context.role, name] = Published(model, step, boxes, megatron)
+
+
+def accept(
+    worker: object,
+    name: str,
+    model: Any = None,
+    *,
+    load: Load | None = None,
+    share: bool = False,
+    boxes: Mapping[str, Any] | None = None,
+    megatron: Any = None,
+    memory: Memory | None = None,
+) -> None:
+    """Let syncs write weights named ``name`` into ``model``, in place, or hand them to ``load``.
+
+    Args:
+        worker: the object of the role; ``self`` where a class is no ``px.Worker``.
+        name: what the source calls these weights too, unless the sync is told otherwise.
+        model: what to write into; as for :func:`publish_weights`. With ``load``, what the tensors are to look like
+            (tensors on the "meta" device will do); left out, each comes whole, as the source has it.
+        load: gets an iterable of (name, tensor), all of them, in place of writing into ``model``. It must take every
+            one before it returns.
+        share: for roles of one process: the parameters become the storage of the source's, so that nothing is
+            copied. The source then trains what the target generates with.
+        boxes, megatron: as for :func:`publish_weights`.
+        memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
+            ``load``, from what they are to look like, by name; such as views of memory that other processes see.
+
+    Raises:
+        DeclarationError: the name is no text, or the arguments contradict each other.
+    """
+    if memory is not None and (load is None or model is None):
+        raise DeclarationError(
+            f"accept_weights({name!r}, memory=): needs load= and a model that says what is kept"
+        )
+    if model is None and load is None:
+        raise DeclarationError(f"accept_weights({name!r}): give the model to write into, or load=function")
+    if share and (load is not None or model is None):
+        raise DeclarationError(
+            f"accept_weights({name!r}, share=True): a shared model cannot be loaded as well"
+        )
+    if load is not None and not callable(load):
+        raise DeclarationError(
+            f"accept_weights({name!r}, load={load!r}): give a function of (name, tensor) pairs"
+        )
+    _check("accept_weights", name, model, boxes, megatron)
+    context = context_of(worker)
+    declared = WeightsDeclared.of(context)
+    declared.accepted[context.role, name] = Accepted(model, load, share, boxes, megatron, memory)
+
+
+def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None, megatron: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise DeclarationError(f"{verb}({name!r}): expected a name such as 'policy'")
+    if boxes is not None and megatron is not None:
+        raise DeclarationError(f"{verb}({name!r}): give boxes= or megatron=, which says where the boxes are")
+    if isinstance(model, str | bytes | int | float):
+        raise DeclarationError(
+            f"{verb}({name!r}, {model!r}): expected an nn.Module, a mapping of names to tensors, or a function"
+        )
+
+
+def current_version(name: str, worker: object | None = None) -> int | None:
+    """In a worker: the version of the weights ``name`` that this role has, or last published.
+
+    None before the first sync, and while they are of no one version.
+
+    Args:
+        name: of the weights.
+        worker: the object of the role, where several roles of the process have weights of that name.
+
+    Raises:
+        DeclarationError: this is no worker, no role here has such weights, or several do and ``worker`` is not given.
+    """
+    context = present_context() if worker is None else context_of(worker)
+    declared = WeightsDeclared.of(context)
+    keys = sorted(key for key in {*declared.published, *declared.accepted} if key[1] == name)
+    if worker is not None:
+        keys = [key for key in keys if key[0] == context.role]
+    if not keys:
+        known = sorted({key[1] for key in {*declared.published, *declared.accepted}})
+        raise DeclarationError(f"weights_version({name!r}): this worker has weights {known or 'of no name'}")
+    if len(keys) > 1:
+        raise DeclarationError(
+            f"weights_version({name!r}): roles {[role for role, _ in keys]} of this process have such weights; give "
+            "the worker too: weights_version(name, self)"
+        )
+    return declared.versions.get(keys[0])

@@ -1,0 +1,193 @@
+"""Leaves without rows: the settings of a batch, what the pieces disagree on, and what is no setting at all.
+
+A batch goes from role to role with its settings: a number, a text, a path is given to every rank as it is, and comes
+back once where all pieces returned an equal one. Only plain values can be compared on any process, by what they are
+alone; of all others, and of plain ones that differ, a :class:`PerShard` comes back.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, NoneType
+from typing import Any, TypeVar, overload
+from uuid import UUID
+
+import numpy as np
+
+from phalanx.wire.lazy import is_tensor, lazy
+
+T_co = TypeVar("T_co", covariant=True)
+
+Key = tuple[Any, ...]
+"""Says what a plain value is: equal for equal values, in any process."""
+
+Settings = tuple[tuple[str, bytes], ...]
+"""Path and digest of each leaf without rows; the digest is empty where the leaf is no plain value."""
+
+UNCLEAR = b"-"
+"""In place of the digest of what is refused where rows are split, from however few pieces."""
+
+torch: Any = lazy("torch")
+
+
+class PerShard(Sequence[T_co]):
+    """What the pieces of one call gave where they have no rows and are not all equal: one value by piece, in order.
+
+    A method with ``ROWS`` or a mesh returned a number of its own from each rank, say. It is a sequence and never rows:
+    passed on in a batch to a method that splits rows, it is refused, since no rank could know which value is meant.
+    """
+
+    def __init__(self, values: Iterable[T_co]) -> None:
+        self._values = tuple(values)
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T_co, ...]: ...
+    def __getitem__(self, index: int | slice) -> T_co | tuple[T_co, ...]:
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == other._values if isinstance(other, PerShard) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        return f"PerShard({list(self._values)!r})"
+
+
+def one_or_by_piece(values: Sequence[Any]) -> Any:
+    """The settings of all pieces as one: the first where all are equal, or there is only one; else a PerShard."""
+    if len(values) == 1:
+        return values[0]
+    first = plain_key(values[0])
+    alike = first is not None and all(plain_key(value) == first for value in values[1:])
+    return values[0] if alike else PerShard(values)
+
+
+def digest(value: object) -> bytes:
+    """Equal for equal plain values, in any process; empty for all others, ``UNCLEAR`` for what is refused."""
+    if isinstance(value, PerShard) or is_table_like(value):
+        return UNCLEAR
+    key = plain_key(value)
+    return b"" if key is None else hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+
+
+def differing(pieces: Sequence[Settings]) -> list[str]:
+    """The paths of what would come back as a PerShard or is unclear, in the order of the first piece."""
+    known = [dict(piece) for piece in pieces]
+    paths = dict.fromkeys(path for piece in known for path in piece)
+    return [path for path in paths if not _agree([piece.get(path) for piece in known])]
+
+
+def _agree(digests: Sequence[bytes | None]) -> bool:
+    first = digests[0]
+    plain = bool(first) or len(digests) == 1  # one piece alone gives its value, whatever that is
+    return first != UNCLEAR and plain and all(each == first for each in digests)
+
+
+def plain_key(value: object) -> Key | None:
+    """What a plain value is; None for a value that only its own type could compare.
+
+    Plain are numbers (nan equals nan), texts, bytes, None, members of enums, dates, paths, named functions and
+    classes, 0-d tensors and arrays, dtypes, devices, and ranges, slices and sets of those.
+    """
+    cls = type(value)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    tell = _TELLS.get(cls)
+    if tell is not None:
+        return name, tell(value)
+    if isinstance(value, _TOLD_BY_TEXT) or name in _TORCH_TOLD_BY_TEXT:
+        return name, repr(value)
+    if isinstance(value, enum.Enum):
+        return name, value.name, plain_key(value.value)
+    if isinstance(value, np.generic | np.ndarray):
+        return _array_key(name, value)
+    if is_tensor(value):
+        return _tensor_key(name, value)
+    if isinstance(value, slice):
+        return _keys(name, (value.start, value.stop, value.step))
+    if isinstance(value, set | frozenset):
+        return _set_key(name, value)
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        local = "<" in value.__qualname__
+        return None if local else (name, value.__module__, value.__qualname__)
+    return None
+
+
+def _float(value: float) -> str:
+    return "nan" if math.isnan(value) else float.hex(value + 0.0)  # + 0.0: -0.0 is 0.0
+
+
+def _number(value: Any) -> Any:
+    return _float(value) if isinstance(value, float) else value
+
+
+_TELLS: dict[type, Callable[[Any], Any]] = {
+    NoneType: bool,
+    bool: bool,
+    int: hex,  # no limit to its digits
+    float: _float,
+    complex: lambda value: (_float(value.real), _float(value.imag)),
+    str: str,
+    bytes: bytes,
+}
+_TOLD_BY_TEXT = (
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(Decimal, Fraction, PurePath, UUID, range, np.dtype),
+)
+_TORCH_TOLD_BY_TEXT = frozenset({"torch.dtype", "torch.device", "torch.Size", "torch.layout"})
+
+
+def _array_key(name: str, value: np.generic | np.ndarray[Any, Any]) -> Key | None:
+    if value.ndim or value.dtype.hasobject:
+        return None
+    plain = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+    return name, value.dtype.str, _number(value.item()) if plain else value.tobytes()
+
+
+def _tensor_key(name: str, value: Any) -> Key | None:
+    if value.dim() or value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+        return None
+    item = value.detach().item()
+    return name, str(value.dtype), str(value.device), plain_key(item)
+
+
+def _keys(name: str, values: Iterable[object]) -> Key | None:
+    keys = [plain_key(value) for value in values]
+    return None if None in keys else (name, *keys)
+
+
+def _set_key(name: str, values: Iterable[object]) -> Key | None:
+    keys = [plain_key(value) for value in values]
+    return None if None in keys else (name, *sorted(map(repr, keys)))
+
+
+_TABLE_MARKS = (
+    *("__dataframe__", "__arrow_c_array__", "__arrow_c_stream__", "__array__", "__array_interface__"),
+    *("__cuda_array_interface__", "iloc", "num_rows"),
+)
+
+
+def is_table_like(value: object) -> bool:
+    """Whether a leaf without rows looks as if it had some: a DataFrame, an Arrow array, a deque."""
+    cls = type(value)
+    if cls in _TELLS or isinstance(value, type | np.generic | np.ndarray | bytearray) or is_tensor(value):
+        return False
+    if isinstance(value, MutableSequence):
+        return True
+    return any(hasattr(cls, mark) for mark in _TABLE_MARKS) and getattr(value, "ndim", 1) != 0

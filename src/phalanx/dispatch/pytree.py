@@ -1,0 +1,229 @@
+"""Structures: tuples, dicts and dataclasses, which are taken apart and rebuilt leaf by leaf."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.dispatch.shardable import Replicate, copy_state, ops_for
+from phalanx.errors import DispatchError
+
+_NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
+
+
+@dataclass(frozen=True)
+class Node:
+    """One structure taken apart: ``rebuild(values)`` makes another of the same type and keys.
+
+    ``kind`` and ``keys`` are equal exactly where two structures can be joined child by child; ``steps`` are
+    the keys as they are written in a message (``['ids']``, ``[0]``, ``.ids``).
+    """
+
+    kind: type
+    keys: tuple[Any, ...]
+    steps: tuple[str, ...]
+    values: tuple[Any, ...]
+    rebuild: Callable[[Sequence[Any]], Any]
+    named: bool = True
+    """Children are found by key; False for tuples, where ``keys`` is only the number of children."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that is not a structure, and where it stands, such as ``batch['ids']``."""
+
+    path: str
+    value: Any
+
+
+def is_future(value: object) -> bool:
+    """Whether ``value`` is the result of a call that is not here yet."""
+    return getattr(type(value), "__phalanx_future__", False) is True
+
+
+def node_of(value: Any) -> Node | None:
+    """``value`` taken apart one level, or None where it is a leaf.
+
+    Types registered with ``register_row_type`` are leaves. Of the subclasses of tuple, only named tuples and
+    struct sequences are structures: how any other is built is not known.
+    """
+    cls = type(value)
+    if isinstance(value, Replicate) or is_future(value) or ops_for(value) is not None:
+        return None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass_node(value)
+    if isinstance(value, tuple):
+        return _tuple_node(value)
+    if isinstance(value, dict | UserDict):
+        keys = tuple(value)
+        steps = tuple(f"[{key!r}]" for key in keys)
+        values = tuple(value.data.values() if isinstance(value, UserDict) else value.values())
+        return Node(cls, keys, steps, values, functools.partial(_rebuild_dict, value, keys))
+    return None
+
+
+class Build:
+    """Builds a structure like one that was taken apart, from other leaves in the same order."""
+
+    def __init__(self, node: Node, parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]) -> None:
+        self._node = node
+        self._parts = parts  # of each child: how many leaves it has, and what builds it
+
+    def __call__(self, values: Iterator[Any]) -> Any:
+        return self._node.rebuild([build(values) for _, build in self._parts])
+
+    def every(self, columns: Sequence[Sequence[Any]], count: int) -> list[Any]:
+        """``count`` at once: ``columns`` are the values of each leaf. Plain dicts and tuples are made quickly."""
+        if not self._parts:
+            return [self._node.rebuild(()) for _ in range(count)]
+        children: list[Sequence[Any]] = []
+        at = 0
+        for leaves, build in self._parts:
+            part = columns[at : at + leaves]
+            children.append(build.every(part, count) if isinstance(build, Build) else part[0])
+            at += leaves
+        rows = zip(*children, strict=True)
+        if self._node.kind is tuple:
+            return list(rows)
+        if self._node.kind is dict:
+            keys = self._node.keys
+            return [dict(zip(keys, row, strict=True)) for row in rows]
+        return [self._node.rebuild(row) for row in rows]
+
+
+def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
+    """The leaves of ``value`` in order, and what builds the same structure from other leaves.
+
+    That is ``next`` for a value that is a leaf itself, and a :class:`Build` for others.
+
+    Raises:
+        DispatchError: the structure holds itself, or is nested too deep.
+    """
+    try:
+        return _flatten(value, path)
+    except RecursionError:
+        raise DispatchError(
+            f"{path or 'a value'} is a {type(value).__name__} that holds itself or is nested too deep to be taken "
+            "apart for its rows; give rows in a flat dict, or px.replicate(...) to give it whole to every rank"
+        ) from None
+
+
+def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
+    node = node_of(value)
+    if node is None:
+        return [Leaf(path, value)], next
+    parts = [_flatten(child, path + step) for step, child in zip(node.steps, node.values, strict=True)]
+    leaves = [leaf for part, _ in parts for leaf in part]
+    return leaves, Build(node, [(len(part), build) for part, build in parts])
+
+
+def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether ``value`` is a leaf that is ``wanted``, or a structure with one in it; it may hold itself."""
+    left, met = [value], dict[int, Any]()  # met are held, so that no id is used twice
+    while left:
+        each = left.pop()
+        children = _children(each)
+        if children is None:
+            if wanted(each):
+                return True
+        elif id(each) not in met:
+            met[id(each)] = each
+            left.extend(children)
+    return False
+
+
+def unwrap(value: Any) -> Any:
+    """``value`` as the worker sees it: what is wrapped in ``px.replicate`` stands in its own place.
+
+    A value without a wrapper is given back itself.
+    """
+    if isinstance(value, Replicate):
+        return value.value
+    if not holds(value, lambda leaf: isinstance(leaf, Replicate)):
+        return value
+    leaves, build = flatten(value, "")
+    return build(leaf.value.value if isinstance(leaf.value, Replicate) else leaf.value for leaf in leaves)
+
+
+def _children(value: Any) -> Iterable[Any] | None:
+    """What :func:`node_of` gives as ``values``, without the way to them and back; None for a leaf."""
+    cls = type(value)
+    if cls in (dict, tuple) and ops_for(value) is None:
+        return value.values() if cls is dict else value
+    node = None if cls in _NO_STRUCTURES else node_of(value)
+    return None if node is None else node.values
+
+
+def _tuple_node(value: tuple[Any, ...]) -> Node | None:
+    cls, fields = type(value), getattr(value, "_fields", None)
+    rebuild: Callable[[Sequence[Any]], Any]
+    if cls is tuple:
+        rebuild = tuple
+    elif isinstance(fields, tuple) and hasattr(cls, "_make"):
+        rebuild = cls._make  # pyright: ignore[reportAttributeAccessIssue]
+    elif hasattr(cls, "n_sequence_fields"):
+        rebuild = cls
+    else:
+        return None
+    steps = tuple(f".{name}" for name in fields) if fields else tuple(f"[{i}]" for i in range(len(value)))
+    return Node(cls, (len(value),), steps, tuple(value), rebuild, named=False)
+
+
+def _dataclass_node(value: Any) -> Node:
+    names = tuple(field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
+    steps = tuple(f".{name}" for name in names)
+    values = tuple(getattr(value, name) for name in names)
+    return Node(type(value), names, steps, values, functools.partial(_rebuild_dataclass, value, names))
+
+
+def _rebuild_dict(source: Any, keys: tuple[Any, ...], values: Sequence[Any]) -> Any:
+    items = dict(zip(keys, values, strict=True))
+    if type(source) is dict:
+        return items
+    if isinstance(source, UserDict):
+        renewed = copy.copy(source)
+        renewed.data = items
+        return renewed
+    return _refilled(source, items)
+
+
+def _refilled(source: dict[Any, Any], items: Mapping[Any, Any]) -> Any:
+    """Another dict of the same subclass and attributes, none of whose own code is run."""
+    kind = next(base for base in (OrderedDict, defaultdict, dict) if isinstance(source, base))
+    renewed = _new(kind, source)
+    if isinstance(source, defaultdict):
+        renewed.default_factory = source.default_factory
+    copy_state(source, renewed)
+    put = OrderedDict.__setitem__ if kind is OrderedDict else dict.__setitem__
+    for key, value in items.items():
+        put(renewed, key, value)
+    return renewed
+
+
+def _new(kind: Any, source: Any) -> Any:
+    cls = type(source)
+    try:
+        return kind.__new__(cls)
+    except TypeError as error:
+        raise DispatchError(
+            f"a {cls.__qualname__} cannot be taken apart and built again by rows: {error}; pass a dict with its "
+            "items, wrap it in px.replicate(...), or teach its rows with px.data.register_row_type"
+        ) from error
+
+
+def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
+    # Not through __init__: it may refuse what comes by piece.
+    fields = dict(zip(names, values, strict=True))
+    if isinstance(source, dict):  # transformers' ModelOutput is a dict and a dataclass at once
+        renewed = _refilled(source, {key: fields.get(key, held) for key, held in source.items()})
+    else:
+        renewed = _new(type(source), source)
+        copy_state(source, renewed)
+    for name, value in fields.items():
+        object.__setattr__(renewed, name, value)
+    return renewed

@@ -1,0 +1,38 @@
+"""Packages whose public names are loaded when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], submodules: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package that loads its names on first use.
+
+    Args:
+        package: ``__name__`` of the package.
+        homes: the module that defines each public name.
+        submodules: modules that are public names themselves.
+    """
+    modules = submodules or {}
+
+    def load(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(modules[name])
+        home = homes.get(name)
+        if home is None:
+            # name= and obj= let a traceback suggest the nearest public name
+            message = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[package])
+        value = getattr(importlib.import_module(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes, *modules})
+
+    return load, names

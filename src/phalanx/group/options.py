@@ -1,0 +1,137 @@
+"""Options of a group, checked when it is made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from phalanx.config import Shown, settings, shown_ranks
+from phalanx.errors import DeclarationError
+from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.preemption import PreemptionNotice
+from phalanx.topology.mesh import Mesh
+from phalanx.wire.value import Value
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What ``px.WorkerGroup`` takes beside pool and class; see there."""
+
+    name: str | None = None
+    meshes: Mapping[str, Mesh] = field(default_factory=dict[str, Mesh])
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    runtime_env: Mapping[str, Any] | None = None
+    num_cpus: float | None = None
+    memory: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    start_timeout: float = 300.0
+    call_timeout: float | None = None
+    stall_report_after: float | None = None
+    on_failure: RestartPolicy | ReplacePolicy | None = None
+    max_concurrency: int | None = None
+    visible_devices: Literal["own", "node"] = "own"
+    detached: bool = False
+    show_ranks: Shown | None = None
+    on_notice: Callable[[PreemptionNotice], object] | None = None
+
+    def extras(self) -> dict[str, float]:
+        """Resources beside the slot's own, reserved per rank on the slot's node."""
+        found = {"CPU": self.num_cpus, "memory": self.memory, **self.resources}
+        return {name: float(amount) for name, amount in found.items() if amount}
+
+    def with_ray_options(self, given: Mapping[str, Any]) -> GroupOptions:
+        """These options, filled up with what ``@ray.remote(...)`` said on the class; the group's own win."""
+        changes = {name: value for name, value in given.items() if getattr(self, name) in (None, {}, ())}
+        return replace(self, **changes)
+
+
+def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> GroupOptions:
+    """The options, with meshes resolved to the group's size.
+
+    Raises:
+        DeclarationError: an option of the wrong kind, or a mesh that does not fit the group's size.
+    """
+    values = {key: value for key, value in given.items() if value is not None}
+    values.setdefault("start_timeout", settings().start_timeout)
+    if settings().call_timeout is not None:
+        values.setdefault("call_timeout", settings().call_timeout)
+    _check_numbers(values)
+    _check_kinds(values)
+    if "show_ranks" in values:
+        values["show_ranks"] = shown_ranks(values["show_ranks"])
+    if values.get("detached"):
+        _check_detached(values)
+    # float("inf") too: for as long as one can wait
+    values["start_timeout"] = min(float(values["start_timeout"]), threading.TIMEOUT_MAX)
+    return GroupOptions(meshes=_meshes(mesh, world_size), **values)
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    for option in ("start_timeout", "call_timeout", "stall_report_after"):
+        value = values.get(option)
+        if value is not None and not (_is_number(value) and value > 0):  # nan
+            raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
+    for option in ("num_cpus", "memory"):
+        value = values.get(option)
+        if value is not None and (not _is_number(value) or value < 0):
+            raise DeclarationError(
+                f"WorkerGroup({option}={value!r}): expected a number, 0 or more (memory in bytes)"
+            )
+    concurrency = values.get("max_concurrency", 1)
+    if not _is_number(concurrency) or not isinstance(concurrency, int) or concurrency < 1:
+        raise DeclarationError(
+            f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_kinds(values: Mapping[str, Any]) -> None:
+    if not isinstance(values.get("on_failure"), RestartPolicy | ReplacePolicy | None):
+        raise DeclarationError(
+            f"WorkerGroup(on_failure={values['on_failure']!r}): expected "
+            f"px.RestartPolicy(max_restarts=..., window_s=...), "
+            "or px.ReplacePolicy(max_failures=..., window_s=...)"
+        )
+    if not callable(values.get("on_notice", checked_options)):
+        raise DeclarationError(
+            f"WorkerGroup(on_notice={values['on_notice']!r}): expected a function that takes a px.PreemptionNotice"
+        )
+    for option in ("env", "resources", "runtime_env"):
+        if not isinstance(values.get(option, {}), Mapping):
+            raise DeclarationError(f"WorkerGroup({option}={values[option]!r}): expected a dict")
+    if values.get("visible_devices", "own") not in ("own", "node"):
+        raise DeclarationError(
+            f"WorkerGroup(visible_devices={values['visible_devices']!r}): expected 'own' (each rank sees its own "
+            "devices) or 'node' (each sees all of the group's devices on its node)"
+        )
+
+
+def _check_detached(values: Mapping[str, Any]) -> None:
+    """What a group needs, and cannot have, that outlives the driver."""
+    if not values.get("name"):
+        raise DeclarationError(
+            "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
+        )
+
+
+def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
+    if given is None:
+        return {}
+    named = {"default": given} if isinstance(given, Mesh) else given
+    if not isinstance(named, Mapping) or not all(isinstance(mesh, Mesh) for mesh in named.values()):
+        raise DeclarationError(
+            f"WorkerGroup(mesh={given!r}): expected px.Mesh(dp=..., tp=...), or a dict of name to px.Mesh"
+        )
+    resolved = {str(name): mesh.resolve(world_size) for name, mesh in named.items()}
+    for name, mesh in resolved.items():
+        if mesh.world_size != world_size:
+            raise DeclarationError(
+                f"mesh {name!r} {mesh!r} is over {mesh.world_size} ranks, the group has {world_size}; let one axis be "
+                "-1 for the rest"
+            )
+    return resolved

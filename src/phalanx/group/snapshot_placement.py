@@ -1,0 +1,67 @@
+"""Snapshots of a group: who holds the copy of whose state, and what is lost with whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.display.byte_format import size
+
+__all__ = ["Snapshot", "holders", "lost_copies"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What ``px.snapshot`` took.
+
+    Attributes:
+        number: counts the snapshots of the group, from 1.
+        holders: by rank, the rank whose process has a second copy of its state; itself where there is no other one.
+        nbytes: of the state of all ranks, each counted once.
+        sent_bytes: what went to the holders this time: what had not changed since the last time stayed.
+        seconds: that the calls of the group waited.
+    """
+
+    number: int
+    holders: tuple[int, ...]
+    nbytes: int
+    sent_bytes: int
+    seconds: float
+
+    def without(self, gone: Collection[int]) -> Snapshot:
+        """The same after the processes of some ranks are gone, with the copies that they held for others."""
+        held_by = (rank if holder in gone else holder for rank, holder in enumerate(self.holders))
+        return replace(self, holders=tuple(held_by))
+
+    def __str__(self) -> str:
+        return (
+            f"snapshot {self.number}: {size(self.nbytes)}, {size(self.sent_bytes)} sent, {self.seconds:.2f} s"
+        )
+
+
+def holders(nodes: Sequence[str]) -> tuple[int, ...]:
+    """By rank, who keeps a second copy of its state: the next rank on another node, or else simply the next one.
+
+    Where nodes have as many ranks each, so have holders.
+
+    Args:
+        nodes: of each rank.
+    """
+    count = len(nodes)
+    by_node: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    names = list(by_node)
+    if len(names) < 2:
+        return tuple((rank + 1) % count for rank in range(count))
+    found = [0] * count
+    for index, name in enumerate(names):
+        others = by_node[names[(index + 1) % len(names)]]
+        for place, rank in enumerate(by_node[name]):
+            found[rank] = others[place % len(others)]
+    return tuple(found)
+
+
+def lost_copies(held_by: Sequence[int], gone: Collection[int]) -> list[int]:
+    """Of the ranks that are gone, those of whose state nobody has a copy any more."""
+    return [rank for rank in sorted(gone) if held_by[rank] in gone]

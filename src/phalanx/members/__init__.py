@@ -1,0 +1,1 @@
+"""Membership: ranks start, restart, are replaced, join and leave."""

@@ -1,0 +1,95 @@
+"""The calls of a start: constructors, and the calls that a restart makes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from phalanx.backends.backend_types import Endpoint, Ticket
+from phalanx.calls.call import Call
+from phalanx.calls.compose import encode_body
+from phalanx.calls.listeners import Listeners, everywhere
+from phalanx.calls.rules import CallRules
+from phalanx.calls.submitter import DirectArrivals, Outgoing
+from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.members.launch import Launched
+from phalanx.wire.call_page import SETUP_CALL
+from phalanx.wire.messages import ANY_EPOCH, HOST, STORE_VARIABLE, Message, RankCall
+from phalanx.wire.outputs import OUTPUT
+from phalanx.worker.rejoining import Rejoin, rejoin
+
+#: What ranks must be told anew to find each other.
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
+
+
+def constructors(core: Group, timeout: float, ranks: range | None = None) -> Call:
+    """The constructors of the epoch that begins, or of some of its ranks, as a call.
+
+    Whoever makes it ends the processes if it fails.
+    """
+    ranks = range(core.world_size) if ranks is None else ranks
+    plan = CallPlan(ranks, (), {}, GatherPlan("list", range(len(ranks))))
+    rules = CallRules(core.rules.grace_s, consequences=False, init=True)
+    call = Call(core.life, core.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout)
+    call.tell(call.heard.planned)
+    return call
+
+
+def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
+    """Note that the processes of an epoch are there, and have been told who they are."""
+    call.epoch = epoch
+    call.arrivals = DirectArrivals(call.life.transport, tickets)
+    for message in messages:
+        call.tell(call.heard.composed, message)
+        call.tell(call.heard.posted)
+    call.was_sent = True
+    call.tell(call.heard.sent, 0)
+
+
+def given_up(call: Call, error: BaseException) -> None:
+    """Note that constructors failed, or whoever waited was interrupted: nobody asks for what else they tell."""
+    if call.was_sent:
+        call.arrivals.disregard()
+    call.tell_end(error)
+
+
+def joined(
+    core: Group, call: Call, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
+) -> list[Ticket]:
+    """Have the ranks that stay rejoin while the others are made, as one ``call``; the tickets of all, by rank."""
+    environment = launched.setups[0].environment
+    told = Rejoin(epoch, {name: environment[name] for name in _MEETING})
+    body, refs = encode_body(core.outlet, ((rejoin, told), {}))
+    tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
+    numbers = dict.fromkeys(tickets, SETUP_CALL)
+    for rank, endpoint in staying.items():
+        numbers[rank] = core.new_number()
+        data = RankCall(numbers[rank], ANY_EPOCH, "", HOST, True, OUTPUT, False, False, body).pack()
+        tickets[rank] = core.transport.submit(endpoint, "", HOST, data, refs)
+    call.numbers = [numbers[rank] for rank in sorted(numbers)]
+    return [tickets[rank] for rank in sorted(tickets)]
+
+
+def make_again(core: Group, timeout: float, trace: str = "", joining: range | None = None) -> None:
+    """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
+
+    On ranks that are ``joining``, of those that went to all ranks, where each rank got the same.
+
+    Raises:
+        RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
+    """
+    epoch = core.epoch
+    for made in core.repeats.to_make():
+        entry = made.within(epoch.size) if joining is None else made.extended(joining)
+        if entry is None:
+            continue
+        number = core.new_number()
+        plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
+        rules = CallRules(core.rules.grace_s, consequences=False)
+        call = Call(
+            core.life, epoch, plan, entry.role, entry.method, number, rules, Listeners(), limit=timeout
+        )
+        again = entry.messages(number, epoch.number, trace)
+        call.arrivals = core.door.submit(epoch, Outgoing(entry.role, entry.method, entry.ranks, again))
+        call.result(None)

@@ -1,0 +1,211 @@
+"""Starting a group: processes first, then ranks in their true order, then the users' objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from phalanx.backends.actor_methods import facade_name
+from phalanx.backends.backend_types import (
+    Endpoint,
+    Facade,
+    HostFactory,
+    Reservation,
+    ReserveRequest,
+    SpawnRequest,
+    Ticket,
+)
+from phalanx.calls.compose import Outlet, encode_body
+from phalanx.declare.bind import BoundClass
+from phalanx.display.log_merging import label_of
+from phalanx.errors import PlacementError
+from phalanx.group.options import GroupOptions
+from phalanx.members.rank_config import setups_of
+from phalanx.pools.pool import ResourcePool
+from phalanx.session.output import display
+from phalanx.session.session import show_ranks
+from phalanx.topology.slots import Slot
+from phalanx.wire.messages import RankConfig
+from phalanx.worker.factory import make_host
+
+Roles = Mapping[str, BoundClass]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What a group's processes are called by those who use the backend directly, and what makes their host.
+
+    ``names`` are by slot. Left out, a process bears the names of the classes and offers their registered methods.
+    """
+
+    class_name: str
+    methods: tuple[Facade, ...]
+    names: tuple[str, ...] | None = None
+    namespace: str | None = None
+    factory: HostFactory = make_host
+
+
+@dataclass(frozen=True)
+class Present:
+    """The processes that are there when some ranks of a group are launched, by rank.
+
+    Processes that are ``kept`` are ranks already: only the other ranks are set up, and returned. With ``places``, the
+    slot of each rank, new ranks join a world with the kept ones, and a new rank serves its store. Without, new ranks
+    get the numbers after the kept ones.
+    """
+
+    kept: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
+    places: Sequence[Slot] = ()
+
+
+@dataclass
+class Launched:
+    """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned."""
+
+    endpoints: list[Endpoint]
+    tickets: list[Ticket]
+    extras: Reservation | None
+    setups: list[RankConfig]
+
+
+def launch(
+    pool: ResourcePool,
+    roles: Roles,
+    name: str,
+    epoch: int,
+    options: GroupOptions,
+    outlet: Outlet,
+    *,
+    processes: Processes | None = None,
+    amend: Callable[[RankConfig], RankConfig] | None = None,
+    trace: str = "",
+    present: Present | None = None,
+) -> Launched:
+    """Start one process per slot and send each its place; does not wait for the constructors.
+
+    ``present`` are processes that are there already. ``outlet`` stores what the constructors get, once for all ranks.
+    ``amend`` has the last word on what each rank is told; ``trace`` is the id of the trace for which it notes what it
+    does.
+
+    Raises:
+        PlacementError: the processes, or the extra resources of the group, cannot be had.
+    """
+    deadline = time.monotonic() + options.start_timeout
+    present = present or Present()
+    transport, places = pool.transport, present.places
+    if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
+        pool.locate()  # Ray shows such a process only one of its slot's accelerators
+    new = [rank for rank in range(pool.world_size) if rank not in present.kept]
+    slots = tuple((places or pool.slots)[rank] for rank in new)
+    extras = None if places else _reserve_extras(pool, slots, name, options)
+    endpoints: list[Endpoint] = []
+    try:
+        request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
+        names = request.names and tuple(request.names[rank] for rank in new)
+        endpoints = transport.spawn(replace(request, slots=slots, names=names))
+        everyone = _in_rank_order(pool, [*present.kept.values(), *endpoints], places)
+        label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
+        setups = setups_of(pool, everyone, name, label, epoch, options, new[0] if places else 0)
+        told = [_amended(setups[rank], trace, bool(places), amend) for rank in new]
+        ordered = [everyone[rank] for rank in new]
+        for endpoint, setup in zip(ordered, told, strict=True):
+            endpoint.facts = endpoint.facts._replace(files=setup.files)
+        tickets = _send(outlet, ordered, roles, told)
+        shown = options.show_ranks if options.show_ranks is not None else show_ranks()
+        display.begin(transport, ordered, label, shown)
+    except BaseException:
+        transport.kill(endpoints)
+        if extras is not None:
+            transport.release(extras)
+        raise
+    return Launched(ordered, tickets, extras, told)
+
+
+def _amended(
+    setup: RankConfig, trace: str, rejoining: bool, amend: Callable[[RankConfig], RankConfig] | None
+) -> RankConfig:
+    setup = replace(setup, trace=trace, rejoining=rejoining) if trace or rejoining else setup
+    return setup if amend is None else amend(setup)
+
+
+def _reserve_extras(
+    pool: ResourcePool, slots: Sequence[Slot], name: str, options: GroupOptions
+) -> Reservation | None:
+    """CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
+    bundle = options.extras()
+    if not bundle:
+        return None
+    transport = pool.transport
+    reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
+    nodes = transport.nodes_of(slots, reservations)
+    prefix = next(iter(pool.holdings.values())).reservation_name
+    request = ReserveRequest(
+        name=f"{prefix}-{name}-extras",
+        blocks=(1,) * len(nodes),
+        bundle=bundle,
+        detached=options.detached,
+        timeout=options.start_timeout,
+        on_nodes=tuple(nodes),
+    )
+    return transport.reserve(request)
+
+
+def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
+    methods = [
+        Facade(facade_name(role, method), role, method, spec.needs_nothing)
+        for role, bound in roles.items()
+        for method, spec in bound.spec.methods.items()
+    ]
+    return Processes(
+        class_name="_".join(bound.cls.__name__ for bound in roles.values()),
+        methods=tuple(methods),
+        names=tuple(f"{name}:{index}" for index in range(pool.world_size)) if options.detached else None,
+    )
+
+
+def _request(
+    pool: ResourcePool, processes: Processes, name: str, options: GroupOptions, deadline: float
+) -> SpawnRequest:
+    holding = next(iter(pool.holdings.values()))
+    shares = [h.share() for h in pool.holdings.values()]
+    if any(share != shares[0] for share in shares):
+        raise PlacementError(
+            f"group {name!r} cannot be started on {pool!r}: its parts give different shares to a process "
+            f"({shares}); merge pools with the same use_gpu, accelerators_per_slot and max_colocate_count"
+        )
+    return SpawnRequest(
+        class_name=processes.class_name,
+        methods=processes.methods,
+        slots=pool.slots,
+        reservations={key: h.reservation for key, h in pool.holdings.items()},
+        resources=holding.share(),
+        factory=processes.factory,
+        names=processes.names,
+        namespace=processes.namespace,
+        runtime_env=options.runtime_env,
+        max_concurrency=options.max_concurrency,
+        detached=options.detached,
+        timeout=max(0.1, deadline - time.monotonic()),
+    )
+
+
+def _in_rank_order(
+    pool: ResourcePool, endpoints: Sequence[Endpoint], places: Sequence[Slot]
+) -> list[Endpoint]:
+    """By the ranks that they have at ``places``, or else by where they turned out to be."""
+    by_slot = {endpoint.slot: endpoint for endpoint in endpoints}
+    learnt = pool.learn({slot: e.facts.slot for slot, e in by_slot.items()})
+    return [by_slot[slot] for slot in places or learnt]
+
+
+def _send(
+    outlet: Outlet, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankConfig]
+) -> list[Ticket]:
+    """Classes and arguments are encoded, and stored if large, once for all ranks."""
+    made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in roles.items()}
+    body, refs = encode_body(outlet, made, admit=outlet.room.admit)
+    return [
+        outlet.transport.setup(endpoint, setup.pack(body), refs)
+        for endpoint, setup in zip(endpoints, setups, strict=True)
+    ]

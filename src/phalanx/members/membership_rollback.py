@@ -1,0 +1,43 @@
+"""Ranks that stay where a change of members has failed: they end what they are at, or are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.backends.backend_types import Endpoint
+from phalanx.calls.rank_rpc import PendingRpc, ask
+from phalanx.group.group import Group
+from phalanx.worker import handlers as questions
+
+_ANSWER_S = 1.0
+_INTERRUPTED_S = 1.0
+
+
+def settle(core: Group, staying: Sequence[Endpoint]) -> None:
+    """Have those of the present epoch's ranks that are ``staying`` ready for what comes next.
+
+    What is under way on them is interrupted, and they are cut off their peers, since one that waits in a collective
+    for a rank that never comes would wait for ever. Those that do not yield are stopped, and count as lost.
+    """
+    transport, endpoints = core.transport, core.endpoints
+    if core.closed or transport.immediate or not transport.connected():
+        return  # whoever closed it ends them all
+    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and transport.alive(one)]
+    if not ranks:
+        return
+    asked = ask(core, "settle", ranks, questions.meet)
+    late = _late(asked, ranks, _ANSWER_S)
+    for rank, sight in zip(late, transport.sights([endpoints[rank] for rank in late], False), strict=True):
+        for number in sight.running:
+            transport.cancel([endpoints[rank]], number)
+    late = _late(asked, ranks, _INTERRUPTED_S) if late else []
+    if late:
+        transport.sever([endpoints[rank] for rank in late])
+        late = _late(asked, ranks, _INTERRUPTED_S)
+    transport.kill([endpoints[rank] for rank in late])
+
+
+def _late(asked: PendingRpc, ranks: Sequence[int], seconds: float) -> list[int]:
+    """Those that have not answered within a while."""
+    positions = range(len(ranks))
+    return [ranks[position] for position in asked.watch.arrivals.wait(positions, len(positions), seconds)[1]]

@@ -1,0 +1,104 @@
+"""Ranks are replaced, and all of the group go back to a snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from phalanx.calls.health_check import seen_gone
+from phalanx.errors import CallError, DeclarationError, GroupBroken, PlacementError, WorkerDiedError
+from phalanx.group.group import Group
+from phalanx.group.lifecycle import State
+from phalanx.group.snapshot_placement import Snapshot
+from phalanx.members.membership_rollback import settle
+from phalanx.members.snapshots import check_held, from_peer, restore, take
+
+__all__ = ["heal", "replace_lost_ranks"]
+
+_log = logging.getLogger("phalanx")
+_SECONDS = 300.0
+
+
+def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[int, ...]:
+    """Replace ranks of a group that this process owns, and bring states back; see ``px.replace_ranks``.
+
+    Those on nodes that go are replaced with them, since their slots move: no process is started on such nodes.
+
+    Returns:
+        The ranks that were replaced.
+
+    Raises:
+        GroupBroken: nobody has the state of one of them any more; the group is as it was.
+        As the constructors and ``rejoin()``.
+    """
+    going = core.life.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    gone = tuple(sorted({*ranks, *going}))
+    if len(gone) == core.world_size and (state != "none" or not core.endpoints):
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
+            "state. restart() makes them anew; px.load brings back what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    found = check_held(core, gone) if state == "snapshot" else None
+
+    def bring_back() -> None:
+        if found is not None:
+            restore(core, found, gone, _SECONDS)
+        elif state == "peer":
+            from_peer(core, gone, _SECONDS)
+
+    if core.owned is None:
+        raise DeclarationError(
+            f"px.replace_ranks({core.name}): only the process that made a group can replace its ranks"
+        )
+    core.owned.replace(gone, bring_back)
+    if found is not None:
+        _hold_again(core, found.without(gone))
+    return gone
+
+
+def _hold_again(core: Group, found: Snapshot) -> None:
+    """Have what the lost ranks kept for others kept again. Until it is, ``found`` says which states have no copy."""
+    core.life.snapshot = found
+    # Another rank may be lost meanwhile, as it may be right after this.
+    with contextlib.suppress(GroupBroken, WorkerDiedError):
+        take(core)
+
+
+def lost_ranks(core: Group) -> Sequence[int]:
+    """The ranks that are gone: all, where a start has left none.
+
+    Those too that the failure has named as dead, and those whose processes are not there when they are looked at: not
+    every loss is known at once, least of all of a node.
+    """
+    if not core.endpoints:
+        return range(core.world_size)
+    cause = core.lifecycle.cause if core.lifecycle.state is State.BROKEN else None
+    died = [one for one in cause.failures if one.kind == "died"] if isinstance(cause, CallError) else []
+    nodes = core.epoch.nodes[: core.world_size]
+    named = {one.rank for one in died}
+    lost_nodes = {nodes[one.rank] for one in died if one.exit == "node lost" and one.rank < len(nodes)}
+    with_them = (rank for rank, node in enumerate(nodes) if rank in named or node in lost_nodes)
+    return sorted({*seen_gone(core.life), *with_them})
+
+
+def heal(core: Group, restart: Callable[[], None]) -> None:
+    """Replace the ranks that a broken group has lost, or restart it where that cannot be.
+
+    A group may be broken and have lost none: a call reached some ranks only, or their connections were cut when one was
+    cancelled. One of them is made anew then, with which all others meet.
+
+    Raises:
+        As ``px.replace_ranks`` and ``restart()``, where a constructor fails.
+    """
+    gone = lost_ranks(core)
+    if not gone:
+        settle(core, core.endpoints)
+        gone = lost_ranks(core) or [core.world_size - 1]
+    try:
+        replace_lost_ranks(core, gone, "snapshot")
+    except (GroupBroken, PlacementError) as error:
+        _log.warning("group %r is restarted instead: %s", core.name, str(error).partition(". ")[0])
+        restart()

@@ -1,0 +1,213 @@
+"""The states of ranks copied into the memory of other ranks, and brought back from there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from phalanx.backends.backend_types import NotReady
+from phalanx.calls.rank_rpc import PendingRpc, ask
+from phalanx.calls.request import CallRequest
+from phalanx.checkpoint.worker import checkpoint_handlers as questions
+from phalanx.checkpoint.worker.checkpoint_requests import Restore, Take, Taken
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.errors import CallTimeout, CheckpointError, GroupBroken, PhalanxError, WorkerDiedError
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.group.lifecycle import State
+from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
+from phalanx.wire.messages import HOST
+
+__all__ = ["check_held", "from_peer", "go_back", "has_state", "restore", "take", "take_together"]
+
+
+def take(core: Group) -> Snapshot:
+    """Take a snapshot of a group that this driver owns."""
+    return take_together([core])[0]
+
+
+def has_state(core: Group) -> bool:
+    """Whether any rank has a state, as the ranks themselves say, once the calls before have ended."""
+    return any(_send(core, "px.snapshot", questions.has_state))
+
+
+def take_together(cores: Sequence[Group]) -> list[Snapshot]:
+    """Take snapshots of groups that this driver owns: of all of them, or none counts.
+
+    A group that is broken, or breaks meanwhile, is not mended for it, since it would go back to the snapshot before
+    this one.
+
+    Raises:
+        GroupBroken: it is.
+    """
+    with contextlib.ExitStack() as held:  # neither two at once, nor one beside a change of members
+        for core in _in_one_order(cores):
+            held.enter_context(core.as_it_is())
+        for core in cores:
+            core.lifecycle.check_callable()
+        epochs = [core.epoch for core in cores]
+        taken = [_taken(core, epoch) for core, epoch in zip(cores, epochs, strict=True)]
+        for core, epoch, found in zip(cores, epochs, taken, strict=True):
+            core.life.snapshot, core.life.snapshot_epoch = found, epoch.number
+            core.rules = replace(core.rules, spare=True)  # ranks that live are worth something now
+        return taken
+
+
+def _in_one_order(cores: Sequence[Group]) -> list[Group]:
+    """So that nobody who holds several groups waits for another crosswise."""
+    return sorted(cores, key=lambda one: one.card.number)
+
+
+def _taken(core: Group, epoch: Epoch) -> Snapshot:
+    began = time.monotonic()
+    last = core.life.snapshot
+    number, whole = (1, 0) if last is None else (last.number + 1, last.number)
+    order = Take(number, whole, core.life.snapshot_epoch == epoch.number)
+    ranks = range(epoch.size)
+    held_by = holders(epoch.nodes)
+    taken: list[Taken] = _send(core, "px.snapshot", questions.take, Same(order))
+    if epoch.size > 1:
+        wards = {
+            holder: {rank: taken[rank].copy for rank in ranks if held_by[rank] == holder} for holder in ranks
+        }
+        kept = Each([wards[rank] for rank in ranks])
+        _send(core, "px.snapshot", questions.hold, Same(number), Same(whole), kept)
+    return Snapshot(
+        number,
+        held_by,
+        sum(one.nbytes for one in taken),
+        sum(one.sent_bytes for one in taken) if epoch.size > 1 else 0,
+        time.monotonic() - began,
+    )
+
+
+def go_back(cores: Sequence[Group]) -> None:
+    """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
+    with contextlib.ExitStack() as held:
+        for core in _in_one_order(cores):
+            held.enter_context(core.restarting)
+        for core in cores:
+            if core.card.asynchronous:  # others come to a restore once they have ended what is before it
+                for call in core.under_way.calls():
+                    with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
+                        call.cancel()
+            while not _gone_back(core):
+                pass
+
+
+def _gone_back(core: Group) -> bool:
+    """Bring a group back, mended first where it is broken and has a policy; False if that has yet to be done.
+
+    A loss that another group has told of may not be known of this one when it is asked.
+    """
+    core.check()
+    found = core.life.snapshot
+    if found is None:
+        raise CheckpointError(
+            f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
+            "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
+        )
+    try:
+        _send(core, "px.restore", questions.restore, Same(Restore(found.number)))
+    except WorkerDiedError:
+        owned = core.owned
+        if owned is None or owned.revive is None or core.lifecycle.state is not State.BROKEN:
+            raise
+        return False
+    return True
+
+
+def _send(core: Group, what: str, function: Callable[..., Any], *arguments: Same | Each) -> list[Any]:
+    ranks = range(core.world_size)
+    plan = CallPlan(ranks, (Same(function), *arguments), {}, GatherPlan("list", ranks))
+    return core.send(CallRequest(plan, MethodSpec(HOST, title=what), "")).result(None)
+
+
+def check_held(core: Group, gone: Collection[int]) -> Snapshot:
+    """The snapshot that a group can go back to without some of its ranks.
+
+    Raises:
+        GroupBroken: there is none, or the copies of some states were lost with their holders.
+    """
+    found = core.life.snapshot
+    if found is None:
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): there is no snapshot of the group, so that the state of "
+            f"ranks {sorted(gone)} "
+            "is lost. Call px.snapshot(group) after a step; or say state='peer' where all ranks have the same state, "
+            "state='none' where they need none; or restart() and load what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    lost = lost_copies(found.holders, gone)
+    if lost:
+        told = ", ".join(f"of rank {rank} (held by rank {found.holders[rank]})" for rank in lost)
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): snapshot {found.number} cannot be restored: the only other copy of the "
+            f"state {told} is lost too. restart() makes all ranks anew; px.load brings back what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    return found
+
+
+def restore(core: Group, found: Snapshot, new: Collection[int], seconds: float) -> None:
+    """Bring all ranks back to a snapshot: those that are ``new`` from the copies that others hold."""
+    wanted = {rank: found.holders[rank] for rank in new}
+    given = {
+        rank: _answer(core, "px.replace_ranks", holder, questions.give, rank, found.number, seconds=seconds)
+        for rank, holder in wanted.items()
+    }
+    orders: Mapping[int, Restore] = {
+        rank: Restore(found.number, given.get(rank)) for rank in range(core.world_size)
+    }
+    for one in [
+        ask(core, "px.replace_ranks", [rank], questions.restore, order) for rank, order in orders.items()
+    ]:
+        _only(core, one, seconds)
+
+
+def _answer(
+    core: Group, what: str, rank: int, function: Callable[..., Any], *args: Any, seconds: float
+) -> Any:
+    return _only(core, ask(core, what, [rank], function, *args), seconds)
+
+
+def _only(core: Group, asked: PendingRpc, seconds: float) -> Any:
+    """The answer of one rank.
+
+    Raises:
+        CallTimeout: it gave none within so many seconds.
+        PhalanxError: it failed, or was lost.
+    """
+    (answer,) = asked.answers(seconds).values()
+    if isinstance(answer, NotReady):
+        raise CallTimeout(
+            f"group {core.name!r}: {answer}, for {seconds:g} s, while states were brought back after a replacement; "
+            "restart() makes all ranks anew",
+            group=core.name,
+            method=asked.watch.method,
+            timeout=seconds,
+        )
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def from_peer(core: Group, new: Collection[int], seconds: float) -> None:
+    """Give ranks that are ``new`` the state of a rank that is not."""
+    peer = next(rank for rank in range(core.world_size) if rank not in new)
+    copy = _answer(core, "px.replace_ranks", peer, questions.show, seconds=seconds)
+    for rank in new:
+        _answer(
+            core,
+            "px.replace_ranks",
+            rank,
+            questions.restore,
+            Restore(0, copy, keep_rng=True),
+            seconds=seconds,
+        )

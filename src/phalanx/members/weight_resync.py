@@ -1,0 +1,88 @@
+"""Weights for ranks that are new, before they get calls: by the syncs that brought the group what it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from phalanx.errors import PhalanxError
+from phalanx.group.group import Group
+from phalanx.group.lifecycle import State
+from phalanx.group.owner_handle import Brings
+
+__all__ = ["bring_to_joined", "bring_to_replaced", "mend_sources"]
+
+_log = logging.getLogger("phalanx")
+
+
+def mend_sources(core: Group) -> None:
+    """Have the groups that a group has its weights from mended as their policies say.
+
+    Not while members of the group change: whoever holds several groups takes them in another order.
+    """
+    for one in _all_brought(core):
+        one.mend_source()
+
+
+def bring_to_joined(core: Group) -> None:
+    """Bring weights to ranks that join, and with them to all others.
+
+    Raises:
+        As a sync.
+    """
+    for one in _all_brought(core):
+        one.bring(core.life)
+
+
+def bring_to_replaced(core: Group, new: Collection[int]) -> None:
+    """Bring weights to ranks that are ``new`` in place of others, and with them to all.
+
+    Where that cannot be, the group works on without: the new ranks refuse methods that need weights.
+
+    Raises:
+        PhalanxError: the group lost a rank meanwhile.
+    """
+    made: dict[Brings, str] = {}
+    for (role, name), found in _brought(core).items():
+        why = "" if found else "no px.WeightSync that brought them is there any more"
+        for one in found:
+            if one not in made:
+                made[one] = one.doubt() or _tried(core, one)
+            why = why or made[one]
+        if why:
+            _log.warning(
+                "group %r: ranks %s are new, and have not got weights %r%s: %s. They refuse methods that need them; "
+                "sync them once the source has what they are to have",
+                core.name,
+                sorted(new),
+                name,
+                f" of role {role!r}" if role else "",
+                why,
+            )
+
+
+def _tried(core: Group, one: Brings) -> str:
+    """Bring weights; why they did not get there, in words."""
+    try:
+        with core.preparing():
+            one.bring(core.life)
+    except PhalanxError as error:
+        if core.lifecycle.state is not State.RESTARTING:
+            raise  # the replacement itself has failed
+        return f"their sync failed: {str(error).partition(chr(10))[0]}"
+    return ""
+
+
+def _all_brought(core: Group) -> set[Brings]:
+    return {by for found in _brought(core).values() for by in found}
+
+
+def _brought(core: Group) -> dict[tuple[str, str], Sequence[Brings]]:
+    """By role and name of the weights that the group has: what brought them."""
+    by = list(core.weights_by)
+    found: dict[tuple[str, str], Sequence[Brings]] = {}
+    for key, number in core.life.had_weights.items():
+        sent = {one: newest for one in by if (newest := one.newest(key)) is not None}
+        # One made since may take the place of the one that brought them.
+        found[key] = [one for one in sent if sent[one] >= number] or [one for one in sent if not sent[one]]
+    return found

@@ -1,0 +1,1 @@
+"""Resource pools: reserved slots and the groups on them."""

@@ -1,0 +1,385 @@
+"""Resource pools: ordered slots that groups are started on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Literal
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import ReserveRequest
+from phalanx.display.tables import Table
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.pools.leaked_slots import dropped_slots
+from phalanx.pools.live_pools import open_pools
+from phalanx.pools.pool_resize import check_free, reserve_more
+from phalanx.pools.slot_reservation import SlotReservation, Tenant, check_options, resource_of
+from phalanx.pools.slot_usage import book, books, explain_slots, unbook
+from phalanx.session import session as cluster
+from phalanx.topology.placement import bundle_resources
+from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
+from phalanx.wire.value import Reduced
+
+_numbers = itertools.count(1)
+
+
+class ResourcePool:
+    """Slots for ranks: ``ResourcePool([8, 8])`` is two blocks of 8, each on one node.
+
+    Args:
+        process_on_nodes: size of each block. A block stays on one node; blocks may share a node. All are reserved
+            or none.
+        use_gpu: True, False, or "auto": accelerators if the cluster has any.
+        name_prefix: beginning of the pool's name in tables and dashboards.
+        max_colocate_count: how many groups may share each slot; a process's share of an accelerator is one part of
+            that many.
+        accelerator_type: only nodes with this type, such as "A100" (Ray's names).
+        accelerators_per_slot: whole accelerators of one slot, for an engine that runs several in one process.
+        detached: the slots outlive this driver; see ``px.attach``.
+        timeout: seconds to wait where the cluster is busy; what can never be placed fails at once.
+        backend: "ray" or "inline"; default what ``px.init`` was given, else ``PHALANX_BACKEND``, else "ray".
+
+    Raises:
+        DeclarationError: an option that makes no sense.
+        PlacementError: the cluster cannot hold it, or did not within ``timeout``; with a table of what was asked
+            for, what each node has and who holds it.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int],
+        use_gpu: bool | Literal["auto"] = "auto",
+        name_prefix: str | None = None,
+        max_colocate_count: int = 10,
+        accelerator_type: str | None = None,
+        accelerators_per_slot: int = 1,
+        detached: bool = False,
+        timeout: float = 120.0,
+        backend: str | None = None,
+    ) -> None:
+        shape = PoolShape(tuple(process_on_nodes) if isinstance(process_on_nodes, list) else process_on_nodes)  # pyright: ignore
+        check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
+        transport = cluster.transport(backend)
+        resource = resource_of(transport, use_gpu)
+        number = next(_numbers)
+        name = f"{name_prefix or 'pool'}-{number}"
+        bundle = bundle_resources(resource, accelerators_per_slot, accelerator_type)
+        request = ReserveRequest(
+            name=f"px-{cluster.RUN_ID}-{name}",
+            blocks=shape.process_on_nodes,
+            bundle=bundle,
+            detached=detached,
+            timeout=timeout,
+        )
+        holding = SlotReservation(
+            pool=name,
+            transport=transport,
+            reservation=transport.reserve(request),
+            blocks=shape.process_on_nodes,
+            bundle=bundle,
+            resource=resource,
+            max_colocate_count=max_colocate_count,
+            accelerators_per_slot=accelerators_per_slot if resource else 0,
+            detached=detached,
+            reservation_name=request.name,
+        )
+        self._finalizers = {name: dropped_slots.give_back_without(holding, transport, holding.reservation)}
+        if detached:
+            self._finalizers[name].detach()
+        self._grown = itertools.count(2)
+        self.number = number
+        self._detached = detached
+        self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
+        open_pools.add(self)
+
+    def _become(
+        self, name: str, view: SlotView, holdings: dict[str, SlotReservation], *, owner: bool, whole: bool
+    ) -> None:
+        self.name = name
+        self._view = view
+        self._holdings = holdings
+        self._owner = owner
+        self._whole = whole  # whole blocks: their slots are put in order once the accelerators are known
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        view: SlotView,
+        holdings: dict[str, SlotReservation],
+        *,
+        owner: bool = False,
+        whole: bool = False,
+    ) -> ResourcePool:
+        """A pool over slots that are reserved already."""
+        pool = cls.__new__(cls)
+        pool._become(name, view, holdings, owner=owner, whole=whole)
+        return pool
+
+    @property
+    def world_size(self) -> int:
+        """Number of slots, and of ranks of a group on this pool."""
+        return self._view.world_size
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """By rank: its place in its block."""
+        return self._view.local_ranks
+
+    @property
+    def local_world_sizes(self) -> tuple[int, ...]:
+        """By rank: the size of its block."""
+        return self._view.local_world_sizes
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that runs the ranks."""
+        return self.transport.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether any of its slots were given back."""
+        return not all(holding.open for holding in self._holdings.values())
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether its slots have accelerators."""
+        return any(holding.resource is not None for holding in self._holdings.values())
+
+    @property
+    def groups(self) -> tuple[Tenant, ...]:
+        """The groups on any of its slots, in the order in which they were started."""
+        found: dict[int, Tenant] = {}
+        for slot in self._view.slots:
+            found.update((id(group), group) for group in self._holdings[slot.pool].groups.get(slot, ()))
+        return tuple(sorted(found.values(), key=lambda group: group.number))
+
+    @property
+    def transport(self) -> Backend:
+        """The backend that holds its slots."""
+        return next(iter(self._holdings.values())).transport
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Its slots in rank order."""
+        return self._view.slots
+
+    @property
+    def holdings(self) -> Mapping[str, SlotReservation]:
+        """The reservations behind its slots, by the name of the pool that made them."""
+        return self._holdings
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __add__(self, other: ResourcePool) -> ResourcePool:
+        """A view over the slots of both: this pool's, then the other's."""
+        if not isinstance(other, ResourcePool):
+            return NotImplemented
+        return merge_resource_pool(self, other)
+
+    def __getitem__(self, key: int | slice) -> ResourcePool:
+        """A view over some slots, in rank order: ``pool[0:4]``."""
+        self.locate()
+        return self._sub(self._view[key])
+
+    def split(self, sizes: int | Sequence[int]) -> tuple[ResourcePool, ...]:
+        """Views over consecutive slots: parts of ``sizes`` slots each, or of these sizes where it is a list."""
+        self.locate()
+        return tuple(self._sub(part) for part in self._view.split(sizes))
+
+    def _sub(self, view: SlotView) -> ResourcePool:
+        names = {slot.pool for slot in view.slots}
+        return ResourcePool.of(self.name, view, {n: h for n, h in self._holdings.items() if n in names})
+
+    def first(self, count: int) -> ResourcePool:
+        """The first slots, in the order in which they are; the pool itself where that is all of them."""
+        return self if count == self.world_size else self._sub(self._view[0:count])
+
+    def locate(self) -> None:
+        """Learn the accelerator of each slot and put the slots in rank order.
+
+        The first group on a whole pool does this for nothing; views need it before, so that a slice means the same
+        devices whichever group is started first.
+        """
+        self._check_open()
+        for name, holding in self._holdings.items():
+            with holding.lock:
+                unknown = [s for s in self._view.slots if s.pool == name and not holding.knows(s)]
+                if unknown:
+                    ids = holding.transport.probe(unknown, {name: holding.reservation}, holding.bundle)
+                    holding.accelerators.update(zip(unknown, ids, strict=True))
+        self._sort()
+
+    def _sort(self) -> None:
+        """Put whole blocks in order of their accelerators; a slice keeps the order that it was taken in."""
+        if self._whole:
+            ids = [self._holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
+            order = order_ranks(self._view.slots, [SlotFacts("", "", "", found) for found in ids])
+            self._view = SlotView(tuple(self._view.slots[index] for index in order))
+
+    def learn(self, facts: Mapping[Slot, SlotFacts]) -> tuple[Slot, ...]:
+        """Note what processes on the slots reported; the slots in rank order, now that it can be told."""
+        for slot, fact in facts.items():
+            holding = self._holdings[slot.pool]
+            holding.facts[slot] = fact
+            if holding.resource is not None:
+                holding.accelerators.setdefault(slot, fact.accelerator_ids)
+        self._sort()
+        return self._view.slots
+
+    def repair(self, timeout: float) -> None:
+        """Reserve the slots anew that were on a node which is gone; what was known of them is forgotten.
+
+        Raises:
+            PlacementError: there is no room for them.
+        """
+        self._check_open()
+        for holding in self._holdings.values():
+            with holding.lock:
+                moved = holding.transport.repair(holding.reservation, timeout)
+                for known in (holding.facts, holding.accelerators):
+                    for slot in [slot for slot in known if slot.block in moved]:
+                        del known[slot]
+
+    def explain(self) -> Table:
+        """Which slot lies where and which groups are on it."""
+        reservations = {name: holding.reservation for name, holding in self._holdings.items()}
+        nodes = () if self.closed else self.transport.nodes_of(self.slots, reservations)
+        return explain_slots(self.name, self._view, self._holdings, nodes)
+
+    def close(self) -> None:
+        """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
+        for group in reversed(self.groups):
+            group.close()
+        if not self._owner:
+            open_pools.forget(self)
+            return
+        for holding in self._holdings.values():
+            if holding.open:
+                holding.open = False
+                holding.transport.release(holding.reservation)
+        self._forget()
+
+    def let_go(self, everything: bool = False) -> None:
+        """Close the pool before its cluster is left; what is detached stays there unless ``everything`` is to go."""
+        try:
+            if self.transport.connected() and (everything or not self._detached):
+                self.close()
+        finally:
+            for holding in self._holdings.values():
+                holding.open = False
+            self._forget()
+
+    def _forget(self) -> None:
+        for finalizer in self._finalizers.values():
+            finalizer.detach()
+        open_pools.forget(self)
+
+    def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
+        """Reserve more slots like those that there are, behind them: ``pool.grow([8, 8])`` two blocks of 8.
+
+        Groups stay as they are; ``px.resize`` has them use the slots. Views that were taken before do not see them.
+
+        Raises:
+            PlacementError: the cluster cannot hold them, or not within ``timeout`` seconds; nothing has changed.
+            DeclarationError: this is a view, or a detached pool.
+        """
+        self._check_own("grow")
+        blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
+        added = reserve_more(self._holdings[self.name], next(self._grown), blocks, timeout)
+        finalizer = dropped_slots.give_back_without(added, added.transport, added.reservation)
+        self._finalizers[added.pool] = finalizer
+        self._holdings = {**self._holdings, added.pool: added}
+        self._view = self._view + PoolShape(tuple(blocks)).slots(added.pool)
+
+    def shrink(self) -> None:
+        """Give back the slots that the last ``grow()`` reserved.
+
+        Raises:
+            PlacementError: groups are on them; says which, and what to do.
+            DeclarationError: this is a view, or the pool has not grown.
+        """
+        self._check_own("shrink")
+        *kept, last = self._holdings
+        if not kept:
+            raise DeclarationError(
+                f"{self!r}.shrink(): it has the slots it was made with; close() gives them back"
+            )
+        with books:
+            holding = self._holdings[last]
+            check_free(self.name, holding, self._view.slots)
+            holding.open = False
+        self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
+        self._holdings = {name: self._holdings[name] for name in kept}
+        self._finalizers.pop(last).detach()
+        holding.transport.release(holding.reservation)
+
+    def _check_own(self, verb: str) -> None:
+        self._check_open()
+        if not self._owner or self._detached:
+            kind = "detached" if self._owner else "a view of another pool's slots"
+            raise DeclarationError(
+                f"{self!r}.{verb}(): it is {kind}; {verb} one made by px.ResourcePool(...)"
+            )
+
+    def keep(self) -> None:
+        """Hold the slots until they are given back, even if nobody in this process holds the pool any more."""
+        if not self.closed:
+            open_pools.keep(self)
+
+    def __enter__(self) -> ResourcePool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        kind = next((h.resource for h in self._holdings.values() if h.resource), "CPU")
+        return f"<ResourcePool {self.name}: {list(self._view.shape)} {kind} slots{state}>"
+
+    def __reduce__(self) -> Reduced:
+        raise DeclarationError(
+            "a ResourcePool belongs to the driver that made it and cannot be sent to another process; send the "
+            "WorkerGroup (it travels as a view), or make the pool detached and use px.attach there"
+        )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise PlacementError(
+                f"pool {self.name} is closed: its slots were given back; make a new px.ResourcePool"
+            )
+
+    def claim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
+        """Book one share of every slot, or of these, for a group.
+
+        Raises:
+            PlacementError: the pool is closed, or a slot has no share left.
+        """
+        self._check_open()
+        book(self._holdings, self._view.slots if slots is None else slots, group)
+
+    def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
+        """Take a group out of the books, or off these slots. Idempotent."""
+        unbook(self._holdings, self._view.slots if slots is None else slots, group)
+
+
+def merge_resource_pool(a: ResourcePool, b: ResourcePool) -> ResourcePool:
+    """A view over the slots of ``a``, then those of ``b``; groups on it share the accelerators with theirs.
+
+    Raises:
+        DeclarationError: the pools share a slot, or belong to different backends.
+    """
+    if a.backend != b.backend:
+        raise DeclarationError(f"cannot merge a pool of backend {a.backend!r} with one of {b.backend!r}")
+    holdings = {**a._holdings, **b._holdings}
+    return ResourcePool.of(f"{a.name}+{b.name}", a._view + b._view, holdings, whole=a._whole and b._whole)
+
+
+def split_resource_pool(pool: ResourcePool, split_size: int | Sequence[int]) -> tuple[ResourcePool, ...]:
+    """The same as ``pool.split(split_size)``."""
+    return pool.split(split_size)

@@ -1,1 +1,0 @@
-"""Pools, groups and futures: what users hold on the driver."""

@@ -1,1 +1,0 @@
-"""What users hold: groups, views, methods."""

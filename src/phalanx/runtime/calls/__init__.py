@@ -1,1 +1,0 @@
-"""Calls under way: composed, waited for, ended."""

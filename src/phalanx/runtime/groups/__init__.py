@@ -1,1 +1,0 @@
-"""What all views of a group share, and how a group starts."""

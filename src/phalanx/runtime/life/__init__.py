@@ -1,1 +1,0 @@
-"""The life of a group: options, lifecycle, epochs."""

@@ -1,1 +1,0 @@
-"""Slots that are reserved, and by whom."""

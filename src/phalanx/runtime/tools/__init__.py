@@ -1,1 +1,0 @@
-"""What looks at groups and their calls: traces, profiles, explanations."""

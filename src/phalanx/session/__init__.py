@@ -1,0 +1,1 @@
+"""The session of a driver: its connection to a cluster and its background threads."""

@@ -1,0 +1,187 @@
+"""The driver shows what chosen ranks print: one thread follows their files, and writes whole lines with a prefix."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Endpoint
+from phalanx.config import Shown
+from phalanx.display.log_merging import Lines, Merged, prefix_of
+from phalanx.session.background import Background
+
+LOOK_EVERY_S = 0.1
+_CHUNK = 256 * 1024
+_SHARE = 10  # a look may take a tenth of the time: files on other nodes are read less often
+
+
+class Source:
+    """The file of one rank, as far as it was shown.
+
+    It does not hold the process's handle: a process whose last handle is dropped is to end.
+    """
+
+    def __init__(
+        self,
+        transport: Backend,
+        endpoint: Endpoint,
+        write: Callable[[Sequence[str]], None],
+        together: Together | None = None,
+    ) -> None:
+        self.files = endpoint.facts.files
+        self.together = together
+        self._place = replace(endpoint, handle=None)
+        self._handle = weakref.ref(endpoint.handle)
+        self._transport = transport
+        self._write = write
+        self._lines = Lines()
+        self._offset = 0
+        self._lock = threading.Lock()
+
+    def look(self) -> bool:
+        """Show what is new; False once the process is gone and all is shown."""
+        with self._lock:
+            alive = self._alive()  # asked first: what it wrote before it went is there now
+            self._show(self._lines.feed(data) for data in self._new())
+            if not alive:
+                self._show([self._lines.finish()])
+            return alive
+
+    def finish(self) -> None:
+        """Show all that there is."""
+        with self._lock:
+            self._show(self._lines.feed(data) for data in self._new())
+            self._show([self._lines.finish()])
+
+    def _alive(self) -> bool:
+        handle = self._handle()
+        try:
+            return handle is not None and self._transport.alive(replace(self._place, handle=handle))
+        except Exception:  # the backend is shut down
+            return False
+
+    def _new(self) -> list[bytes]:
+        """What was written since; at least one piece, perhaps an empty one."""
+        path, found = self._place.facts.log, list[bytes]()
+        while path:
+            try:
+                data = self._transport.read(self._place, path, self._offset, _CHUNK)
+            except Exception:  # not there yet, or its node is gone: a look at logs harms nobody
+                data = b""
+            found.append(data)
+            self._offset += len(data)
+            if len(data) < _CHUNK:
+                break
+        return found or [b""]
+
+    def _show(self, batches: Iterable[list[str]]) -> None:
+        lines = [line for batch in batches for line in batch]
+        if lines:
+            self._write(lines)
+
+
+def _written(lines: Iterable[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    if text:
+        with contextlib.suppress(ValueError, OSError):  # the driver has closed its stdout
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def _behind(prefix: str) -> Callable[[Sequence[str]], None]:
+    """What writes the lines of one rank."""
+    return lambda lines: _written(prefix + line for line in lines)
+
+
+class Together:
+    """What the ranks of a group print, with equal lines of several ranks as one."""
+
+    def __init__(self, label: str, hosts: Sequence[str]) -> None:
+        self._merged = Merged(label, hosts)
+        self._lock = threading.Lock()
+
+    def of(self, rank: int) -> Callable[[Sequence[str]], None]:
+        """What takes the lines of a rank."""
+
+        def write(lines: Sequence[str]) -> None:
+            with self._lock:
+                self._merged.add(rank, lines, time.monotonic())
+
+        return write
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Write what has waited long enough for other ranks to print the same."""
+        with self._lock:
+            _written(self._merged.take(None if everything else time.monotonic()))
+
+
+class Display:
+    """All ranks that this process shows. Its thread lives from the first one until the last one has ended."""
+
+    def __init__(self) -> None:
+        self._sources: list[Source] = []
+        self._lock = threading.Lock()
+        self._background = Background("phalanx-display", self._turn, finish=self.finish)
+
+    def begin(self, transport: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
+        """Show what these ranks print from now on, by rank those that were chosen."""
+        if transport.immediate:
+            return  # they print to this process's own terminal
+        everyone = range(len(endpoints))
+        chosen = everyone if isinstance(shown, str) else [rank for rank in shown if rank in everyone]
+        hosts = [endpoint.facts.slot.host for endpoint in endpoints]
+        together = Together(label, hosts) if shown == "merged" else None
+        sources = [
+            Source(
+                transport,
+                endpoints[rank],
+                together.of(rank) if together else _behind(prefix_of(label, rank, hosts[rank])),
+                together,
+            )
+            for rank in chosen
+        ]
+        if not sources:
+            return
+        with self._lock:
+            self._sources += sources
+        self._background.begin()
+
+    def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:
+        """Show all that these ranks (default: all) have printed, and let them go."""
+        files = None if endpoints is None else {endpoint.facts.files for endpoint in endpoints}
+        with self._lock:
+            ended = [one for one in self._sources if files is None or one.files in files]
+            self._sources = [one for one in self._sources if one not in ended]
+        for source in ended:
+            source.finish()
+        for together in _together(ended):
+            together.flush(everything=True)
+
+    def _turn(self) -> float | None:
+        begun = time.monotonic()
+        with self._lock:
+            sources = list(self._sources)
+        gone = [source for source in sources if not source.look()]
+        with self._lock:
+            self._sources = [source for source in self._sources if source not in gone]
+            left = list(self._sources)
+        there = _together(left)
+        for together in _together(sources):
+            together.flush(everything=together not in there)
+        if not left:
+            return None
+        return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
+
+
+def _together(sources: Iterable[Source]) -> set[Together]:
+    """The groups of these ranks whose equal lines are shown as one."""
+    return {source.together for source in sources if source.together is not None}
+
+
+display = Display()

@@ -1,0 +1,247 @@
+"""The cluster that this driver uses: started or joined when first needed, and let go of when it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+from phalanx.backends.api import Backend
+from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
+from phalanx.errors import DeclarationError
+from phalanx.wire.value import Value
+
+#: Scopes the names of this run's placement groups and actors, so that two runs never meet.
+RUN_ID = secrets.token_hex(3)
+
+LetGo = Callable[[Backend | None], None]
+
+
+class Step(IntEnum):
+    """What letting go of a backend consists of, in order."""
+
+    NOTE = 0  # on what is open, why it will be closed
+    PART = 1  # what joins groups: none of them is to wait for another
+    CLOSE = 2  # what this process owns
+    FORGET = 3  # what belongs to others
+
+
+_log = logging.getLogger("phalanx")
+
+
+class _State:
+    """What this process has started. One per process, because one process has one Ray connection."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.transports: dict[str, Backend] = {}
+        self.backend: str | None = None  # as px.init named it
+        self.inline_resources: dict[str, float] = {}
+        self.started_ray = False
+        self.show_ranks: Shown | None = None
+        self.sees_ray_shutdown = False
+        self.letting_go: list[tuple[Step, LetGo]] = []
+        self.ending: list[Callable[[], None]] = []
+
+
+_state = _State()
+
+
+def init(
+    *,
+    backend: str | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    address: str | None = None,
+    show_ranks: str | int | Sequence[int] | None = None,
+    **ray_options: Value,
+) -> None:
+    """Start or join the cluster with options of your own. Optional: the first pool does it with defaults.
+
+    Args:
+        backend: "ray" or "inline", from now on also the default of pools, groups, channels and stored values; default
+            ``PHALANX_BACKEND``, else "ray".
+        num_cpus: cores that a local cluster is to have; default those of the machine.
+        num_gpus: accelerators that it is to have. On a machine without any they are logical: pools and ranks get
+            numbers for them and ``worker.device`` is the CPU.
+        address: of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else one on this machine, else
+            a new local one.
+        show_ranks: whose output this driver shows, unless a group says otherwise: "all", "merged", "none", a rank or
+            a list of ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Counts for groups that are made from now on.
+        **ray_options: anything else that ``ray.init`` takes.
+
+    Raises:
+        DeclarationError: this process is connected already and options are given that cannot be applied any more.
+    """
+    chosen = backend_name(backend or _default_backend())
+    counts = {
+        key: value for key, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)) if value is not None
+    }
+    if show_ranks is not None:
+        _state.show_ranks = shown_ranks(show_ranks)
+    elif ray_options.get("log_to_driver") is False:
+        _state.show_ranks = ()
+    with _state.lock:
+        _state.inline_resources = {
+            name: float(counts[key])
+            for key, name in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
+            if key in counts
+        }
+        if chosen == "inline":
+            _state.transports.pop("inline", None)
+        else:
+            _start_ray({**counts, **({"address": address} if address else {}), **ray_options})
+        if backend is not None:
+            _state.backend = chosen
+
+
+def _default_backend() -> str:
+    return _state.backend or settings().backend
+
+
+def _start_ray(given: Mapping[str, Any]) -> None:
+    from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+
+    if ray_cluster.is_running():
+        if given:
+            raise DeclarationError(
+                f"px.init({', '.join(given)}): this process is connected to a Ray cluster already, so these "
+                "options cannot be applied; call px.init before the first pool, or px.shutdown() first"
+            )
+        return
+    ray_cluster.start(_with_address(given))
+    _state.started_ray = True
+
+
+def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts are those of a new local cluster, even where another one is running on this machine.
+
+    Raises:
+        DeclarationError: counts for a cluster that is there already.
+    """
+    counts = [name for name in ("num_cpus", "num_gpus") if name in given]
+    named = given.get("address") or running_cluster()
+    if not counts or named == "local":
+        return dict(given)
+    if named:
+        raise DeclarationError(
+            f"px.init({', '.join(counts)}): these are the counts of a new local cluster, but address= or RAY_ADDRESS "
+            f"names the cluster {named!r}; leave the counts out to join that one, or unset RAY_ADDRESS"
+        )
+    return {**given, "address": "local"}
+
+
+def transport(backend: str | None = None) -> Backend:
+    """The transport of that name, else that of the default backend; made when first asked for."""
+    name = backend_name(backend or _default_backend())
+    with _state.lock:
+        if name == "ray":
+            from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+            from phalanx.backends.ray.backend import RayBackend  # loads Ray
+
+            if not ray_cluster.is_running():
+                _start_ray({})
+            known = _state.transports.get("ray")
+            if known is not None and not known.connected():
+                lost(known)
+            if not _state.sees_ray_shutdown:
+                ray_cluster.around_shutdown(_before_ray_shutdown, _after_ray_shutdown)
+                _state.sees_ray_shutdown = True
+            return _state.transports.get("ray") or _state.transports.setdefault("ray", RayBackend())
+        from phalanx.backends.inline import InlineBackend  # not needed beside Ray
+
+        if "inline" not in _state.transports:
+            _state.transports["inline"] = InlineBackend(_state.inline_resources or _own_accelerators())
+        return _state.transports["inline"]
+
+
+@contextlib.contextmanager
+def replaced_transport(name: str, other: Backend) -> Generator[None]:
+    """Let another transport stand for a backend meanwhile, for tests."""
+    with _state.lock:
+        before = _state.transports.get(name)
+        _state.transports[name] = other
+    try:
+        yield
+    finally:
+        with _state.lock:
+            _state.transports.pop(name, None)
+            if before is not None:
+                _state.transports[name] = before
+
+
+def _own_accelerators() -> dict[str, float]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"GPU": float(count)} if count else {}
+
+
+def at_letting_go(step: Step, callback: LetGo) -> None:
+    """Have a function called when a backend is let go of: with that backend, or with None for all of them.
+
+    The cluster may be gone already (``connected()`` is False): there is nothing to be freed then, only to be noted.
+    """
+    _state.letting_go.append((step, callback))
+
+
+def at_shutdown(callback: Callable[[], None]) -> None:
+    """Have a function called by :func:`shutdown`, after all groups are closed and before Ray is left."""
+    _state.ending.append(callback)
+
+
+def _let_go(transport: Backend | None) -> None:
+    for _, callback in sorted(_state.letting_go, key=lambda entry: entry[0]):
+        try:
+            callback(transport)
+        except Exception:  # the others are to be freed all the same
+            _log.warning("not everything could be closed", exc_info=True)
+
+
+def shutdown() -> None:
+    """Close every pool of this process; end the local Ray cluster if ``phalanx`` started it. Idempotent."""
+    with _state.lock:
+        _let_go(None)
+        for callback in _state.ending:
+            callback()
+        _state.backend = None
+        _state.inline_resources = {}
+        _state.show_ranks = None
+        if _state.started_ray:
+            from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+
+            ray_cluster.stop()
+        for transport in _state.transports.values():
+            transport.leave()
+        _state.transports.clear()
+
+
+def lost(transport: Backend) -> None:
+    """Note that a backend's cluster was left without a word to this library. Idempotent."""
+    with _state.lock:
+        if _state.transports.get(transport.name) is transport:
+            del _state.transports[transport.name]
+            _state.started_ray = False
+    _let_go(transport)
+    transport.leave()
+
+
+def _before_ray_shutdown() -> None:
+    transport = _state.transports.get("ray")
+    if transport is not None:
+        _let_go(transport)
+
+
+def _after_ray_shutdown() -> None:
+    transport = _state.transports.get("ray")
+    if transport is not None:
+        lost(transport)
+
+
+def show_ranks() -> Shown:
+    """The ranks whose output this driver shows, of groups that say nothing of it."""
+    return _state.show_ranks if _state.show_ranks is not None else settings().show_ranks

@@ -1,0 +1,184 @@
+"""Threads that wait for calls, so that an event loop, or a wait for several calls, need not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Ref
+from phalanx.session.background import Background
+
+R = TypeVar("R")
+
+_MOST = 32
+_SPARE = 8  # more, for what has ended while that many wait
+_IDLE_S = 5.0
+_LOOK_EVERY_S = 0.02
+_ENDED_IN_PART_S = 0.5
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a wait is for: it is over once all references have ended, or at ``deadline`` (``time.monotonic()``)."""
+
+    transport: Backend
+    refs: Sequence[Ref]
+    deadline: float | None = None
+
+
+@dataclass(eq=False)
+class _Wait:
+    future: Future[Any]
+    work: Callable[[], Any]
+    pending: Pending | None = None
+    in_part_since: float | None = field(default=None, init=False)
+
+    def do(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
+class WaitThreads:
+    """A thread for each wait, up to ``most``; of more, one thread finds those that have ended, for a few to fetch.
+
+    Waits may depend on each other: where none of the threads gets on, more are started. Idle threads end. Unlike those
+    of a ``ThreadPoolExecutor`` they are daemons: the interpreter joins an executor's threads when it exits, so that a
+    wait nobody is interested in any more would keep the process from ending.
+    """
+
+    def __init__(self, most: int = _MOST, idle_s: float = _IDLE_S) -> None:
+        self._most = most
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._work: SimpleQueue[_Wait] = SimpleQueue()
+        self._threads = 0
+        self._idle = 0  # threads that wait for work, less those that are to get what is in the queue
+        self._done = 0
+        self._done_before = 0
+        self._others: list[_Wait] = []
+        self._looker = Background("phalanx-await-many", self._look)
+
+    def submit(self, work: Callable[[], R], pending: Pending | None = None) -> Future[R]:
+        """Run ``work()`` on one of the threads: now, or where these are many, once what it waits for has ended.
+
+        Without ``pending`` it begins now, on a thread more if need be.
+        """
+        future: Future[R] = Future()
+        wait = _Wait(future, work, pending)
+        with self._lock:
+            if pending is None or self._idle or self._threads < self._most:
+                self._begin(wait)
+                return future
+            self._others.append(wait)
+        self._looker.begin()
+        return future
+
+    def _begin(self, wait: _Wait) -> None:
+        """Have a wait done by an idle thread, or a new one; under the lock."""
+        if self._idle:
+            self._idle -= 1
+            self._work.put(wait)
+            return
+        self._threads += 1
+        threading.Thread(target=self._run, args=(wait,), name="phalanx-await", daemon=True).start()
+
+    def _run(self, wait: _Wait | None) -> None:
+        while wait is not None:
+            wait.do()
+            del wait  # else it would keep its call until the next one
+            wait = self._next()
+
+    def _next(self) -> _Wait | None:
+        """The next wait for this thread; None if it is to end."""
+        with self._lock:
+            self._done += 1
+            if self._others and self._threads <= self._most:
+                return self._others.pop(0)
+            self._idle += 1
+        try:
+            return self._work.get(timeout=self._idle_s)
+        except Empty:
+            with self._lock:
+                if self._idle:
+                    self._idle -= 1
+                    self._threads -= 1
+                    return None
+            return self._work.get()  # which is there, or about to be
+
+    def _look(self) -> float | None:
+        """Hand on the waits that are over: as many as there are threads for; one more where none of these got on."""
+        with self._lock:
+            others = list(self._others)
+        if not others:
+            return None
+        over, in_part = _sorted_out(others)
+        with self._lock:
+            stuck = self._done == self._done_before
+            self._done_before = self._done
+            for wait in over:
+                if not self._hand_on(wait):
+                    if stuck:
+                        self._hand_on(wait, even_so=True)
+                    break
+            for wait in in_part:
+                self._hand_on(wait)
+        return _LOOK_EVERY_S
+
+    def _hand_on(self, wait: _Wait, *, even_so: bool = False) -> bool:
+        """Have a wait done, if there is a thread for it; under the lock."""
+        if not (self._idle or self._threads < self._most + _SPARE or even_so):
+            return False
+        if wait in self._others:  # else a thread took it meanwhile
+            self._others.remove(wait)
+            self._begin(wait)
+        return True
+
+
+def _sorted_out(waits: Sequence[_Wait]) -> tuple[list[_Wait], list[_Wait]]:
+    """Those that are over, and those of which some references ended a while ago: one that failed ends the call."""
+    ended = _ended([wait.pending for wait in waits if wait.pending is not None])
+    now = time.monotonic()
+    over: list[_Wait] = []
+    in_part: list[_Wait] = []
+    for wait in waits:
+        pending = wait.pending
+        late = pending is not None and pending.deadline is not None and now >= pending.deadline
+        if pending is None or late or wait.future.cancelled():
+            over.append(wait)
+            continue
+        count = sum(id(ref) in ended for ref in pending.refs)
+        if count == len(pending.refs):
+            over.append(wait)
+        elif count:
+            wait.in_part_since = wait.in_part_since or now
+            if now - wait.in_part_since > _ENDED_IN_PART_S:
+                in_part.append(wait)
+    return over, in_part
+
+
+def _ended(waits: Sequence[Pending]) -> set[int]:
+    """The ids of the references that have ended; all of a backend that cannot be asked, as those who wait will find."""
+    ended: set[int] = set()
+    for transport in {id(one.transport): one.transport for one in waits}.values():
+        refs = {id(ref): ref for one in waits if one.transport is transport for ref in one.refs}
+        ids = [*refs]
+        try:
+            done = transport.wait([*refs.values()], len(refs), 0)[0] if refs else []
+        except Exception:
+            done = range(len(ids))
+        ended.update(ids[position] for position in done)
+    return ended
+
+
+waiters = WaitThreads()
+"""Those of this process."""

@@ -1,1 +1,0 @@
-"""What people read: tables, progress, logs, what a call would do."""

@@ -1,1 +1,0 @@
-"""How calls reach ranks: the few verbs that a backend provides, and the backends."""

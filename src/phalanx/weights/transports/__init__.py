@@ -1,0 +1,1 @@
+"""Weight transports: the interface, and an implementation for each distance."""

@@ -1,0 +1,1 @@
+"""The part of a weight sync that runs on ranks."""

@@ -1,0 +1,94 @@
+"""Detached groups outlive their driver and are found again by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+import ray
+
+import phalanx as px
+
+pytestmark = pytest.mark.slow
+
+WORKERS = """
+import phalanx as px
+
+
+class Counter(px.Worker):
+    def __init__(self):
+        self.count = 0
+
+    @px.register
+    def up(self, by: int) -> int:
+        self.count += by
+        return self.count
+"""
+
+
+@pytest.fixture
+def drive(ray_cluster: None) -> Callable[[str], str]:
+    """Runs a driver script of its own process on the session's cluster; what it printed."""
+    address = ray.get_runtime_context().gcs_address
+
+    def run(script: str) -> str:
+        head = f"{WORKERS}\npx.init(address={address!r})\n"
+        done = subprocess.run(
+            [sys.executable, "-c", head + textwrap.dedent(script)],
+            env={**os.environ, "PHALANX_BACKEND": "ray"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("leave", [pytest.param("", marks=pytest.mark.soak), "import ray; ray.shutdown()"])
+def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], str], leave: str) -> None:
+    drive(f"""
+        pool = px.ResourcePool([2], use_gpu=False, detached=True)
+        group = px.WorkerGroup(pool, Counter, name="left-behind", detached=True)
+        group.up(5)
+        {leave}
+    """)
+    try:
+        out = drive("""
+            group = px.attach("left-behind", Counter)
+            print(group.up(1), group[1].up(1))
+        """)
+        assert out.strip() == "[6, 6] 7"
+        with pytest.raises(px.DeclarationError, match="down"):
+            px.attach("left-behind", declared_elsewhere())
+    finally:
+        px.attach("left-behind").close(pool=True)
+    with pytest.raises(px.PlacementError, match="no detached group"):
+        px.attach("left-behind")
+
+
+def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], str]) -> None:
+    drive("""
+        pool = px.ResourcePool([2], use_gpu=False, detached=True)
+        group = px.WorkerGroup(pool, Counter, name="replaced", detached=True)
+        group.up(5)
+        px.replace_ranks(group, 0, state="none")
+    """)
+    try:
+        assert px.attach("replaced").up(1) == [1, 6]
+    finally:
+        px.attach("replaced").close(pool=True)
+
+
+def declared_elsewhere() -> type:
+    class Elsewhere(px.Worker):
+        @px.register
+        def down(self, by: int) -> int:
+            return -by
+
+    return Elsewhere

@@ -1,0 +1,211 @@
+"""Batches that go from role to role: rows and settings as they were, by value and by future alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+import phalanx as px
+
+
+class Role(px.Worker):
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def extend(self, batch: Any) -> Any:
+        return batch | {"twice": batch["ids"] * 2}
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def rank_in(self, batch: Any) -> Any:
+        return batch | {"mine": self.rank}
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def shown(self, batch: Any) -> list[str]:
+        return [repr({key: value for key, value in batch.items() if key not in ("ids", "twice")})] * len(
+            batch["ids"]
+        )
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def tables(self, batch: Any) -> Any:
+        import pandas as pd
+
+        return batch | {"table": pd.DataFrame({"a": [1]})}
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def only_settings(self, batch: Any) -> Any:
+        return {"temp": batch["temp"]}
+
+
+@pytest.fixture(scope="module")
+def role(source: px.WorkerGroup) -> px.WorkerGroup:
+    return source
+
+
+def batch_of(rows: int) -> dict[str, Any]:
+    return {"ids": torch.arange(rows), "temp": 0.7, "stop": None, "meta": {"name": "a", "nan": float("nan")}}
+
+
+@pytest.mark.parametrize("rows", [0, 3, 4, 6])
+def test_a_batch_that_passed_through_a_role_is_the_batch_for_the_next(
+    role: px.WorkerGroup, rows: int
+) -> None:
+    seen = role.shown(batch_of(rows))
+    future = role.extend.submit(batch_of(rows))
+    assert role.shown(future) == role.shown(future.result()) == seen
+    assert repr(future.result()) == repr(batch_of(rows) | {"twice": torch.arange(rows) * 2})
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_what_the_ranks_do_not_agree_on_is_refused_by_value_and_by_future(
+    role: px.WorkerGroup, rows: int
+) -> None:
+    future = role.rank_in.submit(batch_of(rows))
+    assert future.result()["mine"] == px.data.PerShard([0, 1, 2, 3])
+    with pytest.raises(px.DispatchError, match=r"\['mine'\]"):
+        role.shown(future.result())
+    with pytest.raises(px.PhalanxError, match=r"\['mine'\]"):
+        role.shown(future)
+
+
+def test_one_rank_alone_gives_its_value_to_the_next_role(role: px.WorkerGroup) -> None:
+    future = role[2:3].rank_in.submit(batch_of(2))
+    assert future.result()["mine"] == 2
+    assert role.shown(future) == role.shown(future.result())
+
+
+@pytest.mark.parametrize("ranks", [slice(0, 1), slice(0, 4)])
+def test_tables_of_unknown_rows_are_refused_by_value_and_by_future(
+    role: px.WorkerGroup, ranks: slice
+) -> None:
+    future = role[ranks].tables.submit(batch_of(4))
+    with pytest.raises(px.DispatchError, match=r"\['table'\]"):
+        role.shown(future.result())
+    with pytest.raises(px.PhalanxError, match=r"\['table'\]"):
+        role.shown(future)
+
+
+def test_settings_alone_go_to_every_rank_by_value_and_by_future(role: px.WorkerGroup) -> None:
+    settings = role.only_settings.submit(batch_of(5))
+    ids = torch.arange(2)
+    for given in (settings, settings.result()):
+        assert role.shown({"ids": ids, "settings": given}) == ["{'settings': {'temp': 0.7}}"] * 2
+
+
+class Source(Role):
+    """Gives one row by rank, in every way that a call can return; one group for all that is tried here."""
+
+    @px.register
+    def listed(self) -> Any:
+        return torch.full((50_000,), float(self.rank))
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def valued(self) -> Any:
+        return torch.arange(8.0).repeat_interleave(50_000).reshape(8, 50_000)
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC, pad_to_multiple=3)
+    def metric(self, rows: Any) -> Any:
+        return rows
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=3)
+    def padded(self, rows: Any) -> Any:
+        return {"rows": rows, "temp": 0.7}
+
+    @px.register(px.Dispatch.mesh(balance="lengths"))
+    def balanced(self, rows: Any, lengths: Any) -> Any:
+        return rows
+
+    @px.register(px.Dispatch.mesh(balance="lengths"))
+    def doubled(self, rows: Any, lengths: Any) -> Any:
+        return rows.repeat_interleave(2, dim=0)
+
+    @px.register
+    def wait_for(self, path: str) -> str:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return path
+
+
+class Sink(px.Worker):
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def rows(self, x: Any) -> Any:
+        return x
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC, pad_to_multiple=2)
+    def padded_rows(self, ids: Any, x: Any) -> Any:
+        return x
+
+    @px.register
+    def add_one(self, x: Any) -> float:
+        first = x[0] if isinstance(x, list) else x
+        first += 1
+        return float(first.flatten()[0])
+
+
+@pytest.fixture(scope="module")
+def source(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool, Source, mesh=px.Mesh(dp=4))
+
+
+@pytest.fixture(scope="module")
+def sink(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:3], Sink)
+
+
+def calls_of(source: px.WorkerGroup) -> dict[str, px.CallFuture[Any]]:
+    rows, lengths = torch.arange(7.0)[:, None].repeat(1, 3), [5, 1, 1, 1, 1, 1, 9]
+    return {
+        "listed": source.listed.submit(),
+        "of a slice": source[1:3].listed.submit(),
+        "valued": source.valued.submit(),
+        "metric": source.metric.submit(rows),
+        "padded": source.padded.submit(rows),
+        "balanced": source.balanced.submit(rows, lengths),
+        "doubled": source.doubled.submit(rows, lengths),
+        "fewer rows than ranks": source.padded.submit(rows[:2]),
+        "no rows": source.balanced.submit(rows[:0], lengths[:0]),
+    }
+
+
+@pytest.mark.parametrize("name", list(calls_of(MagicMock())))
+def test_a_future_gives_each_rank_the_rows_that_its_result_would(
+    source: px.WorkerGroup, sink: px.WorkerGroup, name: str
+) -> None:
+    future = calls_of(source)[name]
+    assert repr(sink.rows(future)) == repr(sink.rows(future.result()))
+
+
+def test_a_list_by_rank_is_padded_as_its_value_would_be(source: px.WorkerGroup, sink: px.WorkerGroup) -> None:
+    future, ids = source.listed.submit(), [0, 1, 2, 3]
+    assert repr(sink.padded_rows(ids, future)) == repr(sink.padded_rows(ids, future.result()))
+
+
+@pytest.mark.parametrize("name", ["listed", "valued", "padded"])
+def test_a_future_of_other_rows_than_the_arguments_is_refused(
+    source: px.WorkerGroup, sink: px.WorkerGroup, name: str
+) -> None:
+    with pytest.raises(px.PhalanxError, match="disagree in rows"):
+        sink.padded_rows([0, 1], calls_of(source)[name])
+
+
+@pytest.mark.parametrize("name", ["listed", "valued"])
+def test_a_future_that_ranks_write_to_stays_what_it_was(
+    source: px.WorkerGroup, sink: px.WorkerGroup, name: str
+) -> None:
+    future = calls_of(source)[name]
+    assert [sink.add_one(future), sink.add_one(future)] == [[1.0] * 3] * 2
+
+
+def test_rows_of_a_list_by_rank_are_asked_for_without_waiting(
+    source: px.WorkerGroup, sink: px.WorkerGroup, backend: str, tmp_path: Path
+) -> None:
+    if backend == "inline":
+        pytest.skip("calls of this backend have ended when they are submitted")
+    go = tmp_path / "go"
+    call = sink.rows.submit(source.wait_for.submit(str(go)))
+    assert not call.done()
+    go.touch()
+    assert call.result() == [[str(go)] * 2, [str(go)], [str(go)]]

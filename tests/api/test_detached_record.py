@@ -1,0 +1,36 @@
+"""What a detached group leaves for drivers to come is read only by the version that can."""
+
+from __future__ import annotations
+
+import pytest
+
+import phalanx as px
+from phalanx.api.attach import PROTOCOL, DetachedRecord
+from phalanx.group.epoch import GroupCard
+
+
+def a_record() -> DetachedRecord:
+    record = GroupCard("g", 1, {"": {}}, {}, {"": "Cls"})
+    return DetachedRecord(record, (), (), {"pool": ("key",)})
+
+
+def of_another_version(kept: bytes) -> bytes:
+    """The same from a version with another protocol, whose classes are not here."""
+    return kept.replace(b"protocol %d" % PROTOCOL, b"protocol 99").replace(
+        b"DetachedRecord", b"NoSuchNameHere"
+    )
+
+
+def test_a_record_is_read_back_as_it_was_left() -> None:
+    assert DetachedRecord.from_bytes("g", a_record().to_bytes()) == a_record()
+
+
+def test_the_protocol_is_compared_before_anything_is_unpickled() -> None:
+    kept = of_another_version(a_record().to_bytes())
+    with pytest.raises(px.DeclarationError, match=rf"protocol 99; here {PROTOCOL}.*same version in both"):
+        DetachedRecord.from_bytes("g", kept)
+
+
+def test_a_record_without_a_header_is_of_the_first_protocol() -> None:
+    with pytest.raises(px.DeclarationError, match="protocol 1; here"):
+        DetachedRecord.from_bytes("g", b"\x80\x05cno.such.module\nRecord\n.")

@@ -1,0 +1,373 @@
+"""Groups: options, roles, collectives, travelling views, asynchronous ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pdb
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+import phalanx as px
+
+BY_VALUE = True
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
+
+
+class Actor(px.Worker):
+    """Starts a process group in its constructor, as trainers do."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        self.lr = lr
+        if self.world_size == 1 or os.environ["PHALANX_STORE"] != "inline":
+            dist.init_process_group("gloo")
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def update(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": batch["x"] * 2, "note": batch["note"]}
+
+    @px.register
+    def sum_of_ranks(self) -> float:
+        value = torch.ones(1) * self.rank
+        dist.all_reduce(value)
+        return value.item()
+
+    @px.register
+    def second_world(self) -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return self.sum_of_ranks()
+
+    @px.register
+    def sibling_value(self) -> int:
+        return self.roles["critic"].value
+
+    @px.register
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Critic:
+    """A plain class, not a px.Worker."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def values(self, batch: dict[str, Any]) -> Any:
+        return batch["x"] * self.value
+
+    @px.register
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Plain(px.Worker):
+    def __init__(self) -> None:
+        self.waiting = asyncio.Event() if sys.version_info >= (3, 10) else None
+
+    @px.register
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    async def same_later(self, rows: Any) -> Any:
+        await asyncio.sleep(0)
+        return rows
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def same(self, rows: Any) -> Any:
+        return rows
+
+    @px.register
+    def ask(self, group: Any) -> Any:
+        return group.variable("RANK")
+
+    @px.register
+    async def wait_for_release(self) -> str:
+        assert self.waiting is not None
+        await self.waiting.wait()
+        return "released"
+
+    @px.register
+    async def release(self) -> None:
+        assert self.waiting is not None
+        self.waiting.set()
+
+    @px.register
+    def join_collective(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+
+    @px.register
+    def in_pdb(self) -> str:
+        return pdb.__name__ + str(os.getpid())
+
+
+@pytest.fixture(scope="module")
+def colocated(ray_cluster: None) -> Iterator[Any]:
+    with px.ResourcePool([2], use_gpu=True, backend="ray") as pool:
+        roles = {"actor": Actor.bind(lr=1.0), "critic": px.BoundClass(Critic, 3)}
+        yield px.WorkerGroup(pool, px.colocate(roles))
+
+
+@pytest.fixture(scope="module")
+def plain(backend: str) -> Iterator[Any]:
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool, Plain, env={"OF_THE_GROUP": "yes", "OMP_NUM_THREADS": "3"}, name="plain")
+
+
+def test_roles_of_a_rank_share_a_process_and_see_each_other(colocated: Any) -> None:
+    assert colocated.actor.pid() == colocated.critic.pid()
+    assert colocated.actor.sibling_value() == [3, 3]
+    assert set(colocated.spawn()) == {"actor", "critic"}
+
+
+def test_roles_are_called_as_groups_of_their_own(colocated: Any) -> None:
+    batch = {"x": torch.arange(5), "note": "kept"}
+    out = colocated.actor.update(batch)
+    assert out["x"].tolist() == [0, 2, 4, 6, 8]
+    assert out["note"] == "kept"
+    assert colocated.critic.values({"x": out["x"]}).tolist() == [0, 6, 12, 18, 24]
+
+
+def test_an_unknown_role_or_method_is_named_with_what_there_is(colocated: Any) -> None:
+    with pytest.raises(AttributeError, match="actor, critic"):
+        _ = colocated.reward
+    with pytest.raises(AttributeError, match="did you mean 'update'"):
+        _ = colocated.actor.updat
+    with pytest.raises(AttributeError, match=r"Call group\.critic\.call\('values', \.\.\.\)"):
+        colocated.call("values")
+    with pytest.raises(AttributeError, match="None of them has a method 'valuez'"):
+        colocated.call("valuez")
+
+
+def test_whoever_looks_for_remote_is_told_of_submit(plain: Any) -> None:
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'remote': call it bare, or same\.submit\(\.\.\.\)"
+    ):
+        _ = plain.same.remote
+    assert not hasattr(plain.same, "other")
+
+
+def test_a_process_group_forms_from_the_environment_alone(colocated: Any) -> None:
+    assert colocated.actor.sum_of_ranks() == [1.0, 1.0]
+
+
+def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: Any) -> None:
+    assert colocated.actor.second_world() == [1.0, 1.0]
+    assert colocated.actor.second_world() == [1.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def neighbour(colocated: Any) -> Iterator[Any]:
+    """Another group on the same slots."""
+    with px.WorkerGroup(colocated.pool, Actor, name="neighbour") as made:
+        yield made
+
+
+def test_two_groups_on_the_same_slots_have_two_worlds(colocated: Any, neighbour: Any) -> None:
+    assert neighbour.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
+    assert set(neighbour.pid()).isdisjoint(colocated.actor.pid())
+
+
+def test_explain_says_what_shares_a_process_and_what_a_slot(colocated: Any, neighbour: Any) -> None:
+    text = str(colocated.explain())
+    assert "colocated in one process per rank: actor, critic" in text
+    assert "processes of their own: neighbour" in text
+
+
+def test_the_groups_environment_reaches_every_rank(plain: Any) -> None:
+    assert plain.variable("OF_THE_GROUP") == ["yes"] * 3
+    assert plain.variable("OMP_NUM_THREADS") == ["3"] * 3
+    assert os.environ.get("OF_THE_GROUP") is None
+
+
+def test_variables_of_the_runtime_env_are_the_groups_own() -> None:
+    variables = {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Plain, runtime_env={"env_vars": variables}, env={"BOTH": "from env"})
+        assert group.variable("OMP_NUM_THREADS") == ["7"]
+        assert group.variable("BOTH") == ["from env"]
+
+
+def test_a_number_of_threads_that_somebody_set_is_that_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "11")
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, Plain) as inherits,
+        px.WorkerGroup(pool, Plain, env={"OMP_NUM_THREADS": "3"}) as chooses,
+    ):
+        assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 2
+        assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 2
+
+
+def test_groups_on_other_slots_of_a_pool_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    with (
+        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool[0:1], Plain) as one,
+        px.WorkerGroup(pool[1:4], Plain) as others,
+    ):
+        assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 4
+
+
+OF_A_CLUSTER = """
+import os
+import phalanx as px
+
+
+class Plain(px.Worker):
+    @px.register
+    def threads(self):
+        return os.environ["OMP_NUM_THREADS"]
+
+
+px.init(num_cpus=2)
+with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Plain) as group:
+    print(*group.threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["11", pytest.param(None, marks=pytest.mark.soak)])
+def test_ranks_on_ray_have_the_threads_with_which_ray_was_started(tmp_path: Path, chosen: str | None) -> None:
+    (tmp_path / "driver.py").write_text(OF_A_CLUSTER)
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"RAY_ADDRESS": "local"} | ({"OMP_NUM_THREADS": chosen} if chosen else {})
+
+    driver = [sys.executable, str(tmp_path / "driver.py")]
+    ran = subprocess.run(driver, env=env, capture_output=True, text=True, timeout=240)
+
+    assert ran.stdout.split()[-1] == (chosen or str(len(os.sched_getaffinity(0)))), ran.stderr
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 17])
+@pytest.mark.parametrize(
+    "kind", [torch.arange, np.arange, lambda n: list(range(n))], ids=["tensor", "array", "list"]
+)
+def test_rows_come_back_as_they_went(plain: Any, rows: int, kind: Any) -> None:
+    given = kind(rows)
+    copy = kind(rows)
+    out = plain.same(given)
+    assert type(out) is type(given)
+    assert list(out) == list(copy) == list(given)
+
+
+def test_a_view_calls_the_group_from_a_worker(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        callee = px.WorkerGroup(pool, Plain)
+        caller = px.WorkerGroup(pool[0:1], Plain)
+        assert caller.ask(callee) == [["0", "1"]]
+        assert caller.ask(callee[1]) == ["1"]
+        callee.close()
+        with pytest.raises(px.RemoteCallError, match="GroupClosed"):
+            caller.ask(callee)
+
+
+@pytest.mark.slow
+def test_the_driver_may_be_an_actor_itself(ray_cluster: None) -> None:
+    @ray.remote(num_cpus=0)
+    class Driver:
+        def drive(self) -> Any:
+            import phalanx
+
+            with phalanx.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+                return phalanx.WorkerGroup(pool, Plain).variable("RANK")
+
+    assert ray.get(Driver.remote().drive.remote(), timeout=100) == ["0", "1"]
+
+
+@pytest.fixture(scope="module")
+def asynchronous(ray_cluster: None) -> Iterator[Any]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        yield px.WorkerGroup(pool, Plain, max_concurrency=8)
+
+
+def test_asynchronous_ranks_interleave_at_awaits(asynchronous: Any) -> None:
+    waiting = asynchronous.wait_for_release.submit()
+    asynchronous.release()
+    assert waiting.result(timeout=60) == ["released", "released"]
+
+
+@pytest.mark.parametrize("method", ["same", "same_later"])
+def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
+    asynchronous: Any, method: str
+) -> None:
+    rows = torch.arange(4)
+    for _ in range(3):
+        future = getattr(asynchronous, method).submit(rows)
+        for _ in range(3):
+            future = getattr(asynchronous, method).submit(future)
+        assert torch.equal(future.result(timeout=60), rows)
+
+
+def test_collectives_of_several_inline_ranks_say_what_to_do() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Plain)
+        with pytest.raises(px.RemoteCallError, match="ray backend"):
+            group.join_collective()
+
+
+def test_a_collective_of_one_inline_rank_works() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Actor)
+        try:
+            assert group.sum_of_ranks() == [0.0]
+        finally:
+            group.run(lambda worker: dist.destroy_process_group())
+
+
+def test_inline_ranks_run_in_this_process() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        assert px.WorkerGroup(pool, Plain).in_pdb() == [f"pdb{os.getpid()}"]
+
+
+def test_bound_methods_look_like_the_methods(plain: Any) -> None:
+    assert str(plain.variable.__signature__) == "(name: 'str') -> 'str | None'"
+    assert plain.method(Plain.variable)("RANK") == ["0", "1", "2"]
+    assert "variable" in dir(plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mesh": px.Mesh(dp=2, tp=2)}, "Mesh"),
+        ({"mesh": "dp"}, "px.Mesh"),
+        ({"env": "A=1"}, "env"),
+        ({"start_timeout": 0}, "start_timeout=0"),
+        ({"max_concurrency": 0}, "max_concurrency=0"),
+        ({"max_concurrency": True}, "max_concurrency=True"),
+        ({"call_timeout": float("nan")}, "call_timeout=nan"),
+        ({"detached": True}, "name"),
+        ({"detached": True, "name": "x"}, "detached=True"),
+        ({"visible_devices": "all"}, "visible_devices='all'"),
+    ],
+)
+def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
+    with (
+        px.ResourcePool([3], use_gpu=False, backend="inline") as pool,
+        pytest.raises(px.PhalanxError, match=named),
+    ):
+        px.WorkerGroup(pool, Plain, **options)
+
+
+def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phalanx.session.session import _with_address
+
+    assert _with_address({"num_gpus": 8})["address"] == "local"
+    assert _with_address({"address": "auto"}) == {"address": "auto"}
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(px.DeclarationError, match="RAY_ADDRESS"):
+        _with_address({"num_gpus": 8})

@@ -1,0 +1,382 @@
+"""A group that gets more ranks, and fewer, while it is at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import phalanx as px
+from phalanx.testing import faults
+
+SOAK_ON_RAY = True
+
+
+class Answerer(px.Worker):
+    """Answers requests, each rank by itself."""
+
+    independent = True
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self.answered: list[int] = []
+
+    @px.register(rerun_on_restart=True)
+    def load(self, seed: int) -> None:
+        self.seed = seed
+
+    @px.register
+    def answer(self, x: int) -> tuple[int, int]:
+        self.answered.append(x)
+        return self.rank, 10 * x + self.seed
+
+    @px.register(px.Dispatch.ROWS)
+    def answers(self, xs: list[int]) -> list[int]:
+        return [10 * x for x in xs]
+
+    @px.register
+    def who(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+    @px.register
+    def seeds(self) -> int:
+        return self.seed
+
+
+class Together(px.Worker):
+    @px.register
+    def who(self) -> int:
+        return self.rank
+
+
+@pytest.fixture
+def four(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([4], use_gpu=False) as pool:
+        yield pool
+
+
+@pytest.mark.slow_on_cluster
+def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    before = [endpoint.facts.pid for endpoint in group.core.endpoints]
+
+    px.resize(group, 2)
+    fewer = group.who()
+    px.resize(group, 3)
+    more = group.who()
+
+    assert fewer == [(0, 2), (1, 2)]
+    assert more == [(0, 3), (1, 3), (2, 3)]
+    assert [endpoint.facts.pid for endpoint in group.core.endpoints][:2] == before[:2]
+    assert (len(group), group.world_size, group.ranks) == (3, 3, (0, 1, 2))
+
+
+def test_calls_of_all_ranks_go_to_those_that_there_are(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    for size in (1, 4, 2):
+        px.resize(group, size)
+
+        assert group.answers(list(range(7))) == [10 * x for x in range(7)]
+        assert len(group.who()) == size
+
+
+def test_results_of_ranks_that_left_stay(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    futures = [group[rank].answer.submit(rank) for rank in range(4)]
+
+    px.resize(group, 1)
+    px.resize(group, 4)
+
+    assert [future.result() for future in futures] == [(rank, 10 * rank) for rank in range(4)]
+
+
+def test_ranks_that_join_get_the_calls_that_a_restart_makes_again(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    px.resize(group, 1)
+    group.load(7)
+    px.resize(group, 3)
+    grown = group.seeds()
+    px.resize(group, 2)
+    group.restart()
+
+    assert grown == [7, 7, 7]
+    assert group.seeds() == [7, 7]
+
+
+def test_a_rank_that_left_is_called_no_more(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    last = group[3]
+    px.resize(group, 2)
+
+    with pytest.raises(px.errors.StaleEpoch):
+        last.answer(1)
+
+
+@pytest.mark.slow_on_cluster
+def test_no_request_is_lost_or_answered_twice_under_load(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    px.resize(group, 2)
+    asked: list[int] = []
+    futures: list[px.CallFuture[tuple[int, int]]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        number = 0
+        while not over.is_set() or number < 100:
+            asked.append(number)
+            futures.append(group.any.answer.submit(number))
+            number += 1
+            if len(futures) % 20 == 0:
+                futures[-1].result()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for size in (4, 1, 3, 1):
+        px.resize(group, size)
+    over.set()
+    thread.join(60)
+    answers = [future.result() for future in futures]
+
+    assert [value for _, value in answers] == [10 * number for number in asked]
+    assert group.who() == [(0, 1)]
+
+
+def test_sticky_routing_follows(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Answerer)
+    ranks = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
+    px.resize(group, 2)
+    after = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
+
+    assert sorted(ranks.values()) == [0, 1, 2, 3]
+    assert set(after.values()) <= {0, 1}
+    assert all(after[key] == rank for key, rank in ranks.items() if rank < 2)
+
+
+def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=1) as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        px.resize(group, 1)
+        other = px.WorkerGroup(pool[1:2], Answerer)
+
+        assert other.who() == [(0, 1)]
+        with pytest.raises(px.PlacementError, match="does not fit"):
+            px.resize(group, 2)
+        assert group.who() == [(0, 1)]
+
+
+def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) -> None:
+    group, together = px.WorkerGroup(four, Answerer), px.WorkerGroup(four, Together)
+
+    with pytest.raises(px.PlacementError, match=r"pool\.grow"):
+        px.resize(group, 5)
+    with pytest.raises(px.DeclarationError, match="1 or more"):
+        px.resize(group, 0)
+    with pytest.raises(px.DeclarationError, match="independent = True"):
+        px.resize(together, 2)
+    with pytest.raises(px.DeclarationError, match="via="):
+        px.resize(group, 2, via="folder")
+    assert len(group) == 4
+
+
+@pytest.mark.slow_on_cluster
+def test_a_pool_grows_for_a_group_and_shrinks_once_its_slots_are_free(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        pool.grow(2)
+        before = group.who()
+        px.resize(group, 3)
+        grown = group.who()
+        with pytest.raises(px.PlacementError, match=group.name):
+            pool.shrink()
+        px.resize(group, 1)
+        pool.shrink()
+
+        assert (before, grown) == ([(0, 1)], [(0, 3), (1, 3), (2, 3)])
+        assert (pool.world_size, group.who()) == (1, [(0, 1)])
+
+
+def test_a_pool_gives_back_only_what_it_got(four: px.ResourcePool) -> None:
+    with pytest.raises(px.DeclarationError, match="made with"):
+        four.shrink()
+    with pytest.raises(px.DeclarationError, match="view"):
+        four[0:2].grow()
+
+
+class Model(px.Worker):
+    independent = True
+
+    def __init__(self, value: float) -> None:
+        import torch  # here alone: ranks of other groups of this module start sooner without it
+
+        self.module = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(self.module.weight, value)
+        self.publish_weights("policy", self.module)
+        self.accept_weights("served", self.module)
+
+    @px.register
+    def value(self) -> float:
+        return self.module.weight[0, 0].item()
+
+    @px.register
+    def train(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            self.module.weight += 1.0
+
+    @px.register
+    def version(self) -> int | None:
+        return px.weights.current_version("served")
+
+
+@pytest.mark.slow_on_cluster
+def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.ResourcePool) -> None:
+    trainer = px.WorkerGroup(four[0:1], Model.bind(3.0))
+    group = px.WorkerGroup(four, Model.bind(0.0))
+    px.resize(group, 1)
+    with px.WeightSync(trainer, group, "served", source_name="policy") as sync:
+        sync()
+        px.resize(group, 3)
+
+        assert group.value() == [3.0] * 3
+        assert len(set(group.version())) == 1
+        px.resize(group, 2)
+        trainer.train()
+        sync()
+        assert group.value() == [4.0] * 2
+
+
+class Asked(Model):
+    """While it is made, has another thread change members of a group."""
+
+    group: ClassVar[px.WorkerGroup | None] = None
+    free: ClassVar[list[bool]] = []
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        if self.group is not None:
+            asking = threading.Thread(target=self.ask, args=(self.group,))
+            asking.start()
+            asking.join()
+
+    def ask(self, group: px.WorkerGroup) -> None:
+        self.free.append(group.core.restarting.acquire(timeout=1.0))
+        if self.free[-1]:
+            group.core.restarting.release()
+
+
+def test_a_broken_source_is_mended_before_the_members_change() -> None:
+    """Else whoever holds the source, and wants the group, as px.restore of both does, would wait for ever."""
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as three:
+        trainer = px.WorkerGroup(three[0:1], Asked.bind(3.0), on_failure=px.RestartPolicy())
+        group = px.WorkerGroup(three, Model.bind(0.0))
+        px.resize(group, 1)
+        with px.WeightSync(trainer, group, "served", source_name="policy") as sync:
+            sync()
+            faults.kill(trainer, 0)
+            with pytest.raises(px.PhalanxError):
+                trainer.train()
+            Asked.group = group
+
+            px.resize(group, 2)
+
+            assert group.value() == [3.0] * 2
+        assert Asked.free == [True]
+
+
+class Picky(px.Worker):
+    independent = True
+
+    def __init__(self) -> None:
+        if self.rank == 2:
+            raise ValueError("rank 2 does not want to")
+
+    @px.register
+    def who(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+
+@pytest.mark.slow_on_cluster
+def test_a_rank_that_cannot_join_leaves_the_group_as_it_was(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False) as full:
+        group = px.WorkerGroup(full, Picky)
+        full.grow(1)
+        with pytest.raises(ValueError, match="does not want to"):
+            px.resize(group, 3)
+
+        assert (group.state, group.who()) == ("ready", [(0, 2), (1, 2)])
+        full.shrink()  # nothing is on it
+
+
+class Trained(px.Worker):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @px.register
+    def train(self) -> tuple[int, int]:
+        self.steps += 1
+        return self.steps, self.world_size
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+@pytest.mark.slow_on_cluster
+def test_ranks_that_work_together_are_resized_through_a_folder(four: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(four, Trained)
+    group.train()
+    px.resize(group, 2, via=tmp_path)
+    fewer = group.train()
+    px.resize(group, 3, via=tmp_path)
+
+    assert fewer == [(2, 2)] * 2
+    assert group.train() == [(3, 3)] * 3
+
+
+class Caller(px.Worker):
+    """Calls a group of another process."""
+
+    @px.register
+    def use(self, group: px.WorkerGroup) -> None:
+        self.group = group
+
+    @px.register
+    def ask(self, numbers: list[int]) -> list[tuple[int, int]]:
+        return [self.group.any.answer(number) for number in numbers]
+
+    @px.register
+    def split(self, numbers: list[int]) -> tuple[list[int] | str, int]:
+        try:
+            return self.group.answers(numbers), len(self.group)
+        except px.errors.StaleEpoch:
+            return "stale", len(self.group)
+
+
+@pytest.mark.slow
+def test_a_view_in_another_process_learns_who_the_ranks_are(ray_cluster: None) -> None:
+    with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Answerer)
+        caller = px.WorkerGroup(pool[0:1], Caller)
+        px.resize(group, 2)
+        caller.use(group)
+        caller.ask([1])
+
+        px.resize(group, 4)
+        refused = caller.split(list(range(8)))
+        grown = caller.split(list(range(8)))
+        px.resize(group, 1)
+        asked = caller.ask(list(range(6)))
+        shrunk = caller.split(list(range(5)))
+        answered = sum(group.run(lambda worker: len(worker.answered)), 0)
+
+    assert refused[0][0] == "stale"
+    assert grown == [([10 * x for x in range(8)], 4)]
+    assert asked == [[(0, 10 * x) for x in range(6)]]
+    assert shrunk == [([10 * x for x in range(5)], 1)]
+    assert answered == 1 + 6  # the one question of before went to a rank that has stayed

@@ -1,0 +1,225 @@
+"""A group of engines over several ranks each gets more of them, and fewer, while it is at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+SOAK_ON_RAY = True
+TP = 2
+
+
+class Engine(px.Worker):
+    """One rank of an engine, which makes every call of its engine."""
+
+    independent = True
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    @px.register(px.Dispatch.mesh())
+    def answers(self, prompts: list[int]) -> list[int]:
+        return [10 * prompt for prompt in prompts]
+
+    @px.register(px.Dispatch.mesh())
+    def answer(self, prompt: int) -> tuple[int, int, int]:
+        self.asked.append(prompt)
+        return self.mesh().coordinate(self.rank, "dp"), len(self.asked), 10 * prompt
+
+    @px.register
+    def places(self) -> tuple[int, int, dict[str, int]]:
+        return self.rank, self.world_size, dict(self.mesh().sizes)
+
+    @px.register
+    def seen(self) -> list[int]:
+        return self.asked
+
+
+class Weighted(Engine):
+    """Has its columns of the weights."""
+
+    def __init__(self) -> None:
+        import torch  # here alone: ranks of other groups of this module start sooner without it
+
+        width = 8 // self.mesh().size("tp")
+        self.part = torch.zeros(4, width)
+        at = self.mesh().coordinate(self.rank, "tp") * width
+        boxes = {"w": px.weights.ShardSpec((4, 8), (((0, at), (4, width)),))}
+        self.accept_weights("policy", {"w": self.part}, boxes=boxes)
+
+    @px.register
+    def weights(self) -> Any:
+        return self.part.clone()
+
+
+class Source(px.Worker):
+    def __init__(self) -> None:
+        import torch
+
+        self.w = torch.arange(32.0).view(4, 8)
+        self.publish_weights("policy", {"w": self.w})
+
+
+@pytest.fixture
+def eight(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([8], use_gpu=False) as pool:
+        yield pool
+
+
+def engines(pool: px.ResourcePool, kind: type[Engine] = Engine) -> px.WorkerGroup:
+    """As many as the pool has room for."""
+    return px.WorkerGroup(pool, kind, mesh=px.Mesh(dp=-1, tp=TP))
+
+
+def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
+    eight: px.ResourcePool,
+) -> None:
+    group = engines(eight)
+    before = group.core.endpoints
+    for count in (2, 3, 1):
+        px.resize(group, count)
+
+        size = count * TP
+        assert group.places() == [(rank, size, {"dp": count, "tp": TP}) for rank in range(size)]
+        assert group.answers(list(range(7))) == [10 * prompt for prompt in range(7)]
+        assert group.mesh().sizes == (("dp", count), ("tp", TP))
+        assert group.core.endpoints[:2] == before[:2]
+
+
+@pytest.mark.slow_on_cluster
+def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
+    eight: px.ResourcePool,
+) -> None:
+    group = engines(eight)
+    px.resize(group, 2)
+    seen: dict[int, list[int]] = {}
+    futures: list[px.CallFuture[Any]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set() or len(futures) < 60:
+            futures.append(group.any.answer.submit(len(futures)))
+            if len(futures) % 10 == 0:
+                futures[-1].result()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for count in (4, 1):
+        px.resize(group, count)
+    over.set()
+    thread.join(60)
+    for number, future in enumerate(futures):
+        engine, turn, answer = future.result()
+        seen.setdefault(engine, []).append(turn)
+        assert answer == 10 * number
+
+    assert all(sorted(turns) == list(range(1, len(turns) + 1)) for turns in seen.values())
+    mine, peers = group.seen()
+    assert mine == peers
+
+
+def test_engines_that_join_have_the_weights_before_they_are_called(eight: px.ResourcePool) -> None:
+    import torch
+
+    source = px.WorkerGroup(eight[:1], Source)
+    group = engines(eight, Weighted)
+    px.resize(group, 1)
+    with px.WeightSync(source, group, "policy") as sync:
+        sync()
+        px.resize(group, 3)
+
+        found = group.weights()
+
+    expected = torch.arange(32.0).view(4, 8).split(4, dim=1)
+    assert all(torch.equal(part, expected[rank % TP]) for rank, part in enumerate(found))
+    assert len(found) == 3 * TP
+
+
+def test_sticky_routing_follows(eight: px.ResourcePool) -> None:
+    group = engines(eight)
+    before = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
+    px.resize(group, 2)
+    after = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
+
+    assert sorted(before.values()) == [0, 1, 2, 3]
+    assert set(after.values()) <= {0, 1}
+    assert all(after[key] == engine for key, engine in before.items() if engine < 2)
+
+
+def test_a_restart_keeps_their_number(eight: px.ResourcePool) -> None:
+    group = engines(eight)
+    px.resize(group, 2)
+    group.restart()
+
+    assert group.places() == [(rank, 4, {"dp": 2, "tp": TP}) for rank in range(4)]
+
+
+class Registered(px.Worker):
+    """Says by itself which engine it is of."""
+
+    independent = True
+
+    def __init__(self) -> None:
+        self.register_mesh("engine", {"dp": self.rank // TP, "tp": self.rank % TP})
+
+    @px.register(px.Dispatch.mesh("engine"))
+    def answers(self, prompts: list[int]) -> list[tuple[int, int]]:
+        return [(self.rank // TP, prompt) for prompt in prompts]
+
+
+def test_engines_of_a_mesh_that_the_ranks_registered(eight: px.ResourcePool) -> None:
+    group = px.WorkerGroup(eight, Registered)
+    px.resize(group, 2)
+    fewer = group.answers([1, 2, 3])
+    px.resize(group, 3)
+
+    assert fewer == [(0, 1), (0, 2), (1, 3)]
+    assert group.answers([1, 2, 3]) == [(0, 1), (1, 2), (2, 3)]
+
+
+class Stages(Engine):
+    def __init__(self) -> None:
+        """Any mesh will do."""
+
+
+def test_what_cannot_be_resized_is_refused_with_advice(eight: px.ResourcePool) -> None:
+    group = engines(eight)
+    with pytest.raises(px.PlacementError, match=r"5 engines of 2 ranks take 10; pool\.grow\(2\)"):
+        px.resize(group, 5)
+    with pytest.raises(px.DeclarationError, match="engines, of 2 ranks each, 1 or more"):
+        px.resize(group, 0)
+    group.close()
+    for mesh in (px.Mesh(tp=TP, dp=-1), px.Mesh(pp=8)):
+        odd = px.WorkerGroup(eight, Stages, mesh=mesh)
+        with pytest.raises(px.DeclarationError, match=r"dp, as the slowest"):
+            px.resize(odd, 2)
+        odd.close()
+
+
+class Trained(px.Worker):
+    @px.register
+    def sizes(self) -> dict[str, int]:
+        return dict(self.mesh().sizes)
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_ranks_that_work_together_keep_the_other_axes_of_their_mesh(
+    eight: px.ResourcePool, tmp_path: Any
+) -> None:
+    group = px.WorkerGroup(eight, Trained, mesh=px.Mesh(dp=-1, tp=TP))
+    with pytest.raises(px.DeclarationError, match="a multiple of 2 ranks"):
+        px.resize(group, 3, via=tmp_path)
+
+    px.resize(group, 4, via=tmp_path)
+
+    assert group.sizes() == [{"dp": 2, "tp": TP}] * 4

@@ -1,0 +1,233 @@
+"""Streams that do not come to their end: deadlines, cancelling, closing, death, restart, Ctrl-C."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.support.fault_workers import within
+
+pytestmark = pytest.mark.timeout(120)
+ENDLESS = 10**9
+
+
+class Source(px.Worker):
+    def __init__(self) -> None:
+        self.ended = 0
+
+    @px.register
+    def count(self, n: int = ENDLESS) -> Iterator[int]:
+        try:
+            yield from range(n)
+        finally:
+            self.ended += 1
+
+    @px.register
+    async def count_async(self, n: int = ENDLESS) -> AsyncIterator[int]:
+        try:
+            for index in range(n):
+                await asyncio.sleep(0)
+                yield index
+        finally:
+            self.ended += 1
+
+    @px.register
+    def hang(self) -> Iterator[int]:
+        try:
+            yield 1
+            threading.Event().wait()
+        finally:
+            self.ended += 1
+
+    @px.register
+    def leave(self, rank: int) -> Iterator[int]:
+        yield self.rank
+        if self.rank == rank:
+            raise SystemExit(7)
+        yield from range(ENDLESS)
+
+    @px.register
+    def times_left(self) -> int:
+        return self.ended
+
+    @px.register
+    def read(self, source: Any, n: int) -> list[Any]:
+        return sorted(source.count.stream(n))
+
+    @px.register
+    def read_some(self, source: Any) -> Any:
+        with source.count.stream() as items:
+            return next(items)
+
+
+@pytest.fixture(scope="module")
+def shared(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    made = px.WorkerGroup(pool[0:2], Source)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def group(shared: px.WorkerGroup) -> px.WorkerGroup:
+    if shared.state != "ready":
+        shared.restart()
+    return shared
+
+
+def test_a_stream_that_misses_its_deadline_is_stopped_and_breaks_the_group(group: px.WorkerGroup) -> None:
+    with pytest.raises(px.CallTimeout, match="count"):
+        for _ in group.count.options(timeout=0.3).stream():
+            pass
+
+    assert group.state == "broken"
+
+
+def test_a_stream_within_its_deadline_is_read_to_its_end(group: px.WorkerGroup) -> None:
+    assert len(list(group.count.options(timeout=60.0).stream(20))) == 40
+    assert group.state == "ready"
+
+
+def test_the_future_of_a_generator_can_be_cancelled(group: px.WorkerGroup) -> None:
+    future = group.count_async.submit(1)
+    assert future.result() == [[0], [0]]
+    assert not future.cancel()
+
+
+@pytest.mark.parametrize("method", ["count", "count_async"])
+def test_a_stream_that_another_thread_closes_ends(group: px.WorkerGroup, method: str) -> None:
+    items = getattr(group, method).stream()
+    next(items)
+    closer = threading.Thread(target=items.close)
+    closer.start()
+    for _ in items:
+        pass
+    closer.join()
+
+    assert group.state == "ready"
+    assert group.times_left() >= [0, 0]
+
+
+def test_leaving_a_stream_interrupts_ranks_that_are_at_an_item(group: px.WorkerGroup) -> None:
+    before = group.times_left()
+    with group.hang.stream() as items:
+        assert sorted([next(items), next(items)]) == [(0, 1), (1, 1)]
+
+    assert group.times_left() == [one + 1 for one in before]
+    assert group.state == "ready"
+
+
+def test_a_rank_that_is_killed_in_the_middle_ends_the_stream_with_its_loss(group: px.WorkerGroup) -> None:
+    items = group.count.stream()
+    next(items)
+    faults.kill(group, 1)
+    with pytest.raises(px.WorkerDiedError, match=r"count(.|\n)*rank 1(.|\n)*SIGKILL"):
+        for _ in items:
+            pass
+
+    assert group.state == "broken"
+
+
+def test_a_rank_that_exits_in_the_middle_ends_the_stream_with_its_loss(group: px.WorkerGroup) -> None:
+    with pytest.raises(px.WorkerDiedError, match="exit code 7"):
+        for _ in group.leave.stream(0):
+            pass
+
+
+@pytest.mark.slow_on_cluster
+def test_a_restart_makes_an_open_stream_stale(group: px.WorkerGroup) -> None:
+    items = group.count.stream()
+    next(items)
+    group.restart()
+    with pytest.raises(px.errors.StaleEpoch):
+        for _ in items:
+            pass
+
+    assert sorted(group.count.stream(1)) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.slow_on_cluster
+def test_closing_the_group_ends_an_open_stream(pool: px.ResourcePool) -> None:
+    group = px.WorkerGroup(pool[2:4], Source)
+    items = group.count.stream()
+    next(items)
+    group.close()
+    with pytest.raises(px.GroupClosed):
+        for _ in items:
+            pass
+    items.close()
+
+
+def test_ctrl_c_while_a_stream_is_read_leaves_it(group: px.WorkerGroup) -> None:
+    with pytest.raises(KeyboardInterrupt), group.count.stream() as items:
+        next(items)
+        threading.Thread(target=_thread.interrupt_main).start()
+        for _ in items:
+            pass
+
+    assert group.state == "ready"
+    assert group.times_left()[0] >= 1
+
+
+@pytest.mark.slow_on_cluster
+def test_a_worker_reads_the_stream_of_another_group(
+    pool: px.ResourcePool, group: px.WorkerGroup, backend: str
+) -> None:
+    if backend == "inline":
+        pytest.skip("groups of this process do not travel")
+    with px.WorkerGroup(pool[2:3], Source) as reader:
+        assert reader.read(group, 2) == [[(0, 0), (0, 1), (1, 0), (1, 1)]]
+        assert reader.read_some(group)[0][1] == 0
+        assert reader.read(group, 1) == [[(0, 0), (1, 0)]]
+
+
+def test_two_streams_of_asynchronous_ranks_interleave_and_other_calls_are_answered(
+    pool: px.ResourcePool,
+) -> None:
+    with (
+        px.WorkerGroup(pool[2:4], Source, max_concurrency=4) as group,
+        group.count_async.stream(buffer=2) as one,
+        group.count_async.stream(buffer=2) as other,
+    ):
+        read = [next(items) for _ in range(5) for items in (one, other)]
+        assert group.times_left() == [0, 0]
+        one.close()
+        other.close()
+
+        assert len(read) == 10
+        assert group.times_left() == [2, 2]
+
+
+def test_streams_that_are_left_early_leave_nothing(group: px.WorkerGroup, backend: str) -> None:
+    group.times_left()
+    before = held(backend)
+    for turn in range(100):
+        items = group.count.stream(buffer=2)
+        begun: set[int] = set()
+        while begun != {0, 1}:
+            begun.add(next(items)[0])
+        if turn % 2:
+            items.close()
+        del items
+
+    assert all(group.times_left())
+    assert within(10.0, lambda: held(backend) <= before)
+
+
+def held(backend: str) -> tuple[int, int]:
+    """Threads of streams, and objects that this process owns or borrows."""
+    gc.collect()
+    threads = sum(thread.name == "phalanx-leave" for thread in threading.enumerate())
+    if backend == "inline":
+        return threads, 0
+    import ray
+
+    worker = ray._private.worker.global_worker  # pyright: ignore[reportAttributeAccessIssue]
+    return threads, len(worker.core_worker.get_all_reference_counts())

@@ -1,0 +1,22 @@
+"""The verbs of each contract, called directly on each backend that is shipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.backends.api import Backend
+from phalanx.backends.inline import InlineBackend
+from phalanx.session import session as connection
+from phalanx.testing.contracts import TransportContracts
+
+
+class TestInline(TransportContracts):
+    @pytest.fixture(scope="class")
+    def transport(self) -> Backend:
+        return InlineBackend()
+
+
+class TestRay(TransportContracts):
+    @pytest.fixture(scope="class")
+    def transport(self, ray_cluster: None) -> Backend:
+        return connection.transport("ray")

@@ -1,0 +1,109 @@
+"""Counts for monitoring, and how they come into Ray's metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.backends.ray.metrics import Exporter
+from phalanx.calls.counts import Counts
+from phalanx.display.metric_buffer import Ended, MetricBuffer
+
+
+class Fake:
+    """Stands for the module ``ray.util.metrics``."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float, dict[str, str]]] = []
+
+    def Counter(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Any:
+        return Metric(self, name, tag_keys)
+
+    def Histogram(
+        self, name: str, description: str, boundaries: list[float], tag_keys: tuple[str, ...]
+    ) -> Any:
+        return Metric(self, name, tag_keys)
+
+
+class Metric:
+    def __init__(self, fake: Fake, name: str, tag_keys: tuple[str, ...]) -> None:
+        self.fake, self.name, self.tag_keys = fake, name, tag_keys
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert set(tags) == set(self.tag_keys)
+        assert value > 0
+        self.fake.seen.append((self.name, value, tags))
+
+    observe = inc
+
+
+def test_calls_failures_seconds_and_bytes_are_handed_over_once() -> None:
+    source, fake, counts = MetricBuffer(), Fake(), Counts()
+    source.watch("g", counts)
+    for failed in (False, False, True):
+        source.ended("g", "update", 0.5, failed)
+    counts.sent_bytes = 100
+    exporter = Exporter(source, fake)
+    exporter.flush()
+    tags = {"group": "g", "method": "update"}
+
+    assert fake.seen == [
+        ("phalanx_calls_total", 3, tags),
+        ("phalanx_failed_calls_total", 1, tags),
+        *[("phalanx_call_seconds", 0.5, tags)] * 3,
+        ("phalanx_bytes_total", 100, {"group": "g", "kind": "sent"}),
+    ]
+    fake.seen.clear()
+    counts.sent_bytes = 130
+    exporter.flush()
+    assert fake.seen == [("phalanx_bytes_total", 30, {"group": "g", "kind": "sent"})]
+
+
+def test_of_very_many_calls_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.display.metric_buffer._WAITING", 2)
+    source = MetricBuffer()
+    for number in range(5):
+        source.ended("g", str(number), 0.0, False)
+
+    assert [one.method for one in source.drain()[0]] == ["3", "4"]
+
+
+class Counted:
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def add(self, x: int) -> int:
+        return x
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def fail(self) -> None:
+        raise ValueError
+
+
+def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.util import metrics
+
+    meters = MetricBuffer()  # the process's own are drained by its exporter
+    meters.on = True
+    for user in ("calls.counts", "group.group"):
+        monkeypatch.setattr(f"phalanx.{user}.meters", meters)
+
+    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Counted, name="counted") as group:
+        group.add(1)
+        list(group.add.stream(2))
+        with pytest.raises(ValueError):
+            group.fail()
+        ended, moved = meters.drain()
+        mine = [one for one in ended if one.group == "counted"]
+        assert [(one.method, one.failed) for one in mine] == [("add", False), ("add", False), ("fail", True)]
+        assert all(one.seconds > 0 for one in mine)
+        assert {one.kind for one in moved if one.group == "counted"} >= {"sent"}
+
+        again = MetricBuffer()
+        again.ended(*Ended("counted", "add", 0.1, True))
+        again.watch("counted", Counts(sent_bytes=1))
+        Exporter(again, metrics).flush()
+
+    assert again.drain() == ([], [])

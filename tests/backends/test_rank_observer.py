@@ -1,0 +1,86 @@
+"""Looking at ranks from outside: on this machine, and on others through a helper on their node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+import phalanx as px
+from phalanx.backends.ray.node_agents import RankObserver
+from phalanx.display.registry_records import RankRecord
+from phalanx.group.registry_publisher import group_entry
+
+
+@pytest.fixture(scope="module")
+def ranks(ray_cluster: None) -> Iterator[tuple[RankRecord, ...]]:
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
+        px.WorkerGroup(pool, px.Worker, name="looked-at", show_ranks="none") as group,
+    ):
+        yield group_entry(group.core.life).ranks
+
+
+@pytest.fixture(params=["here", "elsewhere"], scope="module")
+def observer(ranks: Any, request: pytest.FixtureRequest) -> Iterator[RankObserver]:
+    made = RankObserver(ray.get_runtime_context().gcs_address)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "elsewhere":
+            patch.setattr(made, "_host", "another-host")
+        yield made
+    made.close()
+
+
+def test_ranks_are_seen_with_their_stacks(observer: RankObserver, ranks: tuple[RankRecord, ...]) -> None:
+    assert [(sight.reachable, bool(sight.stack)) for sight in observer.sights(ranks, stacks=True)] == [
+        (True, True)
+    ] * 2
+
+
+def test_their_memory_and_processor_time_are_known(
+    observer: RankObserver, ranks: tuple[RankRecord, ...]
+) -> None:
+    usage = observer.usage(ranks)
+
+    assert all(one is not None and one.memory > 10_000_000 and one.cpu_s > 0 for one in usage)
+
+
+def test_their_logs_are_read(observer: RankObserver, ranks: tuple[RankRecord, ...]) -> None:
+    assert observer.read(ranks[1], 0, 100).startswith(
+        b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'"
+    )
+
+
+def test_a_log_that_is_not_there_is_said_so(observer: RankObserver, ranks: tuple[RankRecord, ...]) -> None:
+    lost = RankRecord(0, ranks[0].node_id, ranks[0].host, 1, log="/nowhere/rank-0.log")
+
+    with pytest.raises(OSError, match="no such file"):
+        observer.read(lost, 0, 1)
+
+
+def test_a_process_that_is_another_by_now_is_gone(
+    observer: RankObserver, ranks: tuple[RankRecord, ...]
+) -> None:
+    assert ranks[0].side is not None
+    other = RankRecord(0, ranks[0].node_id, ranks[0].host, os.getpid(), side=ranks[0].side)
+
+    assert observer.usage([other]) == [None]
+    assert not observer.sights([other])[0].reachable
+
+
+def test_a_process_of_its_own_joins_the_cluster_for_ranks_elsewhere(ranks: tuple[RankRecord, ...]) -> None:
+    script = (
+        "import socket, sys\n"
+        "socket.gethostname = lambda: 'another-host'\n"
+        "from phalanx.cli.main import app\n"
+        "app(['stack', 'looked-at', '--address', sys.argv[1]])\n"
+    )
+    address = ray.get_runtime_context().gcs_address
+    ran = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, timeout=60)
+
+    assert (ran.returncode, "ranks 0-1" in ran.stdout) == (0, True), ran.stderr

@@ -1,0 +1,194 @@
+"""The process that ends what ranks leave behind, on processes that are no ranks; no Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.backends.ray import node_agent
+from phalanx.backends.ray.node_agent import NodeAgent
+from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.backends.ray.reaper import Reaper, look_at
+from phalanx.wire.call_page import available
+from phalanx.wire.messages import SideChannel
+
+pytestmark = pytest.mark.skipif(not available(), reason="needs /proc")
+
+TREE = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "961"], start_new_session=True)
+daemon = subprocess.Popen([sys.executable, "-S", "-c", '''
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(962)
+'''], stdout=subprocess.PIPE, text=True)
+print(child.pid, daemon.stdout.readline().strip(), flush=True)
+time.sleep(963)
+"""
+
+
+class Tree:
+    """A process with a child in a session of its own and a daemon that is nobody's child."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", TREE],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PHALANX_PROCESS": mark},
+        )
+        assert self.process.stdout is not None
+        self.descendants = [int(pid) for pid in self.process.stdout.readline().split()]
+        found = look_at(self.process.pid)
+        assert found is not None
+        self.started = found.started
+        self.target = ProcessHandle(self.process.pid, SideChannel(self.started, -1, -1, -1, mark))
+
+    def alive(self) -> list[int]:
+        return [pid for pid in (self.process.pid, *self.descendants) if look_at(pid) is not None]
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    made = Tree(f"{os.getpid()}-{time.monotonic_ns()}")
+    yield made
+    for pid in made.alive():
+        os.kill(pid, 9)
+    made.process.wait(5.0)
+    assert made.process.stdout is not None
+    made.process.stdout.close()
+
+
+def within(seconds: float, condition: Callable[[], object]) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not condition():
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def watching(tree: Tree) -> Reaper:
+    reaper = Reaper()
+    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.target.side.mark)]})  # type: ignore[union-attr]
+    return reaper
+
+
+def test_the_whole_tree_is_ended(tree: Tree) -> None:
+    assert watching(tree).answer({"end": [tree.process.pid]}) == []
+
+    assert tree.alive() == []
+
+
+def test_descendants_of_a_rank_that_is_gone_are_found(tree: Tree) -> None:
+    reaper = watching(tree)
+    tree.process.kill()
+    tree.process.wait(5.0)
+
+    reaper.end([tree.process.pid])
+
+    assert tree.alive() == []
+
+
+SHARING = """
+import time
+from multiprocessing import get_context, resource_tracker, shared_memory
+if __name__ == "__main__":
+    lock, segment = get_context("spawn").Lock(), shared_memory.SharedMemory(create=True, size=1)
+    print("sem." + lock._semlock.name.strip("/"), segment.name.strip("/"), flush=True)
+    time.sleep(964)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm")
+def test_names_of_shared_memory_of_what_was_killed_are_gone() -> None:
+    """Python's resource tracker takes them away, if it is left the time."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    command = [sys.executable, "-S", "-c", SHARING]
+    pipe, env = subprocess.PIPE, {**os.environ, "PHALANX_PROCESS": mark}
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env) as process:
+        assert process.stdout is not None
+        names = process.stdout.readline().split()
+        found = look_at(process.pid)
+        assert found is not None
+        assert all(os.path.exists(f"/dev/shm/{name}") for name in names)
+        reaper = Reaper()
+        reaper.answer({"watch": [(process.pid, found.started, mark)]})
+
+        assert reaper.end([process.pid]) == []
+
+        assert [name for name in names if os.path.exists(f"/dev/shm/{name}")] == []
+
+
+def test_folders_of_a_rank_go_with_it(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for mark in (tree.mark, "77-another"):
+        (tmp_path / f"phalanx-{mark}-x7_a" / "within").mkdir(parents=True)
+
+    watching(tree).end([tree.process.pid])
+
+    assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
+
+
+def test_a_process_that_only_has_the_pid_of_a_rank_is_left_alone(tree: Tree) -> None:
+    reaper = Reaper()
+    reaper.answer({"watch": [(tree.process.pid, tree.started - 1, "of-another")]})
+
+    reaper.end([tree.process.pid])
+
+    assert len(tree.alive()) == 3
+
+
+def test_what_is_watched_ends_when_whoever_watches_lets_go(tree: Tree) -> None:
+    agent = NodeAgent()
+    agent.watch([tree.target])
+
+    agent._dismiss()  # closes the pipe, as the death of the driver does
+
+    assert within(5.0, lambda: not tree.alive())
+
+
+def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None:
+    agent = NodeAgent()
+    agent.watch([tree.target])
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        line = _command(int(name))
+        if "reaper.py" in line and f" {os.getpid()} " in line:
+            os.kill(int(name), 9)
+
+    assert agent.end([tree.target]) == ()
+
+    assert tree.alive() == []
+
+
+def test_a_reaper_that_is_dismissed_before_it_is_there_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[None] = []
+    monkeypatch.setattr(node_agent, "_start_reaper", lambda: started.append(None))
+    agent, others = NodeAgent(), set(threading.enumerate())
+
+    with agent._lock:
+        agent.prepare()
+        (starting,) = set(threading.enumerate()) - others
+        agent._dismiss()
+    starting.join()
+
+    assert started == []
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as line:
+            return line.read().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

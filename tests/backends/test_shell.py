@@ -1,0 +1,63 @@
+"""The actor around a host, without Ray: what it passes on to the user's object, and what Ray tells of its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import phalanx
+from phalanx.backends.ray.ray_errors import remote_traceback
+from phalanx.backends.ray.worker_actor import AsyncWorkerActor, WorkerActor
+
+HOME = Path(phalanx.__file__).parent
+
+
+def shell(kind: Any, instances: dict[str, Any]) -> Any:
+    made = kind.__new__(kind)
+    made._host = SimpleNamespace(instances=instances)
+    return made
+
+
+@pytest.mark.parametrize("kind", [WorkerActor, AsyncWorkerActor])
+def test_a_function_that_is_sent_to_the_actor_sees_the_users_object(kind: Any) -> None:
+    assert shell(kind, {"": SimpleNamespace(rank=3)}).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("instances", "name"),
+    [
+        ({}, "rank"),
+        ({"actor": SimpleNamespace(rank=3)}, "rank"),
+        ({"": SimpleNamespace(__hidden__=1)}, "__hidden__"),
+    ],
+)
+def test_what_neither_has_is_told_of_the_actor(instances: dict[str, Any], name: str) -> None:
+    with pytest.raises(AttributeError, match=f"'WorkerActor' object has no attribute '{name}'"):
+        getattr(shell(WorkerActor, instances), name)
+
+
+@pytest.mark.parametrize("kind", [WorkerActor, AsyncWorkerActor])
+def test_an_actor_that_is_being_made_has_nothing_yet(kind: Any) -> None:
+    with pytest.raises(AttributeError, match="_host"):
+        _ = kind.__new__(kind)._host
+
+
+def test_a_remote_traceback_begins_with_the_users_code() -> None:
+    text = f"""\x1b[36mray::Model.work()\x1b[39m (pid=1, ip=192.0.2.2)
+             ^^^^^^^^^^
+  File "{HOME}/execution/plain_calls.py", line 3, in run
+    result = method(*args)
+             ^^^^^^^^^^^^^
+  File "/home/me/train.py", line 13, in work
+    raise ValueError("bad")
+ValueError: bad"""
+
+    assert remote_traceback(text).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 13, in work',
+        '    raise ValueError("bad")',
+        "ValueError: bad",
+    ]

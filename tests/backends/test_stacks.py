@@ -1,0 +1,105 @@
+"""Where a process stands, asked from beside it, on processes that are no ranks; no Ray."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.backends.ray.stacks import readable_stack, stacks_of
+from phalanx.wire.call_page import available
+from phalanx.wire.messages import SideChannel
+
+SCRIPT = Path(__file__).with_name("stacks_script.py")
+needs_proc = pytest.mark.skipif(not available(), reason="needs /proc")
+
+
+@contextmanager
+def process(*doing: str) -> Iterator[ProcessHandle]:
+    """A process that does this; it must be there at the end."""
+    with subprocess.Popen([sys.executable, SCRIPT, *doing], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            yield ProcessHandle(child.pid, SideChannel(*json.loads(child.stdout.readline())))
+            assert child.poll() is None
+        finally:
+            child.kill()
+
+
+def spinning(target: ProcessHandle) -> str:
+    """Its stack once it holds the interpreter."""
+    for _ in range(100):
+        ((text, why),) = stacks_of([target])
+        assert not why
+        if "only this thread" in text:
+            return text
+    pytest.fail(f"it does not hold the interpreter, but is at {text}")
+
+
+@needs_proc
+def test_a_process_that_imports_and_starts_threads_goes_on_however_often_it_is_asked() -> None:
+    with process("imports_and_starts_threads") as target:
+        read = [stacks_of([target])[0] for _ in range(100)]
+
+    assert [why for text, why in read if not text or why] == []
+
+
+@needs_proc
+@pytest.mark.parametrize("signal", ["takes_the_signal", "leaves_it"])
+def test_a_process_that_waits_is_read_without_a_signal(signal: str) -> None:
+    with process("sleeps", signal) as target:
+        ((text, why),) = stacks_of([target])
+
+    assert why == ""
+    assert "in sleeps" in text.splitlines()[0]
+    assert "more thread" in text
+
+
+@needs_proc
+def test_where_native_code_holds_the_interpreter_the_main_thread_is_read_by_a_signal() -> None:
+    with process("holds_the_interpreter") as target:
+        assert "in holds_the_interpreter" in spinning(target).splitlines()[0]
+
+
+@needs_proc
+def test_and_the_thread_that_runs_calls_where_it_is_another_one() -> None:
+    with process("runs_calls", "on_a_thread") as target:
+        assert "in runs_calls" in spinning(target)
+
+
+@needs_proc
+def test_a_process_that_takes_the_signal_and_holds_the_interpreter_is_said_to_be_unreadable() -> None:
+    with process("holds_the_interpreter", "takes_the_signal") as target:
+        answers = (stacks_of([target])[0] for _ in range(100))
+        why = next((why for _, why in answers if why), "")
+
+    assert "SIGUSR2 is not caught" in why
+
+
+def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames() -> None:
+    dump = (
+        'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 1 in wait\n'
+        'Thread 0x2 (most recent call first):\n  File "/job/train.py", line 5 in step\n'
+        '  File "/x/phalanx/execution/host.py", line 9 in _invoke\n  File "/x/ray/worker.py", line 3 in main_loop\n'
+        'Current thread 0x3 (most recent call first):\n  File "/x/other.py", line 2 in run\n'
+    )
+
+    assert readable_stack(dump) == 'File "/job/train.py", line 5 in step\n(2 more threads)'
+
+
+def test_the_stack_of_one_thread_is_said_to_be_all_that_could_be_read() -> None:
+    dump = (
+        'Stack (most recent call first):\n  File "/job/train.py", line 5 in step\n'
+        '  File "/x/phalanx/execution/host.py", line 9 in _invoke\n'
+    )
+
+    assert readable_stack(dump).splitlines() == [
+        'File "/job/train.py", line 5 in step',
+        "(native code holds the interpreter: only this thread could be read)",
+    ]

@@ -1,0 +1,103 @@
+"""Calls without arguments go without a message: either side counts them, so that they can be told apart and ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from tests.support.fault_workers import all_running, within
+
+
+class Gate(px.Worker):
+    """Waits where it is told to, and counts what ran."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.path = Path()
+
+    @px.register
+    def wait_for(self, path: str) -> None:
+        self.path = Path(path)
+
+    @px.register
+    def hold(self) -> str:
+        while not self.path.exists():
+            time.sleep(0.01)
+        return "opened"
+
+    @px.register
+    def go(self) -> int:
+        self.passed += 1
+        return self.passed
+
+
+@pytest.fixture(scope="module")
+def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        yield px.WorkerGroup(pool, Gate)
+
+
+@pytest.fixture
+def group(shared: Any, tmp_path: Path) -> Any:
+    if shared.state != "ready":
+        shared.restart()
+    shared.wait_for(str(tmp_path / "gate"))
+    return shared
+
+
+def test_submitted_calls_without_arguments_have_no_message(group: Any) -> None:
+    before = group.statistics()["sent_bytes"]
+
+    px.gather(*[group.go.submit() for _ in range(10)])
+
+    assert group.statistics()["sent_bytes"] == before
+
+
+def test_a_call_that_waits_behind_another_is_dropped_alone(group: Any, tmp_path: Path) -> None:
+    (first,) = set(group.go())
+    running, dropped, kept = group.hold.submit(), group.go.submit(), group.go.submit()
+
+    assert dropped.cancel()
+    (tmp_path / "gate").touch()
+
+    assert running.result() == ["opened", "opened"]
+    assert kept.result() == [first + 1, first + 1]
+    assert group.state == "ready"
+
+
+def test_a_call_that_runs_is_interrupted_and_those_behind_it_go_on(group: Any) -> None:
+    running, behind = group.hold.submit(), group.go.submit()
+
+    assert running.cancel()
+
+    assert len(behind.result()) == 2
+    assert group.state == "ready"
+
+
+def test_calls_of_one_rank_are_counted_for_that_rank(group: Any, tmp_path: Path) -> None:
+    group[1].go()
+    running, dropped = group.hold.submit(), group.go.submit()
+
+    assert dropped.cancel()
+    (tmp_path / "gate").touch()
+
+    assert running.result() == ["opened", "opened"]
+
+
+def test_a_deadline_tells_which_ranks_run_the_call_and_which_have_it_waiting(group: Any) -> None:
+    running = group.hold.submit()
+    assert within(30.0, lambda: all_running(group))
+
+    with pytest.raises(px.CallTimeout) as queued:
+        group.go.submit().result(timeout=0.2)
+    with pytest.raises(px.CallTimeout) as busy:
+        running.result(timeout=0.2)
+    running.cancel()
+
+    assert {report.state for report in queued.value.failures} == {"queued"}
+    assert {report.state for report in busy.value.failures} == {"running"}

@@ -1,0 +1,289 @@
+"""What moves where: counted bytes, resharding by reference, and the call without a message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from tests.support.scripts import told_by
+
+MB = 1 << 20
+ROW = 4096  # bytes of a row of 1024 float32
+
+
+def _received() -> int:
+    from phalanx.wire.decode_options import received
+
+    return received.nbytes
+
+
+def _is_mapped(address: int) -> bool:
+    """Whether an address lies in a shared mapping of this process (proc(5), maps)."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, permissions, *_ = line.split()
+            begin, end = (int(part, 16) for part in span.split("-"))
+            if begin <= address < end:
+                return permissions.endswith("s")
+    return False
+
+
+class Mover(px.Worker):
+    """Makes rows, passes them on, and says how many bytes its process has decoded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def make(self, wanted: torch.Tensor) -> torch.Tensor:
+        return wanted.to(torch.float32)[:, None].repeat(1, 1024)
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def pass_on(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows + 1
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def first_column(self, rows: torch.Tensor) -> list[float]:
+        return rows[:, 0].tolist()
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC, readonly=True)
+    def look(self, rows: torch.Tensor) -> tuple[float, bool]:
+        """The sum, and whether the rows lie in memory that others see too."""
+        return float(rows.sum()), _is_mapped(rows.data_ptr())
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def received(self) -> int:
+        return _received()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def fail(self) -> None:
+        raise KeyError("nothing given")
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def total(self, x: torch.Tensor) -> float:
+        return float(x.sum())
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def blob(self, nbytes: int) -> bytes:
+        return bytes(nbytes)
+
+
+BACKENDS = ["inline", pytest.param("ray", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def where(request: pytest.FixtureRequest) -> str:
+    """The backend of a test that starts groups of its own."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool, Mover) as made:
+        yield made
+
+
+def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
+    return group.statistics()[name] - before[name]
+
+
+def test_a_call_without_arguments_sends_no_bytes(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.count()
+    assert grown(group, before, "sent_bytes") == 0
+
+
+def test_a_call_without_arguments_reaches_every_rank_once(group: px.WorkerGroup) -> None:
+    first = group.count()
+    assert group.count() == [calls + 1 for calls in first]
+
+
+def test_the_error_of_a_call_without_arguments_is_the_workers_own(group: px.WorkerGroup) -> None:
+    with pytest.raises(KeyError) as caught:
+        group.fail()
+    assert sorted(report.rank for report in caught.value.failures) == [0, 1, 2, 3]  # type: ignore[attr-defined]
+
+
+def test_a_broadcast_is_stored_once_for_all_ranks(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.total(torch.ones(MB))
+    assert 4 * MB <= grown(group, before, "stored_bytes") < 4.1 * MB
+
+
+@pytest.fixture
+def stored(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the values that the driver stores, in bytes."""
+    sizes: list[int] = []
+    put = type(group.core.transport).put
+    monkeypatch.setattr(
+        type(group.core.transport),
+        "put",
+        lambda self, value: (sizes.append(value.nbytes), put(self, value))[1],
+    )
+    return sizes
+
+
+def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, stored: list[int]) -> None:
+    """So that the first rank begins while the second piece is stored."""
+    rows = torch.ones(10 * 1024, 1024)
+    assert torch.equal(group.pass_on(rows), rows + 1)
+    assert [nbytes // MB for nbytes in stored] == [10, 10, 10, 10]
+
+
+def test_small_arguments_are_sent_and_not_stored(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.total(torch.ones(8))
+    assert grown(group, before, "stored_bytes") == 0
+    assert grown(group, before, "sent_bytes") > 0
+
+
+def test_a_result_counts_as_fetched(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.pass_on(torch.zeros(256, 1024))
+    assert MB <= grown(group, before, "fetched_bytes") < 1.1 * MB
+
+
+def test_a_result_of_plain_bytes_counts_as_fetched(group: px.WorkerGroup) -> None:
+    before = group.statistics()
+    group.blob(1000)
+    assert grown(group, before, "fetched_bytes") == 4000
+
+
+def test_the_process_counts_what_its_groups_do(group: px.WorkerGroup) -> None:
+    before = px.debug.statistics()
+    group.total(torch.ones(8))
+    assert px.debug.statistics()["calls"] == before["calls"] + 1
+
+
+def test_a_stored_value_counts_for_the_process(backend: str) -> None:
+    before = px.debug.statistics()
+    px.put(torch.ones(MB), backend=backend)
+    assert px.debug.statistics()["stored_bytes"] - before["stored_bytes"] >= 4 * MB
+
+
+@pytest.mark.parametrize("where", BACKENDS, indirect=True)
+def test_no_payload_of_a_chain_comes_through_the_driver(where: str) -> None:
+    with (
+        px.ResourcePool([2], use_gpu=False, backend=where) as pool,
+        px.WorkerGroup(pool, Mover) as a,
+        px.WorkerGroup(pool, Mover) as b,
+        px.WorkerGroup(pool, Mover) as c,
+    ):
+        made = a.make.submit(torch.arange(1024))
+        columns = c.first_column(b.pass_on.submit(made))
+        fetched = [one.statistics()["fetched_bytes"] for one in (a, b, c)]
+    assert [value for column in columns for value in column] == [float(i + 1) for i in range(1024)]
+    assert fetched[:2] == [0, 0]
+    assert fetched[2] < 32 * 1024  # c's own answer: 1024 numbers as lists, not 4 MB of rows
+
+
+@pytest.fixture(scope="module")
+def of_size(ray_cluster: Any) -> Iterator[dict[int, px.WorkerGroup]]:
+    """Groups of two and of three ranks. On Ray only: inline ranks share one process and its meter."""
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="ray") as first,
+        px.ResourcePool([3], use_gpu=False, backend="ray") as second,
+        px.WorkerGroup(first, Mover) as two,
+        px.WorkerGroup(second, Mover) as three,
+    ):
+        yield {2: two, 3: three}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])
+def test_resharding_on_one_node_fetches_no_more_than_the_share(
+    of_size: dict[int, px.WorkerGroup], sources: int, targets: int
+) -> None:
+    rows, target = 257, of_size[targets]
+    made = of_size[sources].make.submit(torch.arange(rows))
+    made.result()
+    before = target.received()
+    columns = target.first_column(made)
+    fetched = [now - then for now, then in zip(target.received(), before, strict=True)]
+    share = -(-rows // targets) * ROW
+    assert [value for column in columns for value in column] == [float(i) for i in range(rows)]
+    assert max(fetched) <= share + 8192  # heads, and what is known of each part
+
+
+@pytest.fixture(scope="module")
+def resharded() -> list[dict[str, Any]]:
+    """What a script saw that reshards between two nodes of a cluster of its own."""
+    (found,) = told_by("tests.calls.reshard_script", timeout=170)
+    return found
+
+
+@pytest.mark.slow
+def test_resharding_between_nodes_reads_no_more_than_the_share(
+    resharded: list[dict[str, Any]],
+) -> None:
+    for found in resharded:
+        rows, targets = found["rows"], found["targets"]
+        share = -(-rows // targets) * ROW
+        assert found["nodes"] == 2
+        assert found["column"] == [float(i) for i in range(rows)]
+        assert max(found["fetched"]) <= share + 8192
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sources", "targets", "in_place"), [(3, 3, [True] * 3), (2, 3, [True, False, True])]
+)
+def test_rows_for_reading_only_are_read_where_they_lie(
+    of_size: dict[int, px.WorkerGroup], sources: int, targets: int, in_place: list[bool]
+) -> None:
+    seen = of_size[targets].look(of_size[sources].make.submit(torch.arange(1020)))
+    assert sum(total for total, _ in seen) == 1024 * sum(range(1020))
+    assert [shared for _, shared in seen] == in_place  # rows of two outputs are joined
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])
+def test_resharding_keeps_every_row_in_order(sources: int, targets: int) -> None:
+    with (
+        px.ResourcePool([sources], use_gpu=False, backend="inline") as first,
+        px.ResourcePool([targets], use_gpu=False, backend="inline") as second,
+        px.WorkerGroup(first, Mover) as a,
+        px.WorkerGroup(second, Mover) as b,
+    ):
+        columns = b.first_column(a.make.submit(torch.arange(257)))
+    assert [value for column in columns for value in column] == [float(i) for i in range(257)]
+
+
+@pytest.fixture(scope="module")
+def plain_facts(ray_cluster: Any) -> list[tuple[bool, bool, str | None]]:
+    class Plain:  # local, so that it travels by value: its module imports torch
+        def __init__(self) -> None:
+            self.torch_at_start = "torch" in sys.modules
+            self.threads = os.environ.get("OMP_NUM_THREADS")
+
+        @px.register(px.Dispatch.ONE_TO_ALL)
+        def facts(self) -> tuple[bool, bool, str | None]:
+            return self.torch_at_start, "torch" in sys.modules, self.threads
+
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made, px.WorkerGroup(made, Plain) as plain:
+        return plain.facts()
+
+
+def test_ranks_of_a_class_without_torch_never_import_it(
+    plain_facts: list[tuple[bool, bool, str | None]],
+) -> None:
+    assert [facts[:2] for facts in plain_facts] == [(False, False)] * 2
+
+
+def test_the_number_of_threads_is_set_before_the_class_is_made(
+    plain_facts: list[tuple[bool, bool, str | None]],
+) -> None:
+    assert all(threads is not None and int(threads) >= 1 for _, _, threads in plain_facts)

@@ -1,0 +1,166 @@
+"""Failures and restarts as every backend has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from tests.support.fault_workers import Trouble
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Leaver(Trouble):
+    @px.register(rerun_on_restart=True)
+    def load_badly(self) -> None:
+        raise ValueError("a restart that made this call again would fail")
+
+    @px.register
+    def leave_alone(self, rank: int) -> int:
+        if self.rank == rank:
+            raise SystemExit(7)
+        return self.rank
+
+
+@pytest.fixture(scope="module")
+def shared(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:3], Leaver)
+
+
+@pytest.fixture
+def group(shared: px.WorkerGroup) -> px.WorkerGroup:
+    if shared.state != "ready":
+        shared.restart()
+    return shared
+
+
+def test_a_failure_of_one_rank_leaves_the_group_ready_where_the_others_return(group: px.WorkerGroup) -> None:
+    with pytest.raises(ValueError, match="size 3") as raised:
+        group[1].refuse(3)
+
+    assert raised.value.cause_ranks == (1,)
+    assert group.ping() == [0, 1, 2]
+
+
+def test_a_failure_that_all_ranks_share_names_them_once(group: px.WorkerGroup) -> None:
+    with pytest.raises(ValueError) as raised:
+        group.refuse(3)
+
+    assert raised.value.cause_ranks == (0, 1, 2)
+    assert raised.value.victims == ()
+
+
+def test_a_rank_that_exits_breaks_the_group_and_later_calls_name_that_cause(group: px.WorkerGroup) -> None:
+    with pytest.raises(px.WorkerDiedError) as raised:
+        group.leave_alone(2)
+
+    assert raised.value.causes[0].exit == "exit code 7"
+    with pytest.raises(px.GroupBroken, match="exit code 7") as later:
+        group.ping()
+    assert str(later.value.cause) == str(raised.value)
+
+
+@dataclass
+class Restarted:
+    """A group before and after one restart."""
+
+    group: px.WorkerGroup
+    view: Any
+    method: Any
+    old: px.CallFuture
+
+
+@pytest.fixture(scope="module")
+def restarted(pool: px.ResourcePool) -> Iterator[Restarted]:
+    group = px.WorkerGroup(pool[0:3], Leaver)
+    steps = [2]
+    group.load([1])
+    group.load(steps)
+    group[0].load([9])
+    with pytest.raises(px.RemoteCallError):
+        group.load_badly()
+    steps.append(3)
+    before = Restarted(group, group[1:3], group.ping, group.ping.submit())
+    group.restart()
+    yield before
+    group.close()
+
+
+@pytest.mark.soak_on_cluster
+def test_a_restart_replays_the_last_call_of_each_method_as_it_was_sent(restarted: Restarted) -> None:
+    assert restarted.group.what_is_loaded() == [[9], [2], [2]]
+
+
+@pytest.mark.soak_on_cluster
+def test_views_and_methods_follow_a_restart(restarted: Restarted) -> None:
+    assert restarted.view.ping() == [1, 2]
+    assert restarted.method() == [0, 1, 2]
+
+
+@pytest.mark.soak_on_cluster
+def test_a_future_of_the_epoch_before_is_stale(restarted: Restarted) -> None:
+    with pytest.raises(px.errors.StaleEpoch) as raised:
+        restarted.old.result()
+
+    assert (raised.value.epoch, raised.value.current) == (0, 1)
+
+
+def test_a_closed_group_cannot_be_restarted(pool: px.ResourcePool) -> None:
+    group = px.WorkerGroup(pool[3:4], Trouble)
+    group.close()
+
+    with pytest.raises(px.GroupClosed):
+        group.restart()
+
+
+def test_a_restart_that_fails_leaves_the_group_broken_by_that_failure(
+    pool: px.ResourcePool, tmp_path: Path
+) -> None:
+    class Once(px.Worker):
+        def __init__(self, path: str) -> None:
+            with open(path, "a+") as note:
+                note.seek(0)
+                if note.read():
+                    raise ValueError("only once")
+                note.write("x")
+
+        @px.register
+        def ping(self) -> int:
+            return self.rank
+
+    group = px.WorkerGroup(pool[3:4], Once.bind(str(tmp_path / "note")))
+    assert group.ping() == [0]
+
+    with pytest.raises(ValueError, match="only once"):
+        group.restart()
+
+    with pytest.raises(px.GroupBroken, match="only once"):
+        group.ping()
+    group.close()
+
+
+@pytest.fixture
+def policed(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    policy = px.RestartPolicy(max_restarts=1, window_s=1000.0)
+    group = px.WorkerGroup(pool[3:4], Leaver, on_failure=policy)
+    yield group
+    group.close()
+
+
+@pytest.mark.soak_on_cluster
+def test_a_policy_restarts_at_the_next_call_as_often_as_it_allows(policed: px.WorkerGroup) -> None:
+    policed.load(3)
+    with pytest.raises(px.WorkerDiedError):
+        policed.leave_alone(0)
+    assert policed.what_is_loaded() == [3]
+    assert policed.epoch == 1
+
+    with pytest.raises(px.WorkerDiedError):
+        policed.leave_alone(0)
+    with pytest.raises(px.GroupBroken, match="does not allow another restart"):
+        policed.ping()

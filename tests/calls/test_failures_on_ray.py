@@ -1,0 +1,399 @@
+"""What a group on Ray does when ranks fail, hang or die: the first cause, soon, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.support.fault_workers import Trouble, all_running, is_there, taking_less_than, within
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+        yield px.WorkerGroup(pool, Trouble)
+
+
+@pytest.fixture
+def group(shared: px.WorkerGroup) -> px.WorkerGroup:
+    """Four ranks that work, whatever the test before did to them."""
+    if shared.state != "ready" or not all(shared.core.transport.alive(e) for e in shared.core.endpoints):
+        shared.restart()
+    return shared
+
+
+def test_the_cause_is_named_within_2_s_while_its_peers_wait_in_a_collective(group: px.WorkerGroup) -> None:
+    group.join()
+
+    with taking_less_than(2.0), pytest.raises(ValueError, match="bad batch") as raised:
+        group.reduce(2)
+
+    assert raised.value.cause_ranks == (2,)
+    assert raised.value.victims == (0, 1, 3)
+    assert "all_reduce" in raised.value.failures[1].stack
+    with taking_less_than(0.1), pytest.raises(px.GroupBroken) as later:
+        group.ping()
+    assert str(later.value.cause) == str(raised.value)
+
+
+def test_a_mistake_that_all_ranks_make_is_one_error_and_the_next_call_works(group: px.WorkerGroup) -> None:
+    with pytest.raises(ValueError, match="size 7") as raised:
+        group.refuse(7)
+
+    assert raised.value.cause_ranks == (0, 1, 2, 3)
+    assert str(raised.value).count("ValueError: size 7") <= 2  # headline and one traceback
+    assert group.ping() == [0, 1, 2, 3]
+
+
+CAUSES = {
+    "SIGKILL": "SIGKILL",
+    "SIGTERM": "signal SIGTERM",
+    "segfault": "signal SIGSEGV",
+    "abort": "signal SIGABRT",
+    "exit": "exit code 7",
+}
+
+
+SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
+MARKS = {"segfault": SLOW, "exit": SLOW, "SIGTERM": SOAK, "abort": SOAK}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=MARKS.get(how, ())) for how in CAUSES])
+def test_the_death_of_a_busy_rank_is_found_in_2_s_with_cause_and_last_line(
+    group: px.WorkerGroup, how: str
+) -> None:
+    with taking_less_than(2.0), pytest.raises(px.WorkerDiedError) as raised:
+        group.die(1, how)
+
+    (cause,) = raised.value.causes
+    assert cause.rank == 1
+    assert CAUSES[how] in (cause.exit or "")
+    assert f"rank 1 goes by {how}" in cause.log_tail
+    assert f"rank 1 goes by {how}" in str(raised.value)
+    assert cause.pid is not None
+    assert cause.host
+    assert group.state == "broken"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+def test_the_death_of_an_idle_rank_is_found_in_2_s_without_a_call(group: px.WorkerGroup, signum: int) -> None:
+    faults.kill(group, 3, signum)
+
+    assert within(2.0, lambda: group.state == "broken")
+    with pytest.raises(px.GroupBroken) as raised:
+        group.ping()
+    assert isinstance(raised.value.cause, px.WorkerDiedError)
+    assert raised.value.cause.cause_ranks == (3,)
+
+
+@pytest.mark.slow
+def test_a_deadline_that_passes_shows_where_each_rank_stood_and_breaks_the_group(
+    group: px.WorkerGroup,
+) -> None:
+    faults.slow(group, 1, 30.0, method="ping")
+
+    with taking_less_than(2.0), pytest.raises(px.CallTimeout) as raised:
+        group.ping.options(timeout=1.0)(*())
+
+    by_rank = {report.rank: report for report in raised.value.failures}
+    assert [by_rank[rank].state for rank in range(4)] == ["finished", "running", "finished", "finished"]
+    assert "in wrapper" in by_rank[1].stack
+    assert 0.5 < (by_rank[1].since or 0.0) < 1.9
+    assert group.state == "broken"
+
+
+def test_result_with_a_timeout_reports_and_leaves_the_call_running(
+    group: px.WorkerGroup, tmp_path: Path
+) -> None:
+    first, second = group.hold.submit(str(tmp_path / "gate")), group.ping.submit()
+    assert within(30.0, lambda: all_running(group))
+
+    with pytest.raises(px.CallTimeout) as running:
+        first.result(timeout=0.1)
+    with pytest.raises(px.CallTimeout) as queued:
+        second.result(timeout=0.1)
+    (tmp_path / "gate").touch()
+
+    assert {report.state for report in running.value.failures} == {"running"}
+    assert "in hold" in running.value.failures[0].stack
+    assert {report.state for report in queued.value.failures} == {"queued"}
+    assert first.result() == [0, 1, 2, 3]
+    assert second.result() == [0, 1, 2, 3]
+    assert group.state == "ready"
+
+
+@pytest.mark.slow
+def test_stacks_come_from_native_code_and_a_stopped_rank_is_said_to_be_unreadable(
+    group: px.WorkerGroup,
+) -> None:
+    future = group[0:3].submit("spin_natively")
+    assert within(
+        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints[:3], False))
+    )
+    faults.stop(group, 2)
+
+    with taking_less_than(1.5), pytest.raises(px.CallTimeout) as raised:
+        future.result(timeout=0.5)
+
+    by_rank = {report.rank: report for report in raised.value.failures}
+    assert by_rank[0].state == by_rank[1].state == "running"
+    assert "in spin_natively" in by_rank[0].stack
+    assert by_rank[2].state == "unreachable"
+    assert "stopped" in by_rank[2].stack
+    group.restart()
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_does_not_hold_up_the_report_of_a_missed_deadline(group: px.WorkerGroup) -> None:
+    faults.stop(group, 1)
+
+    with taking_less_than(2.0), pytest.raises(px.CallTimeout) as raised:
+        group.ping.options(timeout=1.0)()
+
+    assert raised.value.cause_ranks == (1,)
+
+
+@pytest.mark.slow
+def test_a_deadline_holds_for_a_call_that_nobody_waits_for(group: px.WorkerGroup) -> None:
+    future = group.nap.options(timeout=0.5).submit(30.0)
+
+    assert within(20.0, lambda: group.state == "broken")
+    with pytest.raises(px.CallTimeout):
+        future.result()
+
+
+def test_a_stall_is_reported_and_the_call_goes_on(
+    group: px.WorkerGroup, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def told() -> bool:
+        texts = [record.getMessage() for record in caplog.records]
+        return any("stalled" in text and "in hold" in text for text in texts)
+
+    with caplog.at_level("WARNING", "phalanx"):
+        future = group.hold.options(stall_report_after=0.3).submit(str(tmp_path / "gate"))
+        assert within(30.0, told)
+    (tmp_path / "gate").touch()
+
+    assert future.result() == [0, 1, 2, 3]
+
+
+def test_cancel_drops_what_has_not_begun_and_interrupts_what_runs(group: px.WorkerGroup) -> None:
+    running, queued = group.nap.submit(60.0), group.ping.submit()
+    assert within(
+        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints, False))
+    )
+
+    assert queued.cancel()
+    assert running.cancel()
+
+    with pytest.raises(px.CallCancelled, match="had not begun"):
+        queued.result()
+    with pytest.raises(px.CallCancelled, match="interrupted while it ran"):
+        running.result()
+    assert group.state == "ready"
+    assert group.ping() == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_cancel_frees_ranks_from_a_collective_and_breaks_the_group(group: px.WorkerGroup) -> None:
+    group.join()
+    future = group[0:3].submit("reduce")
+    assert within(
+        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints[:3], False))
+    )
+
+    with taking_less_than(3.0):
+        assert future.cancel()
+
+    with pytest.raises(px.CallCancelled) as raised:
+        future.result()
+    assert {report.message for report in raised.value.failures} == {"interrupted while it ran"}
+    assert group.state == "broken"
+
+
+@pytest.mark.slow
+def test_cancel_stops_ranks_that_do_not_yield(group: px.WorkerGroup) -> None:
+    future = group[0:2].submit("spin_natively")
+    assert within(
+        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints[:2], False))
+    )
+
+    with taking_less_than(4.0):
+        assert future.cancel()
+
+    with pytest.raises(px.CallCancelled, match="did not end by itself") as raised:
+        future.result()
+    assert "in spin_natively" in raised.value.failures[0].stack
+    assert group.state == "broken"
+
+
+def test_cancel_of_a_call_that_is_over_changes_nothing(group: px.WorkerGroup) -> None:
+    future = group.ping.submit()
+    future.result()
+
+    assert not future.cancel()
+    assert future.result() == [0, 1, 2, 3]
+
+
+def test_a_restart_replays_and_makes_old_futures_stale(group: px.WorkerGroup) -> None:
+    group.load(100)
+    group.load(200)
+    old, pids, epoch = group.nap.submit(60.0), group.pid.submit(), group.epoch
+    before = [endpoint.facts.pid for endpoint in group.core.endpoints]
+
+    group.restart()
+
+    with pytest.raises(px.errors.StaleEpoch) as raised:
+        old.result()
+    with pytest.raises(px.errors.StaleEpoch):
+        pids.result()
+    assert raised.value.current == group.epoch == epoch + 1
+    assert group.what_is_loaded() == [200, 200, 200, 200]
+    assert not any(map(is_there, before))
+    group.join()
+    assert group.reduce() == [4.0, 4.0, 4.0, 4.0]
+
+
+@pytest.mark.slow
+def test_a_policy_restarts_the_group_at_the_next_call_until_it_has_had_enough() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Trouble, on_failure=px.RestartPolicy(max_restarts=1, window_s=600))
+        group.load(5)
+        with pytest.raises(px.WorkerDiedError):
+            group.die(1, "SIGKILL")
+
+        assert group.what_is_loaded() == [5, 5]
+        with pytest.raises(px.WorkerDiedError):
+            group.die(0, "SIGKILL")
+        with pytest.raises(px.GroupBroken, match="does not allow another restart"):
+            group.ping()
+
+
+@pytest.mark.parametrize(("kind", "text"), [("unpicklable", "holds a lock"), ("arguments", "1 2 3 4")])
+def test_any_exception_arrives_with_type_text_traceback_and_rank(
+    group: px.WorkerGroup, kind: str, text: str
+) -> None:
+    with pytest.raises(px.RemoteCallError, match=text) as raised:
+        group.throw(kind)
+
+    assert raised.value.cause_ranks == (0, 1, 2, 3)
+    assert "in throw" in raised.value.failures[0].traceback
+    assert (raised.value.failures[0].type_name or "").endswith(("NotPicklable", "ManyArguments"))
+
+
+def test_text_that_cannot_be_encoded_does_not_end_the_process(group: px.WorkerGroup) -> None:
+    with pytest.raises(ValueError, match=r"unexpected file \\udce9") as raised:
+        group.throw("surrogate")
+
+    assert raised.value.cause_ranks == (0, 1, 2, 3)
+    assert group.ping() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("interrupt", "KeyboardInterrupt"), ("group", "BaseExceptionGroup")]
+)
+def test_what_is_no_exception_is_told_as_what_it_is_and_where(
+    group: px.WorkerGroup, kind: str, name: str
+) -> None:
+    with pytest.raises(px.RemoteCallError, match=f"raised {name}") as raised:
+        group.throw(kind)
+
+    report = raised.value.failures[0]
+    assert "in throw" in report.traceback
+    assert report.pid == group.pid()[report.rank]
+    assert "by hand" in report.traceback
+
+
+def test_a_call_that_is_cancelled_before_it_begins_says_nothing(
+    group: px.WorkerGroup, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = group.nap.submit(0.5), group.nap.submit(0.5)
+    second.cancel()
+    first.result()
+    del second
+
+    group.ping()
+
+    assert "Unhandled error" not in capfd.readouterr().err
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_with_rank(group: px.WorkerGroup) -> None:
+    with pytest.raises(px.RemoteCallError, match="lock") as raised:
+        group.throw("result")
+
+    assert raised.value.cause_ranks == (0, 1, 2, 3)
+    assert group.ping() == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_constructor_that_raises_on_one_rank_fails_the_start_and_leaves_nothing() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        with taking_less_than(20.0), pytest.raises(ValueError, match="no weights") as raised:
+            px.WorkerGroup(pool, Trouble.bind(raise_on=1))
+
+        assert isinstance(raised.value, px.WorkerInitError)
+        assert raised.value.cause_ranks == (1,)
+        assert not pool.groups
+        assert within(5.0, lambda: not is_there(raised.value.failures[0].pid or 0))
+
+
+@pytest.mark.slow
+def test_a_constructor_that_hangs_on_one_rank_fails_the_start_with_its_stack() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        with taking_less_than(25.0), pytest.raises(px.CallTimeout, match="constructor") as raised:
+            px.WorkerGroup(pool, Trouble.bind(hang_on=1), start_timeout=12.0)
+
+        assert raised.value.cause_ranks == (1,)
+        assert "stuck_here" in raised.value.causes[0].stack
+        assert not any(is_there(report.pid or 0) for report in raised.value.failures)
+
+
+def test_close_ends_whole_process_trees_and_lets_workers_close_first(tmp_path: object) -> None:
+    path = os.path.join(str(tmp_path), "closed")
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Trouble)
+        children = [pid for pids in group.leave_children() for pid in pids]
+        ranks = group.pid()
+        group[1].note_close(path)
+
+        with taking_less_than(4.0):
+            group.close()
+        group.close()
+
+    assert not [pid for pid in (*ranks, *children) if is_there(pid)]
+    with open(path) as note:
+        assert note.read() == "rank 1 closed"
+
+
+@pytest.mark.slow
+def test_close_finds_the_children_of_a_rank_that_died_before() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Trouble)
+        children = group[1].leave_children()
+        faults.kill(group, 1)
+        assert within(2.0, lambda: group.state == "broken")
+
+        group.close()
+
+    assert not [pid for pid in children if is_there(pid)]
+
+
+@pytest.mark.slow
+def test_closing_while_a_call_runs_ends_it_with_group_closed() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Trouble)
+        future = group.nap.submit(60.0)
+
+        with taking_less_than(5.0):
+            group.close()
+
+        with pytest.raises(px.GroupClosed):
+            future.result()

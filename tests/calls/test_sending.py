@@ -1,0 +1,160 @@
+"""Calls and what they leave behind: nothing on some ranks only, no arguments, right counts of calls under way."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phalanx as px
+
+
+class Counter(px.Worker):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @px.register(px.Dispatch.DP_COMPUTE)
+    def deal(self, x: Any) -> int:
+        self.calls += 1
+        return self.calls
+
+    @px.register
+    def count(self) -> int:
+        return self.calls
+
+    @px.register
+    def which(self, x: Any = None) -> int:
+        return self.rank
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return x
+
+
+class AsksOnThreads(px.Worker):
+    """Loads its parts on threads, as constructors do, before anybody has asked it for its rank."""
+
+    def __init__(self) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            self.seen = threads.submit(lambda: self.rank).result()
+
+    @px.register
+    def places(self) -> tuple[int, int]:
+        return self.seen, self.rank
+
+    @px.register
+    async def cancel_itself(self) -> None:
+        raise asyncio.CancelledError("given up")
+
+
+@pytest.fixture(scope="module")
+def pair(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend=backend) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def group(pair: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pair, Counter) as made:
+        yield made
+
+
+def test_no_rank_is_called_when_the_piece_of_another_cannot_be_sent(group: px.WorkerGroup) -> None:
+    with pytest.raises(px.DispatchError, match="lock"):
+        group.deal([1, threading.Lock()])
+    assert group.count() == [0, 0]
+
+
+def test_a_future_does_not_keep_the_arguments_of_its_call(group: px.WorkerGroup) -> None:
+    sent = np.ones(10)
+    still_there = weakref.ref(sent)
+    future = group.which.submit(sent)
+    del sent
+    gc.collect()
+    assert still_there() is None
+    assert future.result() == [0, 1]
+
+
+def test_calls_that_have_ended_count_for_no_rank(group: px.WorkerGroup) -> None:
+    for view in (group, group[0], group.any):
+        list(view.which.stream())
+        view.which.submit()
+    group.count()  # comes after them on each rank
+    gc.collect()
+    assert [group.any.which(), group.any.which()] == [0, 0]
+
+
+@pytest.mark.slow_on_cluster
+def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> None:
+    stale = group.rows.submit(np.ones(4))
+    group.restart()
+    for method in (group.rows, group.which):
+        with pytest.raises(px.errors.StaleEpoch):
+            method(stale)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_worker_knows_its_rank_on_threads_of_its_constructor(pair: px.ResourcePool) -> None:
+    with px.WorkerGroup(pair, AsksOnThreads) as group:
+        assert group.places() == [(0, 0), (1, 1)]
+
+
+@pytest.mark.slow_on_cluster
+def test_a_cancelled_task_of_a_method_is_an_error_of_its_rank(pair: px.ResourcePool) -> None:
+    with px.WorkerGroup(pair, AsksOnThreads) as group:
+        with pytest.raises(px.RemoteCallError, match="given up") as caught:
+            group.cancel_itself()
+        assert caught.value.ranks == (0, 1)
+        assert group.state == "ready"
+
+
+class Unreadable:
+    """Travels, but does not arrive."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+def test_a_stored_value_that_cannot_be_read_says_so(backend: str) -> None:
+    with pytest.raises(px.PhalanxError, match="not a number"):
+        px.put(Unreadable(), backend=backend).get()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, pytest.param(MemoryError, marks=pytest.mark.slow_on_cluster)]
+)
+def test_a_call_that_only_some_ranks_got_breaks_the_group(
+    backend: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    with px.ResourcePool([4], use_gpu=False) as pool, px.WorkerGroup(pool, Counter) as group:
+        sender: Any = group.core.transport
+        submit, sent = sender.submit, []
+
+        def stops_at_the_second(*args: Any) -> Any:
+            if sent:
+                raise error
+            sent.append(args)
+            return submit(*args)
+
+        monkeypatch.setattr(sender, "submit", stops_at_the_second)
+        with pytest.raises(error):
+            group.which(1)
+        monkeypatch.undo()
+        # Inline, the ranks run one after another and never wait for each other.
+        assert group.state == {"inline": "ready", "ray": "broken"}[backend]
+        if backend == "ray":
+            with pytest.raises(px.GroupBroken, match=r"rank 0 got the call, ranks \S*3 did not"):
+                group.which(1)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, True])
+def test_a_deadline_is_a_number_of_seconds(group: px.WorkerGroup, seconds: float) -> None:
+    with pytest.raises(px.DispatchError, match="timeout="):
+        group.which.options(timeout=seconds)

@@ -1,0 +1,103 @@
+"""Debug mode: ranks that did not do the same are named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx as px
+from phalanx.calls.divergence_check import Executed, check_order, check_replicated, same
+from tests.support.fault_workers import Trouble
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[px.WorkerGroup]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_DEBUG", "1")
+        with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+            yield px.WorkerGroup(pool, Trouble)
+
+
+def test_outputs_declared_replicated_that_differ_name_the_odd_rank(group: px.WorkerGroup) -> None:
+    assert group.norm() == [2.0, 2.0, 2.0]
+
+    with pytest.raises(
+        px.errors.RanksDiverged, match=r"rank 1 returned 1\.0 where rank 0 returned 2\.0"
+    ) as raised:
+        group.norm(1)
+
+    assert raised.value.ranks == (1,)
+    assert group.state == "ready"
+
+
+def test_a_rank_that_ran_the_calls_in_another_order_is_named(group: px.WorkerGroup) -> None:
+    group.ping()
+    group.what_is_loaded()
+    group.core.endpoints[2].handle.host.order.reverse()
+
+    with pytest.raises(
+        px.errors.RanksDiverged, match="rank 2 did not run the calls in the order of the others"
+    ):
+        group.ping()
+
+
+def test_without_debug_mode_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PHALANX_DEBUG", raising=False)
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        assert px.WorkerGroup(pool, Trouble).norm(1) == [2.0, 1.0, 2.0]
+
+
+@given(st.lists(st.integers(0, 50), unique=True), st.data())
+def test_ranks_that_remember_different_calls_in_one_order_have_not_diverged(
+    numbers: list[int], data: st.DataObject
+) -> None:
+    calls = [Executed(number, "f") for number in numbers]
+    kept = st.lists(st.booleans(), min_size=len(calls), max_size=len(calls))
+    orders = [[c for c, keep in zip(calls, data.draw(kept), strict=True) if keep] for _ in range(3)]
+
+    check_order("g", "f", orders)
+
+
+def test_the_order_of_most_ranks_is_the_right_one() -> None:
+    a, b = Executed(1, "save"), Executed(2, "load")
+
+    with pytest.raises(
+        px.errors.RanksDiverged, match=r"ran save \(call 1\) where rank 1 ran load \(call 2\)"
+    ) as raised:
+        check_order("g", "f", [[a, b], [b, a], [b, a]])
+
+    assert raised.value.ranks == (0,)
+
+
+def test_replicated_outputs_of_a_slice_are_named_by_rank() -> None:
+    with pytest.raises(px.errors.RanksDiverged) as raised:
+        check_replicated("g", "f", (4, 5, 6), [1, 1, 2])
+
+    assert raised.value.ranks == (6,)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (torch.ones(2), torch.ones(2), True),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
+        (torch.tensor([math.nan]), torch.tensor([math.nan]), True),
+        (torch.zeros(0), torch.zeros(0), True),
+        (torch.tensor(1.0), torch.tensor(2.0), False),
+        (torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16), True),
+        (np.arange(3), np.arange(3), True),
+        (math.nan, math.nan, True),
+        (1, 1.0, False),
+        ({"a": [1, (2,)]}, {"a": [1, (2,)]}, True),
+        ({"a": 1}, {"b": 1}, False),
+    ],
+)
+def test_outputs_are_the_same_bit_for_bit(a: Any, b: Any, equal: bool) -> None:
+    assert same(a, b) is equal

@@ -1,0 +1,546 @@
+"""Channels between the driver and groups, on each backend."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.support.fault_workers import within
+
+LARGE = 60_000  # float32, more than travels in a message
+WITHIN = 30.0
+
+
+class Producer(px.Worker):
+    @px.register
+    def produce(self, channel: px.Channel, count: int, width: int = 1) -> int:
+        for index in range(count):
+            channel.put({"x": torch.full((2, width), 100.0 * self.rank + index)})
+        return count
+
+    @px.register
+    def leave(self, channel: px.Channel, handoff: bool) -> None:
+        channel.leave(WITHIN, handoff=handoff)
+
+    @px.register
+    def find(self, name: str) -> str:
+        px.Channel.find(name).put(self.rank)
+        return name
+
+
+class Consumer(px.Worker):
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+
+    @px.register(px.Dispatch.ROWS)
+    def first_of_each(self, batch: dict[str, Any]) -> torch.Tensor:
+        return batch["x"][:, 0].clone()
+
+    @px.register(px.Dispatch.mesh())
+    def of_mesh(self, batch: dict[str, Any]) -> torch.Tensor:
+        return batch["x"][:, 0].clone()
+
+    @px.register(px.Dispatch.ROWS, collect="list")
+    def rows(self, batch: dict[str, Any], beside: list[int]) -> int:
+        return len(batch["x"]) if len(batch["x"]) == len(beside) else -1
+
+    @px.register
+    def width(self, batch: Any) -> int:
+        return sum(len(item["x"]) for item in batch)
+
+    @px.register(px.Dispatch.ROWS)
+    def refuse(self, batch: dict[str, Any]) -> None:
+        raise ValueError("not these")
+
+    @px.register
+    def get(self, channel: px.Channel, count: int) -> list[float]:
+        return [float(channel.get(WITHIN)["x"][0, 0]) for _ in range(count)]
+
+    @px.register
+    def take_rows(self, channel: px.Channel, rows: int) -> list[float]:
+        with channel.take_rows(rows, WITHIN) as batch:
+            return batch["x"][:, 0].tolist()
+
+    @px.register
+    def hold(self, channel: px.Channel, count: int) -> int:
+        self.taken.append(channel.take(count, WITHIN))
+        return len(self.taken[-1])
+
+
+@pytest.fixture(scope="module")
+def producers(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:2], Producer, name="producers")
+
+
+@pytest.fixture(scope="module")
+def consumers(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[2:4], Consumer, name="consumers")
+
+
+@pytest.fixture
+def mortal(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool[0:2], Producer, name="mortal") as group:
+        yield group
+
+
+@pytest.fixture
+def channel(backend: str) -> Iterator[px.Channel]:
+    with px.Channel() as made:
+        yield made
+
+
+def all_are_accounted_for(channel: px.Channel) -> bool:
+    return channel.items.is_balanced and channel.rows.is_balanced
+
+
+def test_what_ranks_put_the_driver_gets_in_the_order_of_each_rank(
+    producers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers.produce(channel, 3)
+    got = [float(channel.get(WITHIN)["x"][0, 0]) for _ in range(6)]
+    assert sorted(got) == [0, 1, 2, 100, 101, 102]
+    assert [each for each in got if each >= 100] == [100, 101, 102]
+    assert channel.items.delivered == 6
+
+
+def test_what_the_driver_puts_ranks_get(consumers: px.WorkerGroup, channel: px.Channel) -> None:
+    for index in range(4):
+        channel.put({"x": torch.full((1, LARGE), float(index))})
+    assert sorted(each for got in consumers.get(channel, 2) for each in got) == [0, 1, 2, 3]
+
+
+def test_a_batch_goes_to_the_ranks_of_a_row_method_in_pieces(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 3, LARGE)
+    with channel.take_rows(5, WITHIN) as batch:
+        assert consumers.first_of_each(batch).tolist() == [0, 0, 1, 1, 2]
+    assert channel.rows.delivered == 5
+    assert channel.get(WITHIN)["x"][:, 0].tolist() == [2]
+
+
+def test_no_byte_of_a_large_batch_comes_through_the_driver(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers.produce(channel, 2, LARGE)
+    before = px.debug.statistics()
+    with channel.take_rows(8, WITHIN) as batch:
+        consumers.first_of_each(batch)
+    after = px.debug.statistics()
+    assert batch.nbytes > 8 * 4 * LARGE
+    assert all(
+        after[name] - before[name] < 10_000 for name in ("sent_bytes", "stored_bytes", "fetched_bytes")
+    )
+
+
+@pytest.mark.soak_on_cluster
+def test_a_batch_goes_to_the_coordinates_of_a_mesh_method_in_pieces(
+    producers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 3, LARGE)
+    with px.WorkerGroup(pool, Consumer, mesh=px.Mesh(dp=2, tp=2)) as group, channel.take_rows(5) as batch:
+        assert group.of_mesh(batch).tolist() == [0, 0, 1, 1, 2]
+    assert channel.rows.delivered == 5
+
+
+def test_items_taken_are_a_list_for_every_rank_of_a_one_to_all_method(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers.produce(channel, 1, LARGE)
+    with channel.take(2, WITHIN) as batch:
+        assert consumers.width(batch) == [4, 4]
+
+
+def test_a_worker_takes_values(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[1].produce(channel, 2)
+    assert consumers[0].take_rows(channel, 3) == [100, 100, 101]
+
+
+def test_the_rows_of_a_batch_can_be_read_here(producers: px.WorkerGroup, channel: px.Channel) -> None:
+    producers[1].produce(channel, 2, LARGE)
+    with channel.take_rows(3, WITHIN) as batch:
+        assert batch.value()["x"][:, 0].tolist() == [100, 100, 101]
+
+
+def test_what_a_block_that_raises_had_taken_goes_back_to_the_front(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 2)
+    with pytest.raises(ValueError, match="not these"), channel.take_rows(3, WITHIN) as batch:
+        consumers.refuse(batch)
+    assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_batch_is_acknowledged_when_the_call_that_uses_it_has_succeeded(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 2, LARGE)
+    batch = channel.take_rows(4, WITHIN)
+    future = consumers.first_of_each.submit(batch)
+    batch.ack_with(future)
+    future.result(WITHIN)
+    assert within(WITHIN, lambda: channel.items.delivered == 2)  # the acknowledgement is on its way
+
+
+def test_a_batch_goes_back_when_the_call_that_uses_it_has_failed(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 1)
+    batch = channel.take_rows(2, WITHIN)
+    batch.ack_with(consumers.refuse.submit(batch))
+    assert channel.get(WITHIN)["x"][:, 0].tolist() == [0, 0]
+
+
+def test_a_batch_is_acknowledged_with_a_call_that_nobody_asks_for(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
+    producers[0].produce(channel, 2)
+    batch = channel.take_rows(4, WITHIN)
+    batch.ack_with(consumers.first_of_each.submit(batch))
+    assert within(WITHIN, lambda: channel.items.delivered == 2)  # the acknowledgement is on its way
+
+
+def test_a_channel_is_found_by_its_name_in_a_rank(producers: px.WorkerGroup, backend: str) -> None:
+    with px.Channel(name="by-name") as channel:
+        producers.find("by-name")
+        assert sorted([channel.get(WITHIN), px.Channel.find("by-name").get(WITHIN)]) == [0, 1]
+    with pytest.raises(px.channels.ChannelError, match="by-name"):
+        px.Channel.find("by-name")
+
+
+def test_a_second_channel_of_that_name_is_refused(backend: str) -> None:
+    with px.Channel(name="twice"), pytest.raises(px.DeclarationError, match="twice"):
+        px.Channel(name="twice")
+
+
+def test_a_full_channel_refuses_after_the_deadline_and_keeps_nothing(backend: str) -> None:
+    with px.Channel(1) as channel:
+        channel.put(1)
+        with pytest.raises(px.channels.ChannelFull, match="1 item may"):
+            channel.put(torch.zeros(LARGE), timeout=0)
+        assert (channel.items.submitted, channel.get(0)) == (1, 1)
+
+
+def test_room_is_counted_in_bytes_where_asked(backend: str) -> None:
+    with px.Channel(1000, "bytes") as channel:
+        channel.put(b"0" * 600)
+        with pytest.raises(px.channels.ChannelFull, match=r"1000\.?0? B"):
+            channel.put(b"0" * 600, timeout=0)
+
+
+def test_a_put_waits_for_room_until_somebody_takes(backend: str) -> None:
+    with px.Channel(1) as channel:
+        channel.put("first")
+        taker = threading.Thread(target=channel.get)
+        channel._port()  # so that this thread counts
+        taker.start()
+        channel.put("second", WITHIN)
+        taker.join()
+        assert channel.get(WITHIN) == "second"
+
+
+def test_a_trace_has_the_wait_of_a_rank_for_room(producers: px.WorkerGroup) -> None:
+    def take_once_it_waits() -> None:
+        if within(WITHIN, lambda: narrow.depth.puts == 1):
+            narrow.get()
+
+    with px.trace() as trace, px.Channel(1, name="narrow") as narrow:
+        narrow.put("first")
+        taker = threading.Thread(target=take_once_it_waits)
+        taker.start()
+        producers[0].produce(narrow, 1)
+        taker.join()
+    found = [(one.name, one.attributes, one.track and one.track.rank) for one in trace.events.spans]
+    assert found == [("put waits", {"channel": "narrow"}, 0)]
+
+
+def test_a_get_that_was_cancelled_takes_nothing(channel: px.Channel) -> None:
+    async def cancelled() -> Any:
+        waiting = asyncio.ensure_future(channel.get_async())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        channel.put("first")
+        return await channel.get_async(WITHIN)
+
+    assert asyncio.run(cancelled()) == "first"
+    assert channel.depth.takes == 0
+
+
+def test_an_item_that_came_in_as_its_put_was_interrupted_is_dropped_and_counted(
+    channel: px.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("phalanx.channels.channel.answered", interrupted)
+        channel.put(torch.zeros(LARGE))
+    channel.put("next")
+    assert channel.get(WITHIN) == "next"
+    assert (channel.items.dropped, channel.items.lost) == (1, 0)
+    assert "1 its put was called off" in str(channel.explain())
+
+
+def test_an_empty_channel_says_what_there_was(backend: str, channel: px.Channel) -> None:
+    channel.put([1, 2, 3])
+    with pytest.raises(
+        px.channels.ChannelEmpty, match="5 rows were asked for, and in time there were 1 items with 3 rows"
+    ):
+        channel.take_rows(5, timeout=0)
+
+
+def test_what_is_not_made_of_rows_is_not_taken_as_rows(backend: str, channel: px.Channel) -> None:
+    channel.put("text")
+    with pytest.raises(px.channels.ChannelError, match="not made of rows"):
+        channel.take_rows(1, timeout=0)
+    assert channel.get(0) == "text"
+
+
+def test_items_that_are_not_alike_are_not_joined_and_can_be_taken_as_they_are(channel: px.Channel) -> None:
+    channel.put({"x": [1, 2]})
+    channel.put({"x": torch.zeros(2)})
+    with (
+        pytest.raises(px.DispatchError, match=r"not alike; .* by take\(n\)"),
+        channel.take_rows(4, 0) as batch,
+    ):
+        batch.value()
+    assert len(channel.take(2, 0).value()) == 2
+
+
+def test_a_finished_channel_gives_what_is_left_and_then_ends(backend: str, channel: px.Channel) -> None:
+    channel.put("last")
+    channel.finish()
+    assert list(channel) == ["last"]
+    with pytest.raises(px.channels.ChannelClosed, match="finished"):
+        channel.put("late")
+
+
+def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.Channel) -> None:
+    channel.close()
+    with pytest.raises(px.channels.ChannelClosed, match=r"ChannelClosed: .*it was closed") as caught:
+        consumers.get(channel, 1)
+    assert isinstance(caught.value, px.RemoteCallError) and caught.value.channel == channel.name
+
+
+def test_whoever_waits_for_room_hears_why_it_was_closed(backend: str) -> None:
+    with px.Channel(1) as channel, ThreadPoolExecutor(1) as threads:
+        channel.put(0)
+        waiting = threads.submit(channel.put, 1, WITHIN)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        channel.close("the trainer has enough")
+        with pytest.raises(px.channels.ChannelClosed, match="the trainer has enough"):
+            waiting.result(WITHIN)
+
+
+@pytest.mark.parametrize("maxsize", [0, 2.5, "many", True])
+def test_a_bound_that_is_no_number_from_1_is_refused(maxsize: Any) -> None:
+    with pytest.raises(px.DeclarationError, match="a whole number from 1"):
+        px.Channel(maxsize, backend="inline")
+
+
+def test_numbers_of_numpy_are_numbers_of_items() -> None:
+    with px.Channel(numpy.int64(2), backend="inline") as channel:
+        channel.put("a")
+        assert channel.take(numpy.int64(1), 0).value() == ["a"]
+        channel.put("b")
+        assert channel.drop("late", [numpy.int64(1)]) == 1
+
+
+def test_what_waits_can_be_dropped_and_is_counted(backend: str, channel: px.Channel) -> None:
+    channel.put(1)
+    channel.put(2)
+    assert channel.drop("too old") == 2
+    assert "2 too old" in str(channel.explain())
+    assert all_are_accounted_for(channel)
+
+
+def test_items_of_a_rank_that_was_killed_are_lost_told_once_and_named(
+    mortal: px.WorkerGroup, channel: px.Channel
+) -> None:
+    mortal.produce(channel, 2, LARGE)
+    faults.kill(mortal, 1)
+    with pytest.raises(px.channels.ItemsLost, match=r"2 items, 4 rows of rank 1 of group 'mortal'") as raised:
+        channel.take(5, WITHIN)  # waits until the process is gone
+    assert raised.value.losses[0].items == 2
+    assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+    assert channel.items.lost == 2
+    assert all_are_accounted_for(channel)
+
+
+@pytest.mark.slow_on_cluster
+def test_small_items_outlive_the_rank_that_put_them(mortal: px.WorkerGroup, channel: px.Channel) -> None:
+    mortal.produce(channel, 1)
+    mortal.close()
+    assert channel.take_rows(4, 0).value()["x"].sum() == 200
+
+
+@pytest.mark.slow_on_cluster
+def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
+    pool: px.ResourcePool, channel: px.Channel
+) -> None:
+    with px.WorkerGroup(pool[2:3], Consumer) as group:
+        for index in range(4):
+            channel.put(index)
+        group.hold(channel, 2)
+        assert len(channel) == 2
+        faults.kill(group, 0)
+        assert channel.take(4, WITHIN).value() == [0, 1, 2, 3]
+
+
+@pytest.mark.slow_on_cluster
+def test_a_closed_rank_hands_its_items_over(pool: px.ResourcePool, backend: str) -> None:
+    with px.Channel(handoff=True) as channel:
+        with px.WorkerGroup(pool[0:1], Producer) as group:
+            group.produce(channel, 2, LARGE)
+        assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+        assert all_are_accounted_for(channel)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_rank_that_hands_its_items_over_may_end(mortal: px.WorkerGroup, channel: px.Channel) -> None:
+    mortal.produce(channel, 1, LARGE)
+    mortal.leave(channel, True)
+    faults.kill(mortal, 0)
+    assert channel.take_rows(4, WITHIN).rows == 4
+
+
+def test_a_put_that_could_never_come_in_inline_is_an_error_at_once() -> None:
+    with px.Channel(1, backend="inline") as channel:
+        channel.put(1)
+        with pytest.raises(px.channels.ChannelFull, match="never be room"):
+            channel.put(2)
+        with pytest.raises(px.channels.ChannelEmpty, match="nothing would ever come"):
+            channel.take(2)
+
+
+def test_idle_threads_of_a_pool_are_nobody_who_could_make_room() -> None:
+    with ThreadPoolExecutor(2) as pool, px.Channel(1, backend="inline") as channel:
+        list(pool.map(abs, range(4)))
+        channel.put(1)
+        with pytest.raises(px.channels.ChannelFull, match="never be room"):
+            channel.put(2)
+
+
+def test_a_batch_that_nobody_holds_goes_back(backend: str, channel: px.Channel) -> None:
+    channel.put("kept")
+    channel.take(1, 0)
+    assert channel.get(0) == "kept"
+
+
+def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) -> None:
+    with px.Channel(lengths="n") as channel:
+        channel.put({"x": torch.arange(4.0)[:, None], "n": [9, 1, 8, 2]})
+        channel.put({"x": torch.arange(4.0, 6.0)[:, None], "n": [5, 5]})
+        with channel.take_rows(6, 0, balance=2) as batch:
+            order = consumers.first_of_each(batch).tolist()
+            assert order == batch.value()["x"][:, 0].tolist()
+    length = dict(enumerate([9, 1, 8, 2, 5, 5]))
+    assert [sum(length[int(row)] for row in piece) for piece in (order[:3], order[3:])] == [15, 15]
+    assert sorted(order) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGroup) -> None:
+    with px.Channel(lengths=lambda item: item["x"][:, 0].tolist()) as channel:
+        for numbers in ([6.0, 2.0, 3.0], [0.0, 5.0], [1.0, 4.0, 9.0]):
+            channel.put({"x": torch.tensor(numbers)[:, None]})
+        with channel.take_rows(7, WITHIN, sort=True) as batch:
+            assert consumers.first_of_each(batch).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert channel.take_rows(1, WITHIN).value()["x"].item() == 9.0
+
+
+def test_items_of_no_rows_do_not_count_where_a_batch_is_cut(consumers: px.WorkerGroup) -> None:
+    with px.Channel() as channel:
+        for rows in (0, 0, 0, 4):
+            channel.put({"x": torch.arange(float(rows))[:, None]})
+        with channel.take_rows(4, WITHIN) as batch:
+            assert consumers.rows(batch, [0, 1, 2, 3]) == [2] * len(consumers.ranks)
+
+
+@pytest.mark.parametrize("end", ["ack", "give_back"])
+def test_a_batch_that_is_over_is_not_used_again(consumers: px.WorkerGroup, end: str) -> None:
+    with px.Channel() as channel:
+        channel.put({"x": torch.zeros(2, 1)})
+        batch = channel.take_rows(2, WITHIN)
+        getattr(batch, end)()
+        for use in (batch.value, lambda: consumers.first_of_each(batch)):
+            with pytest.raises(px.DeclarationError, match=r"was (acknowledged|given back); use it before"):
+                use()
+
+
+@pytest.mark.parametrize("order", [{"sort": True}, {"balance": 2}])
+def test_items_of_no_rows_come_in_any_order(consumers: px.WorkerGroup, order: Any) -> None:
+    with px.Channel(lengths="n") as channel:
+        for _ in range(2):
+            channel.put({"x": torch.zeros(0, 1), "n": []})
+        channel.finish()
+        with channel.take_rows(4, WITHIN, **order) as batch:
+            assert (batch.value()["x"].shape, len(consumers.first_of_each(batch))) == ((0, 1), 0)
+        assert channel.items.delivered == 2
+
+
+def test_a_channel_without_lengths_cannot_balance(channel: px.Channel) -> None:
+    channel.put([1, 2])
+    with pytest.raises(px.DeclarationError, match="lengths"):
+        channel.take_rows(2, 0, balance=2)
+    assert len(channel) == 1
+
+
+@pytest.mark.parametrize(
+    ("balance", "sort", "why"),
+    [(0, False, "0 was given"), (2, True, "one of the two"), (True, False, "True was")],
+)
+def test_an_order_that_cannot_be_takes_nothing(balance: int, sort: bool, why: str) -> None:
+    with px.Channel(lengths="n", backend="inline") as channel:
+        channel.put({"n": [numpy.int64(1), 2]})
+        with pytest.raises(px.DeclarationError, match=why):
+            channel.take_rows(2, 0, balance=balance, sort=sort)
+        assert len(channel) == 1
+
+
+@pytest.mark.parametrize("item", [[1, 2], {"x": [1, 2]}, {"n": [1.0, float("nan")]}, {"x": [1, 2], "n": [1]}])
+def test_an_item_without_a_number_for_each_row_is_refused_where_rows_have_lengths(item: Any) -> None:
+    with px.Channel(lengths="n", backend="inline") as channel:
+        with pytest.raises(px.DispatchError, match=r"under the key 'n'|one finite number for each row"):
+            channel.put(item)
+        assert channel.items.submitted == 0
+
+
+def test_a_saved_channel_goes_on_with_what_waited_and_what_was_taken(producers: px.WorkerGroup) -> None:
+    with px.Channel(name="saved") as channel:
+        producers[0].produce(channel, 3, LARGE)
+        with channel.take_rows(1, WITHIN):
+            state = pickle.loads(pickle.dumps(channel.save()))
+    with px.Channel.load(state) as again:
+        assert (again.name, again.items.waiting, again.rows.waiting) == ("saved", 3, 6)
+        assert again.take_rows(6, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_saved_channel_pickles_with_the_function_of_its_lengths(backend: str) -> None:
+    with px.Channel(lengths=lambda item: item["n"]) as channel:
+        channel.put({"n": [2, 1]})
+        state = pickle.dumps(channel.save())
+    with px.Channel.load(pickle.loads(state)) as again:
+        again.put({"n": [0]})
+        with again.take_rows(3, 0, sort=True) as batch:
+            assert batch.value() == {"n": [0, 1, 2]}
+
+
+def test_a_handle_cannot_save_a_channel_that_is_closed(backend: str) -> None:
+    with px.Channel() as channel:
+        pass
+    with pytest.raises(px.channels.ChannelError, match="closed"):
+        channel.save()

@@ -1,0 +1,242 @@
+"""What only processes of their own can show of channels: waits that are cancelled, drivers that die, async ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.channels.live_channels import open_channels
+from phalanx.testing import faults
+from tests.support.fault_workers import within
+
+WITHIN = 30.0
+LARGE = 60_000
+DRIVER = """
+import phalanx as px
+from tests.channels.test_channel_on_ray import Putter
+
+pool = px.ResourcePool([1], use_gpu=False)
+group = px.WorkerGroup(pool, Putter)
+channel = px.Channel(1)
+future = group.put_twice.submit(channel)
+pid = group.core.endpoints[0].facts.pid
+while not channel.depth.puts:
+    pass
+print(pid, flush=True)
+future.result()
+"""
+
+
+LEAVING = """
+import ray
+import phalanx as px
+from tests.channels.test_channel_on_ray import Putter
+
+px.init(num_cpus=2)
+pool = px.ResourcePool([1], use_gpu=False)
+group = px.WorkerGroup(pool, Putter)
+channel = px.Channel(name="of-before")
+group.put_twice(channel)
+{leave}
+try:
+    channel.put(3)
+except px.channels.ChannelClosed:
+    print("closed", ray.is_initialized())
+px.init(num_cpus=2)
+try:
+    px.Channel.find("of-before")
+except px.channels.ChannelError:
+    print("not found")
+with px.Channel(name="of-before") as again:
+    again.put(4)
+    print(again.get())
+"""
+
+
+class Putter(px.Worker):
+    @px.register
+    def put_twice(self, channel: px.Channel) -> None:
+        channel.put(1)
+        channel.put(torch.zeros(LARGE))
+
+    @px.register
+    def fail_with(self, channel: px.Channel) -> None:
+        batch = channel.take(1, WITHIN)
+        raise ValueError(len(batch))
+
+    @px.register
+    def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
+        with staleness.begin(rows, WITHIN) as lease:
+            return lease.put(channel, [0] * rows, lease.version)
+
+    @px.register
+    def rank_of(self) -> int:
+        return self.rank
+
+
+class Server(px.Worker):
+    @px.register
+    async def pass_on(self, source: px.Channel, target: px.Channel) -> int:
+        item = await source.get_async(WITHIN)
+        await target.put_async(item + 1, WITHIN)
+        return item
+
+    @px.register
+    async def give_up_and_take(self, source: px.Channel) -> int:
+        given_up = asyncio.ensure_future(source.get_async())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await given_up
+        return await source.get_async(WITHIN)
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
+        yield made
+
+
+def test_a_put_that_waits_for_room_ends_when_its_call_is_cancelled(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
+        future = group.put_twice.submit(channel)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        assert future.cancel()
+        assert group.rank_of() == [0]
+        assert (channel.depth.puts, channel.items.submitted) == (0, 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.ResourcePool) -> None:
+    with px.Channel(backend="ray") as channel, ThreadPoolExecutor(1) as threads:
+        group = px.WorkerGroup(pool[0:1], Putter)
+        group.put_twice(channel)
+        batch = channel.take(2, WITHIN)
+        closing = threads.submit(group.close)
+        home = open_channels.get(channel.card.key)
+        assert home is not None
+        assert within(WITHIN, lambda: bool(home.service.leaving) or closing.done())
+        assert not closing.done()
+        batch.ack()
+        closing.result(WITHIN)
+        assert (channel.items.delivered, channel.items.lost) == (2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leave", [pytest.param("px.shutdown()", marks=pytest.mark.soak), "ray.shutdown()"])
+def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING.format(leave=leave))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert done.stdout.splitlines()[-3:] == ["closed False", "not found", "4"], done.stdout + done.stderr
+
+
+def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
+    pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> bool:
+        texts = [record.getMessage() for record in caplog.records]
+        return any("stalled" in text and "in put_twice" in text and "in put\n" in text for text in texts)
+
+    with (
+        caplog.at_level("WARNING", "phalanx"),
+        px.WorkerGroup(pool, Putter) as group,
+        px.Channel(1, backend="ray") as channel,
+    ):
+        future = group.put_twice.options(stall_report_after=0.1).submit(channel)
+        assert within(WITHIN, told)
+        channel.take(4, WITHIN).ack()
+        assert future.result(WITHIN) == [None, None]
+        assert group.rank_of() == [0, 1]
+
+
+@pytest.mark.slow
+def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
+        future = group.put_twice.options(timeout=1.0).submit(channel)
+        with pytest.raises(px.CallTimeout, match="in put"):
+            future.result()
+
+
+@pytest.mark.slow
+def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_credit_back(
+    pool: px.ResourcePool,
+) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=4, backend="ray")
+    with px.Channel(1, backend="ray") as channel, px.WorkerGroup(pool[0:1], Putter) as group:
+        channel.put("first")
+        future = group.generate.submit(staleness, channel, 4)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        assert staleness.paced.rows.ready == 4
+        faults.kill(group, 0)
+        assert staleness.begin(4, WITHIN).rows == 4
+        assert (staleness.paced.rows.ready, staleness.paced.rows.dropped) == (0, 4)
+        assert isinstance(future.exception(WITHIN), px.WorkerDiedError)
+
+
+def test_what_a_rank_had_taken_whose_method_failed_goes_back(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(backend="ray") as channel:
+        channel.put("kept")
+        with pytest.raises(ValueError, match="1"):
+            group.fail_with(channel)
+        assert channel.get(WITHIN) == "kept"
+
+
+def test_any_passes_over_a_rank_that_is_at_a_call(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Putter) as group, px.Channel(1, backend="ray") as channel:
+        for busy in (0, 1, 0):
+            future = group[busy].put_twice.submit(channel)
+            assert within(WITHIN, lambda: channel.depth.puts == 1)
+            assert [group.any.rank_of() for _ in range(3)] == [1 - busy] * 3
+            channel.drop("enough")
+            future.result()
+            channel.drop("enough")
+
+
+def test_async_ranks_wait_at_channels_side_by_side(pool: px.ResourcePool) -> None:
+    source, target = px.Channel(backend="ray"), px.Channel(backend="ray")
+    with source, target, px.WorkerGroup(pool[0:1], Server, max_concurrency=4) as group:
+        futures = [group.pass_on.submit(source, target) for _ in range(3)]
+        for number in range(3):
+            source.put(number)
+        assert sorted(target.get(WITHIN) for _ in range(3)) == [1, 2, 3]
+        assert sorted(px.gather(*futures, timeout=WITHIN)) == [[0], [1], [2]]
+
+
+def test_an_async_rank_that_gave_up_a_get_takes_on(pool: px.ResourcePool) -> None:
+    with (
+        px.Channel(backend="ray") as source,
+        px.WorkerGroup(pool[0:1], Server, max_concurrency=2) as group,
+    ):
+        future = group.give_up_and_take.submit(source)
+        assert within(WITHIN, lambda: source.depth.takes == 1 or future.done())
+        source.put(5)
+        assert future.result(WITHIN) == [5]
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_at_a_channel_goes_with_its_driver(tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as driver:
+        assert driver.stdout is not None
+        rank = int(driver.stdout.readline())
+        driver.send_signal(signal.SIGKILL)
+    assert within(WITHIN, lambda: not Path(f"/proc/{rank}").exists())

@@ -1,0 +1,198 @@
+"""Leases on rows between a trainer and those who generate, on each backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.testing import faults
+
+WITHIN = 30.0
+
+
+class Generator(px.Worker):
+    @px.register
+    def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int, width: int = 1) -> int:
+        with staleness.begin(rows, WITHIN) as lease:
+            return lease.put(channel, {"x": torch.full((rows, width), float(self.rank))}, lease.version)
+
+    @px.register
+    def begin_and_stay(self, staleness: px.StalenessManager, rows: int) -> int:
+        self.lease = staleness.begin(rows, WITHIN)
+        return self.lease.number
+
+
+@pytest.fixture
+def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool[0:2], Generator, name="generators") as made:
+        yield made
+
+
+@pytest.fixture
+def staleness(backend: str) -> px.StalenessManager:
+    return px.StalenessManager(max_lag=1, rows_per_version=4)
+
+
+def test_ranks_generate_and_the_trainer_takes(group: px.WorkerGroup, staleness: px.StalenessManager) -> None:
+    with px.Channel() as channel:
+        assert group.generate(staleness, channel, 2) == [2, 2]
+        with channel.take_rows(4, WITHIN) as batch:
+            assert batch.rows == 4
+        staleness.advance(1)
+    assert (staleness.paced.rows.trained, staleness.paced.lags) == (4, {0: 4})
+
+
+def test_what_leaves_its_block_unaccepted_is_dropped_with_its_reason(staleness: px.StalenessManager) -> None:
+    with pytest.raises(KeyError), staleness.begin(3) as lease:
+        assert lease.accept(1, lease.version) == (0,)
+        raise KeyError("filtered")
+    assert (staleness.paced.rows.ready, staleness.paced.dropped) == (1, {"KeyError: 'filtered'": 2})
+
+
+def test_who_would_be_too_far_ahead_waits_and_is_told_why(staleness: px.StalenessManager) -> None:
+    leases = [staleness.begin(4), staleness.begin(4)]
+    with pytest.raises(px.channels.StalenessTimeout, match="begin"):
+        staleness.begin(4, timeout=0)
+    leases[0].end("aborted")
+    assert staleness.begin(4, timeout=0).rows == 4
+
+
+def test_the_trainer_lets_those_who_wait_go_on(backend: str, staleness: px.StalenessManager) -> None:
+    for _ in range(2):
+        with staleness.begin(4) as lease:
+            lease.accept(4, lease.version)
+    trainer = threading.Thread(target=lambda: staleness.advance(1))
+    trainer.start()
+    with staleness.begin(4, WITHIN) as lease:
+        assert lease.version == 1
+        lease.drop(4, "only looking")
+    trainer.join()
+
+
+def test_the_rows_of_a_killed_rank_give_their_credit_back(
+    group: px.WorkerGroup, staleness: px.StalenessManager
+) -> None:
+    group.begin_and_stay(staleness, 4)
+    faults.kill(group, 1)
+    with staleness.begin(4, WITHIN) as lease:
+        lease.drop(4, "only looking")
+    assert any("rank 1 of group 'generators'" in reason for reason in staleness.paced.dropped)
+
+
+@pytest.mark.soak_on_cluster
+def test_rows_that_a_channel_loses_give_their_credit_back(
+    group: px.WorkerGroup, staleness: px.StalenessManager
+) -> None:
+    with px.Channel() as channel:
+        group.generate(staleness, channel, 4, 60_000)
+        faults.kill(group, 0)
+        with pytest.raises(px.channels.ItemsLost):
+            channel.take(3, WITHIN)  # waits until the process is gone
+    assert staleness.paced.dropped == {"lost in the channel": 4, "dropped in the channel": 4}
+
+
+def test_rows_that_became_too_old_leave_their_channel(backend: str) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=2)
+    with px.Channel() as channel, staleness.begin(2) as lease:
+        lease.put(channel, torch.zeros(1), 0)
+        lease.put(channel, torch.ones(1), 0)
+        staleness.advance(1, trained=1)
+        assert channel.items.dropped >= 1
+        assert "stale" in str(channel.explain())
+
+
+def test_whoever_generates_hears_that_its_rows_are_too_old(staleness: px.StalenessManager) -> None:
+    heard = threading.Event()
+    with staleness.begin(2, on_overdue=heard.set) as lease:
+        staleness.advance(1)
+        staleness.advance(2)
+        assert heard.wait(WITHIN)
+        assert lease.overdue
+        assert lease.accept(2, 0) == ()
+
+
+def test_whoever_hears_that_rows_are_too_old_may_wait_for_another_thread(
+    staleness: px.StalenessManager,
+) -> None:
+    dropped = threading.Event()
+
+    def abort() -> None:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(lease.drop, 2, "aborted").result(WITHIN)
+        dropped.set()
+
+    with staleness.begin(2, on_overdue=abort) as lease:
+        staleness.advance(1)
+        staleness.advance(2)
+        assert dropped.wait(WITHIN)
+    assert staleness.paced.dropped == {"aborted": 2}
+
+
+def test_a_saved_staleness_goes_on_and_what_ran_is_dropped(staleness: px.StalenessManager) -> None:
+    with staleness.begin(4) as lease:
+        lease.accept(2, 0)
+        loaded = px.StalenessManager.load(staleness.save(), with_ready=True)
+    assert (loaded.paced.rows.ready, loaded.paced.dropped) == (2, {"restored": 2})
+
+
+def test_more_rows_than_can_ever_be_young_enough_are_refused(staleness: px.StalenessManager) -> None:
+    with pytest.raises(ValueError, match="begin"):
+        staleness.begin(9)
+
+
+@pytest.mark.parametrize("versions", [torch.tensor([0, 0]), torch.tensor(0), [torch.tensor(0)] * 2, 0])
+def test_versions_may_be_a_tensor(staleness: px.StalenessManager, versions: Any) -> None:
+    with staleness.begin(2) as lease:
+        assert lease.accept(2, versions) == (0, 1)
+
+
+def test_what_is_no_number_is_refused_and_counts_nothing(staleness: px.StalenessManager) -> None:
+    with staleness.begin(2) as lease:
+        for wrong in (
+            lambda: staleness.begin(2.0),  # type: ignore[arg-type]
+            lambda: lease.accept(1.0, 0),  # type: ignore[arg-type]
+            lambda: lease.accept(1, "0"),  # type: ignore[arg-type]
+            lambda: lease.accept(1, [0.5]),  # type: ignore[list-item]
+            lambda: lease.drop("1", "late"),  # type: ignore[arg-type]
+            lambda: staleness.advance("1"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(ValueError, match="whole number"):
+                wrong()
+        assert (staleness.paced.rows.submitted, staleness.paced.rows.running) == (2, 2)
+    with pytest.raises(px.DeclarationError, match="whole numbers"):
+        px.StalenessManager(1.5, 4, backend="inline")  # type: ignore[arg-type]
+
+
+def test_inline_a_wait_that_nothing_could_end_is_an_error_at_once() -> None:
+    staleness = px.StalenessManager(0, 1, backend="inline")
+    with staleness.begin(1), pytest.raises(px.channels.StalenessTimeout, match="never catch up"):
+        staleness.begin(1)
+
+
+def test_whoever_waits_is_told_when_it_is_closed(staleness: px.StalenessManager) -> None:
+    leases = [staleness.begin(4), staleness.begin(4)]
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            staleness.begin(4, WITHIN)
+        except px.PhalanxError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not staleness.paced.waiting:
+        pass
+    with staleness:
+        leases[0].accept(4, 0)
+    thread.join(WITHIN)
+    assert "it was closed" in str(failures[0])
+    assert (staleness.paced.waiting, staleness.paced.rows.ready) == (0, 4)
+    with pytest.raises(px.PhalanxError, match="it was closed"):
+        staleness.begin(1)

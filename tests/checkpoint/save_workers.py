@@ -1,0 +1,94 @@
+"""Workers whose state is saved, and ways to look at it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+import phalanx as px
+
+
+class Trainer(px.Worker):
+    """Trains a small network, the same on every rank, with noise from the generators."""
+
+    def __init__(self, seed: int = 0, rng: bool = True) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        px.register_state(self, model=self.model, optimizer=self.optimizer, rng=rng)
+
+    @px.register
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    @px.register
+    def values(self) -> dict[str, torch.Tensor]:
+        found = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for leaf, one in self.optimizer.state[parameter].items():
+                found[f"{name}.{leaf}"] = one.clone()
+        return found
+
+
+class Bag(px.Worker):
+    """Keeps whatever it is given."""
+
+    def __init__(self, **held: Any) -> None:
+        self.held: dict[str, Any] = dict(held)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.held
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state
+
+    @px.register(px.Dispatch.ALL_TO_ALL)
+    def put(self, held: dict[str, Any]) -> None:
+        self.held = held
+
+    @px.register
+    def get(self) -> dict[str, Any]:
+        return self.held
+
+
+class Drawer(px.Worker):
+    """Has what a worker counts in a dict, and generators of all kinds."""
+
+    def __init__(self, drawn: int = 0) -> None:
+        self.counts: dict[str, Any] = {"drawn": drawn, "by": random.Random(drawn)}
+        self.torch = torch.Generator().manual_seed(drawn)
+        self.numpy = np.random.default_rng(drawn)
+        px.register_state(self, counts=self.counts, torch=self.torch, numpy=self.numpy, rng=False)
+
+    @px.register
+    def draw(self) -> list[float]:
+        self.counts["drawn"] += 1
+        torchs = torch.rand(1, generator=self.torch).item()
+        return [self.counts["drawn"], self.counts["by"].random(), torchs, self.numpy.random()]
+
+
+class Nothing(px.Worker):
+    """Has no state."""
+
+
+class Rows(px.Worker):
+    """Has its rows of a matrix, and says which they are."""
+
+    def __init__(self, rows: int = 8, fill: float | None = None) -> None:
+        share = rows // self.world_size
+        first = self.rank * share
+        full = torch.arange(rows * 3.0).view(rows, 3)
+        self.part = full[first : first + share].clone() if fill is None else torch.full((share, 3), fill)
+        boxes = {"w": px.weights.ShardSpec((rows, 3), (((first, 0), (share, 3)),))}
+        px.register_state(self, model={"w": self.part}, boxes=boxes, rng=False)
+
+    @px.register
+    def get(self) -> torch.Tensor:
+        return self.part

@@ -1,0 +1,81 @@
+"""Disks that are full, and file systems that are read-only: the real ones, as far as this machine lets us mount any."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.checkpoint.storage.steps import listed
+from tests.checkpoint.save_workers import Bag
+
+
+def mounted(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    mounted("-t", "tmpfs", "-o", "size=4m", "tmpfs", str(at))
+    yield at
+    subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+@pytest.fixture
+def group() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Bag.bind(w=torch.ones(1000)))
+
+
+def large() -> dict[str, torch.Tensor]:
+    return {"w": torch.ones(2_000_000)}
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_full_disk_is_told_and_the_step_before_stays(
+    small_disk: Path, group: px.WorkerGroup, submitted: bool
+) -> None:
+    px.save(group, small_disk, step=1)
+    group.put([large(), large()])
+
+    with pytest.raises(
+        px.checkpoint.CheckpointError, match=r"the disk is full: free some of it, or keep fewer steps"
+    ):
+        if submitted:
+            px.save.submit(group, small_disk, step=2).result(60)
+        else:
+            px.save(group, small_disk, step=2)
+
+    assert [(one.step, one.whole) for one in listed(str(small_disk))] == [(1, True)]
+    px.load(group, small_disk)
+    assert group[0].get()["w"].shape == (1000,)
+
+
+def test_a_model_that_does_not_fit_leaves_nothing_behind(small_disk: Path, group: px.WorkerGroup) -> None:
+    group.put([large(), large()])
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
+        px.save(group, small_disk / "model", format="hugging face")
+
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_read_only_path_is_told_and_still_loads(small_disk: Path, group: px.WorkerGroup) -> None:
+    px.save(group, small_disk, step=1)
+    mounted("-o", "remount,ro", str(small_disk))
+
+    with pytest.raises(
+        px.checkpoint.CheckpointError, match="the file system is read-only: choose another path"
+    ):
+        px.save(group, small_disk, step=2)
+
+    assert px.load(group, small_disk).step == 1

@@ -1,0 +1,254 @@
+"""Saves that fail, or are cancelled, while ranks still write: nothing of them is left, and what users read of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import phalanx as px
+from phalanx.checkpoint.save_future import _end_all as end_of_process
+from phalanx.checkpoint.storage.steps import listed
+from phalanx.checkpoint.worker import rank_checkpoint as writing
+from phalanx.display import progress
+from tests.checkpoint.save_workers import Bag, Rows, Trainer
+
+WITHIN = 60.0
+
+
+@pytest.fixture
+def group() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Rows)
+
+
+@pytest.fixture
+def on_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], None]:
+    """Have a function called with the path of each file before a rank writes it."""
+    real = writing.write_file
+
+    def change(first: Callable[[str], None]) -> None:
+        def write_file(path: str, items: Any) -> Any:
+            first(path)
+            return real(path, items)
+
+        monkeypatch.setattr(writing, "write_file", write_file)
+
+    return change
+
+
+@pytest.fixture
+def given_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a rank was told that the driver has given the save up."""
+    found, real = threading.Event(), writing.RankSaving.rest
+
+    def rest(self: writing.RankSaving, notes: str) -> None:
+        found.set()
+        real(self, notes)
+
+    monkeypatch.setattr(writing.RankSaving, "rest", rest)
+    return found
+
+
+def late(given_up: threading.Event, fails: str = "") -> Callable[[str], None]:
+    """Files are begun after the save was given up, but for one that fails at once."""
+
+    def before(path: str) -> None:
+        if fails and fails in path:
+            raise OSError("no such luck")
+        assert given_up.wait(WITHIN)
+        Path(path).write_bytes(b"late")
+
+    return before
+
+
+def test_a_submitted_save_that_failed_leaves_nothing_that_other_ranks_write_later(
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any, given_up: threading.Event
+) -> None:
+    on_write(late(given_up, fails="__1_"))
+
+    with pytest.raises(
+        px.checkpoint.CheckpointError, match=r"rank 1 of .* could not write step 3: OSError: no such luck"
+    ):
+        px.save.submit(group, tmp_path, step=3).result(WITHIN)
+
+    assert listed(str(tmp_path)) == []
+
+
+def test_a_runs_save_that_failed_in_one_group_waits_for_the_others(
+    tmp_path: Path, on_write: Any, given_up: threading.Event
+) -> None:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
+        groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
+        on_write(late(given_up, fails="groups/one"))
+        with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
+            with pytest.raises(px.checkpoint.CheckpointError, match="no such luck"):
+                run.save.submit(1).result(WITHIN)
+
+            assert listed(str(tmp_path)) == []
+
+
+def test_a_cancelled_save_leaves_nothing_and_the_next_one_goes_on(
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any, given_up: threading.Event
+) -> None:
+    on_write(late(given_up))
+    future = px.save.submit(group, tmp_path, step=1)
+
+    assert future.cancel()
+
+    assert future.cancelled()
+    with pytest.raises(px.CallCancelled, match="the save of step 1 was cancelled"):
+        future.result(WITHIN)
+    assert listed(str(tmp_path)) == []
+    px.save(group, tmp_path, step=2)
+    assert px.load(group, tmp_path).step == 2
+
+
+def test_a_save_that_is_over_is_not_cancelled(group: px.WorkerGroup, tmp_path: Path) -> None:
+    future = px.save.submit(group, tmp_path, step=1)
+    future.result(WITHIN)
+
+    assert not future.cancel()
+    assert not future.cancelled()
+
+
+def test_saves_are_gathered_with_calls(group: px.WorkerGroup, tmp_path: Path) -> None:
+    found = px.gather(px.save.submit(group, tmp_path, step=4), group.get.submit(), timeout=WITHIN)
+
+    assert found[0].step == 4
+    assert torch.equal(torch.cat(found[1]), torch.arange(24.0).view(8, 3))
+
+
+def test_the_error_of_a_save_that_was_awaited_is_not_raised_again(
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any
+) -> None:
+    def fail(path: str) -> None:
+        if "step-00000001" in path:
+            raise OSError("once")
+
+    async def awaited(future: px.checkpoint.SaveFuture[Any]) -> None:
+        await future
+
+    on_write(fail)
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"rows": group}) as run:
+        with pytest.raises(px.checkpoint.CheckpointError, match="once"):
+            asyncio.run(awaited(run.save.submit(1)))
+
+        run.save(2)
+
+        assert run.steps() == [2]
+
+
+SCRIPT = """
+import sys
+import torch
+import phalanx as px
+
+class Worker(px.Worker):
+    def __init__(self):
+        px.register_state(self, model={"w": torch.ones(3_000_000)})
+
+def main(path):
+    px.init(backend="inline")
+    group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False), Worker)
+    run = px.checkpoint.CheckpointManager(path, {"group": group})
+    run.save.submit(1)
+
+main(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_has_what_it_had_submitted(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=WITHIN)
+
+    assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_save_that_failed_is_told_at_the_end_where_nobody_had_asked(
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any, caplog: pytest.LogCaptureFixture, asked: bool
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError("no such luck")
+
+    on_write(fail)
+    future = px.save.submit(group, tmp_path, step=3)
+    if asked:
+        future.exception(WITHIN)
+
+    end_of_process()
+    end_of_process()
+
+    assert caplog.text.count("as step 3 failed, and nobody asked") == (0 if asked else 1)
+
+
+def test_what_a_rank_says_of_a_load_is_a_sentence(tmp_path: Path) -> None:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Rows, name="rows")
+        px.save(group, tmp_path)
+
+        with pytest.raises(px.checkpoint.CheckpointMismatch) as caught:
+            px.load(px.WorkerGroup(pool, Trainer, name="trainer"), tmp_path)
+
+    assert str(caught.value).startswith("ranks 0, 1 of 'trainer': ")
+    assert "parts=['model']" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_what_users_code_raises_in_a_save_keeps_its_traceback(tmp_path: Path) -> None:
+    class Broken(Bag):
+        def state_dict(self) -> dict[str, Any]:
+            raise KeyError("mine")
+
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, pytest.raises(KeyError) as caught:
+        px.save(px.WorkerGroup(pool, Broken), tmp_path)
+
+    assert "in state_dict" in str(caught.value)
+
+
+def test_advice_about_parts_leaves_out_the_generators(tmp_path: Path) -> None:
+    class Sampler:
+        def __init__(self, rank: int) -> None:
+            self.position = rank
+
+        def state_dict(self) -> dict[str, int]:
+            return {"position": self.position}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.position = state["position"]
+
+    class Sampling(px.Worker):
+        def __init__(self) -> None:
+            px.register_state(self, model={"w": torch.ones(2)}, data=Sampler(self.rank))
+
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
+        px.save(px.WorkerGroup(pool, Sampling), tmp_path)
+
+        with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"parts=\['model'\]"):
+            px.load(px.WorkerGroup(pool[0:1], Sampling), tmp_path)
+
+
+def test_a_runs_save_is_one_bar_of_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=200, color_system=None)
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
+        groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
+        with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
+            monkeypatch.setattr(progress, "terminal", lambda: console)
+            run.save(7)
+
+    shown = text.getvalue()
+    assert f"save step 7 of {tmp_path}: written" in shown
+    assert "4/4" in shown
+    assert "save 'one'" not in shown

@@ -1,0 +1,113 @@
+"""Drivers and ranks of a saving run are killed wherever they are: it goes on from a whole step, number by number."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from phalanx.checkpoint.storage.steps import listed, read_step
+from tests.checkpoint.killed_script import STEPS, TOLD
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
+SCRIPT = Path(__file__).with_name("killed_script.py")
+_LIVES = 4  # of which the last one is not killed
+_LATER_S = 0.4  # a step with its save takes some 0.2 s
+
+
+class Life:
+    """One process of the script."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, str(SCRIPT), ray.get_runtime_context().gcs_address, str(path)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.why = ""
+        self.ranks: list[int] = []
+        self.rewards: dict[int, float] = {}
+        self.over = False
+
+    def lines(self) -> Iterator[Any]:
+        """What it tells, until it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.startswith(TOLD):
+                continue
+            told = json.loads(line.removeprefix(TOLD))
+            if told == "over":
+                self.over = True
+            elif not self.ranks:
+                self.ranks = told
+            else:
+                self.rewards = dict(enumerate(told[1], start=1))
+            yield told
+        _, self.why = self._process.communicate()
+
+    def to_the_end(self) -> None:
+        for _ in self.lines():
+            pass
+
+    def kill(self, who: str) -> None:
+        """Kill the driver or a rank, at once and by force; a driver without its rank ends by itself."""
+        pid = self._process.pid if who == "driver" else self.ranks[int(who)]
+        with contextlib.suppress(ProcessLookupError):  # it had ended
+            os.kill(pid, signal.SIGKILL)
+
+
+def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, float]:
+    """Rewards by step, of the life that came to its end; whole steps are looked at after each kill."""
+    chance = random.Random(seed)
+    for number in range(_LIVES):
+        life = Life(path)
+        if number == _LIVES - 1:
+            life.to_the_end()
+            assert life.over, life.why
+            return life.rewards
+        after, who = chance.randint(1, 4), chance.choice(["driver", "0", "1"])
+        timer = threading.Timer(chance.uniform(0, _LATER_S), life.kill, [who])
+        for count, _ in enumerate(life.lines()):
+            if count == after:
+                timer.start()
+        timer.cancel()
+        for found in listed(str(path)):
+            if found.whole:
+                read_step(str(path), found.step).check()
+        if life.over:
+            return life.rewards
+    raise AssertionError("no life was the last")
+
+
+@pytest.fixture(scope="module")
+def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The rewards of a run that nobody kills."""
+    life = Life(tmp_path_factory.mktemp("whole") / "run")
+    life.to_the_end()
+    assert life.over, life.why
+    assert len(life.rewards) == STEPS
+    return life.rewards
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_killed_run_has_the_rewards_of_one_that_was_not(
+    seed: int, expected: dict[int, float], tmp_path: Path
+) -> None:
+    assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected  # 2 kills the driver, and both ranks
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, *range(3, 32)])
+def test_many_killed_runs_have_the_rewards_of_one_that_was_not(
+    seed: int, expected: dict[int, float], tmp_path: Path
+) -> None:
+    assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected

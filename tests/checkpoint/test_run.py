@@ -1,0 +1,340 @@
+"""A whole run is saved as one commit and goes on from it, on each backend."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import phalanx as px
+
+SOAK_ON_RAY = True
+WITHIN = 30.0
+
+
+class Model(px.Worker):
+    def __init__(self) -> None:
+        self.weight = torch.zeros(4)
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight, self.seen = state["weight"], state["seen"]
+
+    @px.register
+    def add(self, amount: float) -> list[float]:
+        self.weight = self.weight + amount
+        self.seen += 1
+        return [*self.weight.tolist(), self.seen]
+
+    @px.register
+    def look(self) -> list[float]:
+        return [*self.weight.tolist(), self.seen]
+
+    @px.register
+    def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
+        with staleness.begin(rows, WITHIN) as lease:
+            return lease.put(channel, {"x": torch.full((rows, 1), float(self.seen))}, lease.version)
+
+    @px.register
+    def die(self) -> None:
+
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    with px.WorkerGroup(pool[0:2], Model, name="model") as made:
+        yield made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+@pytest.mark.slow_on_cluster
+def test_groups_and_the_drivers_state_are_as_they_were(group: px.WorkerGroup, path: str) -> None:
+    generator, state = torch.Generator().manual_seed(5), {"rewards": [0.5]}
+    with px.checkpoint.CheckpointManager(
+        path, {"model": group}, state={"generator": generator, "progress": state}
+    ) as run:
+        group.add(1.0)
+        run.save(1)
+        expected = torch.rand(3, generator=generator)
+        group.add(1.0)
+        state["rewards"] = [0.5, 0.75]
+
+        assert run.resume() == 1
+
+        assert group.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2
+        assert torch.equal(torch.rand(3, generator=generator), expected)
+
+
+def test_plain_values_are_put_back_into_the_dict(path: str, backend: str) -> None:
+    state: dict[str, Any] = {
+        "rewards": [0.5],
+        "generator": random.Random(3),
+        "numpy": np.random.default_rng(4),
+    }
+    with px.checkpoint.CheckpointManager(path, state=state) as run:
+        run.save(1)
+        drawn = state["generator"].random(), state["numpy"].random()
+    later: dict[str, Any] = {"rewards": [], "generator": random.Random(), "numpy": np.random.default_rng()}
+    with px.checkpoint.CheckpointManager(path, state=later) as run:
+        run.resume()
+
+    assert later["rewards"] == [0.5]
+    assert (later["generator"].random(), later["numpy"].random()) == drawn
+
+
+def test_the_drivers_random_numbers_go_on(path: str, backend: str) -> None:
+    with px.checkpoint.CheckpointManager(path) as run:
+        run.save(1)
+        drawn = [random.random(), float(np.random.rand()), torch.rand(1).item()]
+
+        run.resume()
+
+        assert [random.random(), float(np.random.rand()), torch.rand(1).item()] == drawn
+
+
+def test_a_run_begins_where_nothing_was_saved(group: px.WorkerGroup, path: str) -> None:
+    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        assert run.resume() is None
+        assert run.steps() == []
+
+
+def test_as_many_steps_stay_as_are_kept(path: str, backend: str) -> None:
+    with px.checkpoint.CheckpointManager(path, keep=2) as run:
+        for step in (1, 2, 3):
+            run.save(step)
+
+        assert run.steps() == [2, 3]
+
+
+def test_an_earlier_step_can_be_gone_on_with(group: px.WorkerGroup, path: str) -> None:
+    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        for step in (1, 2):
+            group.add(1.0)
+            run.save(step)
+
+        assert run.resume(1) == 1
+        assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
+
+
+@pytest.mark.slow_on_cluster
+def test_a_submitted_save_has_what_was_there_when_it_was_submitted(group: px.WorkerGroup, path: str) -> None:
+    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        group.add(1.0)
+        future = run.save.submit(1)
+        group.add(1.0)
+        assert future.result(WITHIN).number == 1
+
+        run.resume()
+
+        assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
+
+
+def test_closing_waits_for_the_save_under_way(group: px.WorkerGroup, path: str) -> None:
+    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        run.save.submit(1)
+
+    assert run.steps() == [1]
+
+
+@pytest.mark.slow_on_cluster
+def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, path: str) -> None:
+    with px.Channel(name="rollouts") as channel:
+        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
+        with px.checkpoint.CheckpointManager(
+            path, {"model": group}, channels=[channel], staleness=staleness
+        ) as run:
+            assert group.generate(staleness, channel, 4) == [4, 4]
+            with channel.take_rows(4, WITHIN):
+                pass
+            staleness.advance(1)
+            run.save(1)
+            before = staleness.paced.rows
+    with px.Channel(name="rollouts") as channel:
+        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
+        with px.checkpoint.CheckpointManager(
+            path, {"model": group}, channels=[channel], staleness=staleness
+        ) as run:
+            run.resume()
+
+            assert (channel.rows.waiting, channel.rows.delivered) == (4, 4)
+            assert staleness.version == 1
+            assert staleness.paced.rows == before
+            with channel.take_rows(4, WITHIN) as batch:
+                assert batch.rows == 4
+            staleness.advance(2)
+            assert staleness.paced.rows.trained == 8
+
+
+def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.WorkerGroup, path: str) -> None:
+    with px.Channel(name="rollouts") as channel:
+        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
+        with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
+            group.generate(staleness, channel, 4)
+            with channel.take_rows(6, WITHIN):
+                pass  # delivered, and not trained on
+            run.save(1)
+    with px.Channel(name="rollouts") as channel:
+        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
+        with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
+            run.resume()
+
+            assert (channel.rows.waiting, staleness.paced.rows.ready) == (2, 2)
+            assert staleness.paced.dropped == {"not saved": 6}
+
+
+@pytest.mark.slow_on_cluster
+def test_who_waits_at_a_channel_is_served_from_what_was_saved(path: str, backend: str) -> None:
+    if backend == "inline":
+        pytest.skip("nothing waits where nothing else runs")
+    with (
+        px.Channel(name="rollouts") as channel,
+        px.checkpoint.CheckpointManager(path, channels=[channel]) as run,
+    ):
+        channel.put([1, 2])
+        run.save(1)
+    with (
+        px.Channel(name="rollouts") as channel,
+        px.checkpoint.CheckpointManager(path, channels=[channel]) as run,
+    ):
+        got: list[Any] = []
+        taker = threading.Thread(target=lambda: got.append(channel.take_rows(2, WITHIN).value()))
+        taker.start()
+        run.resume()
+        taker.join(WITHIN)
+
+        assert got == [[1, 2]]
+
+
+def test_a_channel_that_was_used_already_is_refused_before_anything_is_loaded(
+    group: px.WorkerGroup, path: str
+) -> None:
+    with (
+        px.Channel(name="rollouts") as channel,
+        px.checkpoint.CheckpointManager(path, {"model": group}, channels=[channel]) as run,
+    ):
+        run.save(1)
+        group.add(1.0)
+        channel.put([1])
+
+        with pytest.raises(px.DeclarationError, match="before anything moves"):
+            run.resume()
+        assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
+
+
+def test_versions_of_weights_never_go_back(group: px.WorkerGroup, path: str) -> None:
+    numbers = group.core.life.published_weights
+    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        numbers["", "policy"] = 7
+        run.save(1)
+        numbers.clear()
+        run.resume()
+        assert numbers == {("", "policy"): 7}
+        numbers["", "policy"] = 9
+        run.resume()
+        assert numbers == {("", "policy"): 9}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"groups": {}}, "saved with groups model and has none"),
+        ({"state": {"other": 1}}, "saved as progress and is other now"),
+        ({"channels": []}, "saved with channels 'rollouts' and has none"),
+        ({"staleness": True}, "saved with no staleness"),
+    ],
+)
+def test_a_run_of_other_parts_is_refused(
+    group: px.WorkerGroup, path: str, changed: dict[str, Any], why: str
+) -> None:
+    with px.Channel(name="rollouts") as channel:
+        given: dict[str, Any] = {
+            "groups": {"model": group},
+            "state": {"progress": 1},
+            "channels": [channel],
+        }
+        with px.checkpoint.CheckpointManager(path, **given) as run:
+            run.save(1)
+        given |= changed
+        if "staleness" in changed:
+            given["staleness"] = px.StalenessManager(1, 1)
+        with (
+            px.checkpoint.CheckpointManager(path, **given) as run,
+            pytest.raises(px.checkpoint.CheckpointMismatch, match=why),
+        ):
+            run.resume()
+
+
+def test_what_no_run_has_saved_is_refused(path: str, backend: str) -> None:
+    from phalanx.checkpoint.storage.steps import open_step
+
+    open_step(path, 1).commit()
+    with (
+        px.checkpoint.CheckpointManager(path) as run,
+        pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"),
+    ):
+        run.resume()
+
+
+def test_a_damaged_file_is_named(group: px.WorkerGroup, path: str) -> None:
+    with px.checkpoint.CheckpointManager(path, {"model": group}, state={"progress": 1}) as run:
+        step = run.save(1)
+        file = Path(step.path("driver/state.pickle"))
+        file.write_bytes(bytes(len(file.read_bytes())))
+
+        with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"driver/state\.pickle"):
+            run.resume()
+
+
+@pytest.mark.slow_on_cluster
+def test_a_rank_that_dies_leaves_the_step_before_whole(
+    group: px.WorkerGroup, path: str, backend: str
+) -> None:
+    if backend == "inline":
+        pytest.skip("an inline rank is this process")
+    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        group.add(1.0)
+        run.save(1)
+        with pytest.raises(px.WorkerDiedError):
+            group[1].die()
+        with pytest.raises(px.PhalanxError):
+            run.save(2)
+        group.restart()
+
+        assert run.resume() == 1
+        assert group.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2
+
+
+def test_state_that_cannot_be_pickled_is_named(path: str, backend: str) -> None:
+    with px.checkpoint.CheckpointManager(path, state={"lock": threading.Lock()}) as run:
+        with pytest.raises(px.checkpoint.CheckpointError, match="'lock' of the driver's state"):
+            run.save(1)
+        assert run.steps() == []
+
+
+def test_state_that_gives_nothing_is_refused(path: str) -> None:
+    with pytest.raises(px.DeclarationError, match="state_dict"):
+        px.checkpoint.CheckpointManager(path, state=3)
+
+
+def test_a_closed_run_saves_nothing(path: str, backend: str) -> None:
+    run = px.checkpoint.CheckpointManager(path)
+    run.close()
+
+    with pytest.raises(px.DeclarationError, match="closed"):
+        run.save(1)

@@ -1,0 +1,357 @@
+"""``px.save`` and ``px.load``: what a group was, it is again, on as many ranks or on others."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import phalanx as px
+from phalanx.checkpoint.storage.steps import listed
+from tests.checkpoint.save_workers import Bag, Drawer, Nothing, Rows, Trainer
+
+SOAK_ON_RAY = True
+
+
+@pytest.fixture
+def two(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False) as made:
+        yield made
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    group.step()
+    px.save(group, tmp_path, step=1)
+    went_on = [group.step() for _ in range(3)]
+    group.close()
+
+    again = px.WorkerGroup(two, Trainer.bind(seed=7))
+    px.load(again, tmp_path)
+
+    assert [again.step() for _ in range(3)] == went_on
+
+
+def test_generators_and_dicts_of_values_are_parts(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Drawer)
+    group.draw()
+    px.save(group, tmp_path)
+    went_on = [group.draw() for _ in range(2)]
+    again = px.WorkerGroup(two, Drawer.bind(drawn=100))
+
+    px.load(again, tmp_path)
+
+    assert [again.draw() for _ in range(2)] == went_on
+
+
+def test_a_part_that_has_no_state_is_refused(two: px.ResourcePool) -> None:
+    def declare(worker: px.Worker) -> None:
+        px.register_state(worker, count=3)
+
+    group = px.WorkerGroup(two, Nothing)
+
+    with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such things"):
+        group.run(declare)
+
+
+def test_an_optimizer_has_its_state_before_its_first_step(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    group.step()
+    px.save(group, tmp_path)
+
+    fresh = px.WorkerGroup(two, Trainer.bind(seed=7))
+    px.load(fresh, tmp_path)
+
+    assert all(same(one, other) for one, other in zip(fresh.values(), group.values(), strict=True))
+
+
+def test_an_optimizer_that_was_saved_before_its_first_step_has_no_state_again(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    px.save(group, tmp_path)
+    went_on = [group.step() for _ in range(3)]
+
+    px.load(group, tmp_path)
+
+    assert [group.step() for _ in range(3)] == went_on
+
+
+@pytest.mark.slow_on_cluster
+def test_what_differs_by_rank_comes_back_to_its_rank(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Bag)
+    states = [{"own": torch.ones(3) * rank, "rank": rank, "same": [1, (2.5, "x")]} for rank in range(2)]
+    group.put(states)
+    px.save(group, tmp_path)
+    group.put([{}, {}])
+
+    px.load(group, tmp_path)
+
+    found = group.get()
+    assert [list(one) for one in found] == [["own", "rank", "same"]] * 2
+    assert [(one["own"][0].item(), one["rank"], one["same"]) for one in found] == [
+        (0.0, 0, [1, (2.5, "x")]),
+        (1.0, 1, [1, (2.5, "x")]),
+    ]
+
+
+def test_nested_states_keep_their_form(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Bag)
+    state = {
+        "a": {"b": {0: torch.ones(2), "c": None}, "d": {}},
+        "list": [torch.zeros(1), {"e": 3}],
+        "t": (torch.ones(1),),
+    }
+    group.put([state, state])
+    px.save(group, tmp_path)
+    group.put([{}, {}])
+
+    px.load(group, tmp_path)
+
+    found = group[0].get()
+    assert found["a"]["b"][0].tolist() == [1.0, 1.0]
+    assert (found["a"]["b"]["c"], found["a"]["d"], found["list"][1]) == (None, {}, {"e": 3})
+    assert type(found["t"]) is tuple
+
+
+def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(two, Bag)
+    group.put([{"seed": 0, "lr": 0.1}, {"seed": 1, "lr": 0.1}])
+    px.save(group, tmp_path)
+    alone = px.WorkerGroup(two[0:1], Bag.bind(lr=5.0))
+
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match="seed"):
+        px.load(alone, tmp_path)
+    assert alone[0].get() == {"lr": 5.0}
+
+    px.load(alone, tmp_path, parts=["lr"])
+    assert alone[0].get() == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow_on_cluster)])
+def test_stated_boxes_are_loaded_on_other_ranks(backend: str, tmp_path: Path, ranks: int) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        px.save(px.WorkerGroup(pool, Rows), tmp_path)
+
+    with px.ResourcePool([ranks], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Rows.bind(fill=-1.0))
+        px.load(group, tmp_path)
+        found = torch.cat(group.get())
+
+    assert torch.equal(found, torch.arange(24.0).view(8, 3))
+
+
+def test_a_plain_model_is_loaded_into_a_sharded_one(two: px.ResourcePool, tmp_path: Path) -> None:
+    px.save(px.WorkerGroup(two[0:1], Rows), tmp_path)
+
+    group = px.WorkerGroup(two, Rows.bind(fill=0.0))
+    px.load(group, tmp_path)
+
+    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
+
+
+def test_submitted_it_has_the_state_of_its_moment(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    group.step()
+    then = group.values()
+
+    future = px.save.submit(group, tmp_path, step=3)
+    group.step()
+    group.step()
+
+    assert future.result(60).step == 3
+    px.load(group, tmp_path)
+    assert all(same(one, other) for one, other in zip(group.values(), then, strict=True))
+
+
+def test_a_second_save_waits_for_the_first(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Trainer)
+
+    futures = [px.save.submit(group, tmp_path, step=step) for step in range(3)]
+
+    assert [future.result(60).step for future in futures] == [0, 1, 2]
+    assert [one.step for one in listed(str(tmp_path)) if one.whole] == [0, 1, 2]
+
+
+def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_path: Path) -> None:
+    cls = px.colocate({"actor": Trainer.bind(rng=False), "notes": Bag, "reference": Nothing})
+    group = px.WorkerGroup(two, cls)
+    group.actor.step()
+    group.notes.put([{"x": 1}, {"x": 1}])
+    then = group.actor.values()
+
+    saved = px.save(group, tmp_path)
+    group.actor.step()
+    group.notes.put([{}, {}])
+    px.load(group, tmp_path)
+
+    assert sorted(path.name for path in Path(saved.folder).iterdir() if path.is_dir()) == ["actor", "notes"]
+    assert group.notes.get() == [{"x": 1}, {"x": 1}]
+    assert all(same(one, other) for one, other in zip(group.actor.values(), then, strict=True))
+
+
+def test_a_role_is_loaded_alone(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, px.colocate({"one": Bag.bind(x=1), "two": Bag.bind(x=2)}))
+    px.save(group, tmp_path)
+    group.one.put([{}, {}])
+    group.two.put([{}, {}])
+
+    px.load(group.two, tmp_path)
+
+    assert (group.one.get(), group.two.get()) == ([{}, {}], [{"x": 2}, {"x": 2}])
+
+
+def test_a_worker_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
+    with pytest.raises(
+        px.checkpoint.CheckpointError, match=r"Nothing has nothing to save.*state_dict.*register_state"
+    ):
+        px.save(px.WorkerGroup(two, Nothing), tmp_path)
+
+
+def test_names_that_are_not_there_are_refused_and_nothing_changes(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(two, Rows)
+    px.save(group, tmp_path)
+    trainer = px.WorkerGroup(two, Trainer.bind(rng=False))
+    before = trainer.values()
+
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match="optimizer"):
+        px.load(trainer, tmp_path)
+
+    assert all(same(one, other) for one, other in zip(trainer.values(), before, strict=True))
+
+
+def test_what_nobody_takes_is_not_left_out_silently(two: px.ResourcePool, tmp_path: Path) -> None:
+    px.save(px.WorkerGroup(two, Trainer), tmp_path)
+
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"taken by no rank: .*optimizer"):
+        px.load(px.WorkerGroup(two, Rows), tmp_path, parts=["optimizer"])
+
+
+def test_torch_reads_it_without_this_library(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Rows)
+    saved = px.save(group, tmp_path / "run")
+
+    dcp_to_torch_save(f"{saved.folder}/worker", str(tmp_path / "whole.pt"))
+
+    assert torch.equal(torch.load(tmp_path / "whole.pt")["model"]["w"], torch.arange(24.0).view(8, 3))
+
+
+def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Rows)
+    px.save(group, tmp_path, step=1)
+    saved = px.save(group, tmp_path, step=2)
+    file = Path(saved.folder) / "worker" / "__1_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[data.index(np.float32(12.0).tobytes())] ^= 1
+    file.write_bytes(data)
+
+    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"__1_0\.distcp"):
+        px.load(group, tmp_path)
+
+    assert px.load(group, tmp_path, step=1).step == 1
+
+
+def test_a_missing_file_is_named(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Rows)
+    saved = px.save(group, tmp_path)
+    (Path(saved.folder) / "worker" / "__0_0.distcp").unlink()
+
+    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"__0_0\.distcp"):
+        px.load(group, tmp_path)
+
+
+def test_a_path_below_a_file_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="a part of the path is a file"):
+        px.save(px.WorkerGroup(two, Rows), tmp_path / "file" / "run")
+
+
+def full_disk(worker: Any) -> None:
+    """Every file of a rank says that the disk is full."""
+    from phalanx.checkpoint.worker import write
+
+    def refuse(self: Any, data: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write.DiskFile.write = refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("submitted", [False, pytest.param(True, marks=pytest.mark.slow_on_cluster)])
+def test_a_full_disk_leaves_the_step_before_whole(
+    backend: str, tmp_path: Path, submitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from phalanx.checkpoint.worker import write
+
+    monkeypatch.setattr(
+        write.DiskFile, "write", write.DiskFile.write
+    )  # put back what a rank of this process changes
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Rows)
+        px.save(group, tmp_path, step=1)
+        group.run(full_disk)
+
+        with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
+            if submitted:
+                px.save.submit(group, tmp_path, step=2).result(60)
+            else:
+                px.save(group, tmp_path, step=2)
+
+        # A thread that still writes may leave what it wrote to the next save.
+        assert [one.step for one in listed(str(tmp_path)) if one.whole or not submitted] == [1]
+        assert px.load(group, tmp_path).step == 1
+
+
+def test_a_url_is_a_path_too(tmp_path: Path) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Rows)
+        px.save(group, "memory://run")
+        px.save.submit(group, "memory://run", step=1).result(60)
+        fresh = px.WorkerGroup(pool, Rows.bind(fill=0.0))
+        px.load(fresh, "memory://run")
+
+        assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
+
+
+@pytest.mark.slow_on_cluster
+def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path: Path) -> None:
+    url = (
+        f"local://{tmp_path}/run"  # a store like any other, to which every process of this machine has access
+    )
+    group = px.WorkerGroup(two, Rows)
+    px.save.submit(group, url, step=1).result(60)
+    px.save(group, url, step=2, keep=1)
+    fresh = px.WorkerGroup(two, Rows.bind(fill=0.0))
+
+    assert px.load(fresh, url).step == 2
+    assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
+    assert [one.step for one in listed(url)] == [2]
+
+
+def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Rows)
+
+    with px.trace() as trace:
+        px.save(group, tmp_path, step=5)
+        px.load(group, tmp_path)
+
+    shown = str(trace.report())
+    assert "step 5" in shown
+    assert "Saves and loads, by rank" in shown
+    assert {"write", "read"} <= {span.name for span in trace.events.spans}

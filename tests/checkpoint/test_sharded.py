@@ -1,0 +1,301 @@
+"""Saves of real layouts on Ray: what torch and Megatron sharded is loaded, bit for bit, as they shard it elsewhere.
+
+Weights of Megatron are here too: its groups take longest to start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.checkpoint.storage.steps import listed
+from phalanx.parallel.megatron import MegatronWorkerGroup
+from phalanx.parallel.torch_native import DeviceMeshWorker
+from tests.checkpoint.save_workers import Rows
+from tests.weights.test_layouts import (
+    SHAPES,
+    Learner,
+    Pretrainer,
+    Tiny,
+    fully_sharded,
+    of_transformer_engine,
+    plus,
+    tensor_parallel,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def adam(parameters: Any) -> torch.optim.Adam:
+    return torch.optim.Adam(list(parameters), lr=0.0)
+
+
+def one_step(optimizer: torch.optim.Optimizer) -> None:
+    """Gradients that are the parameters themselves, and a rate of 0: moments are then known from the parameters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = parameter.detach().clone()
+    optimizer.step()
+
+
+def golden(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters with the moments that one step makes of them."""
+    whole = {name: torch.nn.Parameter(one.clone()) for name, one in parameters.items()}
+    optimizer = adam(whole.values())
+    one_step(optimizer)
+    return everything(whole, optimizer)
+
+
+def everything(named: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Parameters and their state, as whole tensors."""
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in named.items():
+        leaves = {"": parameter.detach(), **optimizer.state[parameter]}
+        for leaf, one in leaves.items():
+            found[f"{name}/{leaf}"] = one.full_tensor() if hasattr(one, "full_tensor") else one.clone()
+    return found
+
+
+class Sharded(DeviceMeshWorker):
+    """A small model sharded over all ranks, by FSDP2 or tensor parallelism."""
+
+    def __init__(self, layout: str, fill: float = 0.0) -> None:
+        super().__init__()
+        shard = {"fsdp": fully_sharded, "tp": tensor_parallel}[layout]
+        self.model = shard(Tiny(), self.init_mesh(dp=-1))
+        plus(self.model, fill)
+        self.optimizer = adam(self.model.parameters())
+        px.register_state(self, model=self.model, optimizer=self.optimizer, rng=False)
+
+    @px.register
+    def step(self) -> None:
+        one_step(self.optimizer)
+
+    @px.register
+    def everything(self) -> dict[str, torch.Tensor]:
+        return everything(dict(self.model.named_parameters()), self.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (("fsdp", 2), ("tp", 2)),
+        pytest.param(("fsdp", 4), ("fsdp", 2), marks=pytest.mark.soak),
+        pytest.param(("tp", 2), ("tp", 4), marks=pytest.mark.soak),
+    ],
+)
+def test_model_and_moments_are_loaded_into_another_layout(
+    ray_cluster: None, tmp_path: Path, source: tuple[str, int], target: tuple[str, int]
+) -> None:
+    with (
+        px.ResourcePool([source[1]], use_gpu=False) as pool,
+        px.WorkerGroup(pool, Sharded.bind(source[0])) as group,
+    ):
+        group.step()
+        px.save.submit(group, tmp_path).result(60)
+
+    with (
+        px.ResourcePool([target[1]], use_gpu=False) as pool,
+        px.WorkerGroup(pool, Sharded.bind(target[0], fill=-5.0)) as group,
+    ):
+        px.load(group, tmp_path)
+        found = group.everything()
+
+    wanted = golden(dict(Tiny().named_parameters()))
+    for rank in found:
+        assert rank.keys() == wanted.keys()
+        assert all(torch.equal(rank[name], wanted[name]) for name in wanted)
+
+
+class SavedPretrainer(Pretrainer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = adam(self.model.parameters())
+        megatron = px.weights.MegatronRank.here(self.model, vocabulary=22)
+        px.register_state(self, model=self.model, optimizer=self.optimizer, megatron=megatron, rng=False)
+
+    @px.register
+    def step(self) -> None:
+        one_step(self.optimizer)
+
+
+class SavedLearner(Learner):
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = adam(self.model.parameters())
+        px.register_state(self, model=self.model, optimizer=self.optimizer, rng=False)
+
+    @px.register
+    def everything(self) -> dict[str, torch.Tensor]:
+        return everything(dict(self.model.named_parameters()), self.optimizer)
+
+    @px.register
+    def forget(self) -> None:
+        """Have none of the weights that a sync has brought."""
+        plus(self.model, -1e6)
+
+
+@pytest.fixture(scope="module")
+def stages_and_shards(ray_cluster: None) -> Iterator[tuple[MegatronWorkerGroup, px.WorkerGroup]]:
+    """A GPT of Megatron, and FSDP2 over parameters of its names."""
+    if find_spec("megatron") is None:
+        pytest.skip("needs the extra phalanx[megatron] (Linux)")
+    with (
+        px.ResourcePool([4], use_gpu=False) as ours,
+        px.ResourcePool([2], use_gpu=False) as theirs,
+        MegatronWorkerGroup(ours, SavedPretrainer) as trainer,
+        px.WorkerGroup(theirs, SavedLearner) as learner,
+    ):
+        yield trainer, learner
+
+
+def by_name(trainer: MegatronWorkerGroup) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
+    """Name, offsets and values of each shard, as Megatron itself says."""
+    for key, offsets, data in (shard for rank in trainer.as_megatron_cuts() for shard in rank):
+        yield of_transformer_engine(key), offsets, data
+
+
+def is_cut_out(part: torch.Tensor, whole: torch.Tensor, offsets: tuple[int, ...]) -> bool:
+    """Whether it is what lies there in ``whole``, less what pads the vocabulary."""
+    cut = tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))
+    return torch.equal(whole[cut], part[: whole[cut].shape[0]])
+
+
+def test_stages_and_shards_of_megatron_arrive_in_fsdp2_where_megatron_itself_says(
+    stages_and_shards: tuple[MegatronWorkerGroup, px.WorkerGroup],
+) -> None:
+    trainer, learner = stages_and_shards
+
+    px.WeightSync(trainer, learner, "policy", verify="full")()
+
+    found, other = learner.full()
+    cuts = list(by_name(trainer))
+    assert {name for name, _, _ in cuts} == set(SHAPES)
+    assert [name for name, offsets, data in cuts if not is_cut_out(data, found[name], offsets)] == []
+    assert all(torch.equal(found[name], other[name]) for name in found)
+
+
+def test_stages_and_shards_of_megatron_are_loaded_into_fsdp2(
+    stages_and_shards: tuple[MegatronWorkerGroup, px.WorkerGroup], tmp_path: Path
+) -> None:
+    trainer, learner = stages_and_shards
+    learner.forget()
+
+    trainer.step()
+    px.save(trainer, tmp_path)
+    px.load(learner, tmp_path)
+
+    found, other = learner.everything()
+    cuts = list(by_name(trainer))
+    assert [name for name, offsets, data in cuts if not is_cut_out(data, found[f"{name}/"], offsets)] == []
+    wanted = golden({name.removesuffix("/"): one for name, one in found.items() if name.endswith("/")})
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(found[name], other[name]) for name in wanted)
+
+
+def test_a_rank_that_dies_while_it_writes_leaves_the_step_before_whole(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Sharded.bind("fsdp")) as group:
+        px.save(group, tmp_path, step=1)
+        group.run(die_while_writing)
+
+        # A rank may die before its answer, that it has staged its state, is there.
+        with pytest.raises((px.checkpoint.CheckpointError, px.WorkerDiedError), match=r"rank 1 .*died"):
+            px.save.submit(group, tmp_path, step=2).result(60)
+
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Sharded.bind("fsdp")) as group:
+        assert px.load(group, tmp_path).step == 1
+
+
+def test_a_rank_that_dies_in_a_save_is_the_error_of_the_save(ray_cluster: None, tmp_path: Path) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Sharded.bind("fsdp")) as group:
+        px.save(group, tmp_path, step=1)
+        group.run(die_while_writing)
+
+        with pytest.raises(px.WorkerDiedError, match="rank 1"):
+            px.save(group, tmp_path, step=2)
+
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000001"]
+
+
+def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    go.mkdir()
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
+        px.save(group, tmp_path / "run", step=1)
+        group.run(die_when_told, str(go))
+        first = px.save.submit(group, tmp_path / "run", step=2)
+        second = Future[px.checkpoint.CheckpointInfo]()
+
+        def save() -> None:
+            try:
+                second.set_result(px.save(group, tmp_path / "run", step=3))
+            except BaseException as error:
+                second.set_exception(error)
+
+        threading.Thread(target=save, daemon=True).start()
+        go.rmdir()
+
+        with pytest.raises(px.checkpoint.CheckpointError, match=r"rank 1 of .* died while it wrote step 2"):
+            first.result(60)
+        with pytest.raises(px.PhalanxError, match="rank 1"):
+            second.result(60)
+        assert [(one.step, one.whole) for one in listed(str(tmp_path / "run"))] == [(1, True)]
+
+        group.restart()
+        assert px.save(group, tmp_path / "run", step=4).step == 4
+
+
+def test_a_store_that_each_process_has_for_itself_is_told(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
+        for save in (px.save, lambda *given: px.save.submit(*given).result(60)):
+            with pytest.raises(
+                px.checkpoint.CheckpointError, match=r"cannot be seen by the driver.*only one node sees"
+            ):
+                save(group, "memory://apart/run")
+
+
+def die_when_told(worker: Any, go: str) -> None:
+    """Rank 1 is killed while it writes, once ``go`` is not there any more."""
+    import os
+    import signal
+    import time
+
+    from phalanx.checkpoint.worker import write
+
+    def killed(self: Any, data: Any) -> None:
+        while os.path.exists(go):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if worker.rank == 1:
+        write.DiskFile.write = killed  # type: ignore[method-assign]
+
+
+def die_while_writing(worker: Any) -> None:
+    """Rank 1 is killed at its third write."""
+    import os
+    import signal
+
+    from phalanx.checkpoint.worker import write
+
+    left = [3]
+    real = write.DiskFile.write
+
+    def killed(self: Any, data: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, data)
+
+    if worker.rank == 1:
+        write.DiskFile.write = killed  # type: ignore[method-assign]

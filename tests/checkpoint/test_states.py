@@ -1,0 +1,262 @@
+"""States of all kinds: what cannot be saved is named, what is saved keeps its kind, and whose it is is found again."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.checkpoint.storage.steps import listed
+from phalanx.checkpoint.worker import read as reading
+from tests.checkpoint.save_workers import Bag, Rows
+
+WITHIN = 60.0
+
+
+@pytest.fixture
+def pool() -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([4], use_gpu=False, max_colocate_count=3, backend="inline") as made:
+        yield made
+
+
+def holding(group: px.WorkerGroup, **held: Any) -> px.WorkerGroup:
+    """The group, whose ranks have these very values."""
+    group.run(lambda worker: worker.held.update(held))
+    return group
+
+
+class Locked(Bag):
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": 3, "data": {"lock": threading.Lock()}}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_value_that_cannot_be_pickled_is_named(
+    pool: px.ResourcePool, tmp_path: Path, ranks: int, submitted: bool
+) -> None:
+    group = px.WorkerGroup(pool[0:ranks], Locked, name="locked")
+    save = px.save.submit if submitted else px.save
+
+    with pytest.raises(
+        px.checkpoint.CheckpointError,
+        match=r"of 'locked': data\.lock of the state, a lock, cannot be pickled",
+    ):
+        save(group, tmp_path, step=1)
+
+    assert listed(str(tmp_path)) == []
+
+
+class Odd(px.Worker):
+    """Its state is a tensor without memory of its own for each element."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.got: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = torch.ones(1, 3)
+        made = {"expanded": rows.expand(4, 3), "sparse": rows.to_sparse(), "meta": rows.to("meta")}
+        return {"data": {"odd": made[self.kind]}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.got = state["data"]["odd"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_expanded_tensor_comes_back(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
+    group = px.WorkerGroup(pool[0:ranks], Odd.bind("expanded"))
+    px.save(group, tmp_path)
+
+    px.load(group, tmp_path)
+
+    assert all(torch.equal(got, torch.ones(4, 3)) for got in group.run(lambda worker: worker.got))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_a_tensor_that_is_not_dense_is_named(
+    pool: px.ResourcePool, tmp_path: Path, kind: str, ranks: int
+) -> None:
+    group = px.WorkerGroup(pool[0:ranks], Odd.bind(kind), name="odd")
+
+    with pytest.raises(
+        px.checkpoint.CheckpointError,
+        match=rf"of 'odd': data\.odd of the state is a tensor .*{kind}.* cannot be",
+    ):
+        px.save(group, tmp_path)
+
+    assert listed(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**6000, -(2**70), True, 1, "1", "\udcff" * 5, b"\x00\xff" * 100_000],
+    ids=["digits", "negative", "bool", "int", "text", "no text", "bytes"],
+)
+def test_values_of_any_size_come_back(pool: px.ResourcePool, tmp_path: Path, value: Any) -> None:
+    group = holding(px.WorkerGroup(pool[0:2], Bag), value=value)
+    px.save(group, tmp_path)
+    holding(group, value=None)
+
+    px.load(group, tmp_path)
+
+    assert [one["value"] for one in group.get()] == [value, value]
+    assert type(group[0].get()["value"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value", [Counter("aab"), defaultdict(list, a=[1]), OrderedDict(b=1, a=2), {"b": np.arange(3)}]
+)
+def test_dicts_of_a_kind_keep_it(pool: px.ResourcePool, tmp_path: Path, value: Any) -> None:
+    group = holding(px.WorkerGroup(pool[0:2], Bag), value=value)
+    px.save(group, tmp_path)
+    holding(group, value=None)
+
+    px.load(group, tmp_path)
+
+    found = group[1].get()["value"]
+    assert (list(found), isinstance(found, Counter | defaultdict)) == (
+        list(value),
+        isinstance(value, Counter | defaultdict),
+    )
+
+
+def test_parts_of_one_group_are_parts_of_one_run(pool: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(pool, Bag)
+    group.put([{"rank": rank} for rank in range(4)])
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"first": group[0:2], "rest": group[2:4]}) as run:
+        done: list[int] = []
+        saver = threading.Thread(
+            target=lambda: done.extend((run.save(1).number, run.save.submit(2).result(WITHIN).number)),
+            daemon=True,  # it once waited for itself
+        )
+        saver.start()
+        saver.join(WITHIN)
+        assert done == [1, 2]
+        group.put([{"rank": None}] * 4)
+
+        assert run.resume() == 2
+
+    assert [one["rank"] for one in group.get()] == [0, 1, 2, 3]
+
+
+class Sampling(px.Worker):
+    """Has a model that all ranks share, and a place in its own data."""
+
+    def __init__(self, weight: float) -> None:
+        self.model = {"w": torch.full((2,), weight)}
+        self.data = {"position": 100 * self.rank}
+        px.register_state(self, model=self.model, data=self.data, rng=False)
+
+    @px.register
+    def look(self) -> tuple[float, int]:
+        return self.model["w"][0].item(), self.data["position"]
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_by_its_parts(
+    pool: px.ResourcePool, tmp_path: Path
+) -> None:
+    with px.checkpoint.CheckpointManager(
+        str(tmp_path), {"sampling": px.WorkerGroup(pool, Sampling.bind(3.0))}
+    ) as run:
+        run.save(1)
+    two = px.WorkerGroup(pool[0:2], Sampling.bind(0.0))
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"sampling": two}) as run:
+        with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"data\.position; .*parts=\['model'\]"):
+            run.resume()
+        assert two.look() == [(0.0, 0), (0.0, 100)]
+
+        assert run.resume(parts={"sampling": ["model"]}) == 1
+
+    assert two.look() == [(3.0, 0), (3.0, 100)]
+
+
+@pytest.mark.parametrize("parts", [{"other": ["model"]}, {"rows": "model"}])
+def test_parts_of_a_run_are_names_of_its_groups(
+    pool: px.ResourcePool, tmp_path: Path, parts: dict[str, Any]
+) -> None:
+    with (
+        px.checkpoint.CheckpointManager(str(tmp_path), {"rows": px.WorkerGroup(pool, Rows)}) as run,
+        pytest.raises(px.DeclarationError, match=r"run\.resume"),
+    ):
+        run.resume(parts=parts)
+
+
+def test_a_group_is_loaded_from_a_run_by_its_name(pool: px.ResourcePool, tmp_path: Path) -> None:
+    actor, critic = (
+        holding(px.WorkerGroup(pool, Bag), of="actor"),
+        holding(px.WorkerGroup(pool, Bag), of="critic"),
+    )
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"actor": actor, "critic": critic}) as run:
+        run.save(1)
+        fresh = px.WorkerGroup(pool[0:1], Bag, name="critic")
+
+        px.load(fresh, tmp_path)  # whoever only reads needs no lock
+        assert fresh[0].get() == {"of": "critic"}
+        px.load(fresh, tmp_path, name="actor")
+        assert fresh[0].get() == {"of": "actor"}
+        with pytest.raises(
+            px.checkpoint.CheckpointMismatch,
+            match=r"has the groups actor, critic, and none is named 'policy'",
+        ):
+            px.load(fresh, tmp_path, name="policy")
+
+
+def test_the_only_group_of_a_run_needs_no_name(pool: px.ResourcePool, tmp_path: Path) -> None:
+    with px.checkpoint.CheckpointManager(
+        str(tmp_path), {"actor": holding(px.WorkerGroup(pool, Bag), epoch=7)}
+    ) as run:
+        run.save(1)
+    fresh = px.WorkerGroup(pool[0:1], Bag)
+
+    px.load(fresh, tmp_path)
+
+    assert fresh[0].get() == {"epoch": 7}
+
+
+def test_what_px_save_wrote_has_no_names(pool: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(pool, Bag)
+    px.save(group, tmp_path)
+
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match="leave out name='actor'"):
+        px.load(group, tmp_path, name="actor")
+
+
+def test_a_model_alone_has_neither_parts_nor_steps_to_keep(pool: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(pool, Rows)
+
+    with pytest.raises(px.DeclarationError, match=r"keep=2.*leave it out"):
+        px.save(group, tmp_path / "model", format="hugging face", keep=2)
+    with pytest.raises(px.DeclarationError, match=r"parts=\['model'\].*leave them out"):
+        px.load(group, tmp_path / "model", format="hugging face", parts=["model"])
+
+
+def test_a_step_that_is_removed_while_it_is_loaded_is_not_called_damaged(
+    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = px.WorkerGroup(pool, Rows), px.WorkerGroup(pool, Rows.bind(fill=0.0))
+    px.save(writer, tmp_path, step=1)
+    real = reading.Files.fill
+
+    def fill(self: reading.Files, *given: Any) -> None:
+        monkeypatch.undo()
+        px.save(writer, tmp_path, step=2, keep=1)
+        real(self, *given)
+
+    monkeypatch.setattr(reading.Files, "fill", fill)
+
+    with pytest.raises(
+        px.checkpoint.CheckpointError, match=r"step-00000001 was removed while it was read.*keep="
+    ) as caught:
+        px.load(reader, tmp_path)
+
+    assert not isinstance(caught.value, px.checkpoint.CheckpointCorrupted)
+    assert px.load(reader, tmp_path).step == 2

@@ -1,0 +1,250 @@
+"""What a call would do, said before it is made, against what it then does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.debug.explain_call import finished_result
+
+BY_VALUE = True
+
+
+class Explained(px.Worker):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @px.register(px.Dispatch.mesh("default"))
+    def update(self, batch: Any, rate: Any = None) -> Any:
+        return batch
+
+    @px.register(px.Dispatch.mesh("default", balance="length"))
+    def balanced(self, length: Any) -> Any:
+        return length
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4, pad_mask="mask")
+    def padded(self, batch: Any, mask: Any = None) -> Any:
+        return batch
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def rows(self, batch: Any) -> Any:
+        return batch
+
+    @px.register
+    def take(self, value: Any) -> None:
+        self.calls += 1
+
+    @px.register
+    def count(self) -> int:
+        return self.calls
+
+    @px.register({"dispatch_fn": lambda group, x: (([x] * group.world_size,), {}), "collect_fn": sum})
+    def custom(self, x: Any) -> Any:
+        return x
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[Any]:
+    with px.WorkerGroup(pool, Explained, mesh=px.Mesh(pp=2, dp=2), name="explained") as made:
+        yield made
+
+
+@pytest.fixture
+def inline_slots() -> Iterator[px.ResourcePool]:
+    """For what does not depend on the backend."""
+    with px.ResourcePool([4], use_gpu=False, backend="inline") as slots:
+        yield slots
+
+
+def spans(explanation: Any) -> list[tuple[int, int]]:
+    return [(rank.start, rank.stop) for rank in explanation.ranks]
+
+
+def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any) -> None:
+    explanation = group.update.explain(torch.zeros(5, 3), rate=0.1)
+
+    assert spans(explanation) == [(0, 3), (3, 5), (0, 3), (3, 5)]
+    assert [rank.returns for rank in explanation.ranks] == ["dropped", "dropped", "kept", "kept"]
+    assert "last pp (pp=1)" in explanation.collected
+    assert [rank.place for rank in explanation.ranks][1] == {"pp": 0, "dp": 1}
+
+
+def test_explaining_makes_no_call(group: Any) -> None:
+    before = group.statistics(), group.count()
+
+    group.take.explain(torch.zeros(100_000))
+
+    assert (group.statistics()["stored_bytes"], group.count()) == (before[0]["stored_bytes"], before[1])
+
+
+def test_arguments_say_how_they_travel(group: Any) -> None:
+    batch, rate = torch.zeros(8, 60_000), px.replicate(torch.zeros(60_000))
+
+    arguments = group.update.explain(batch, rate).arguments
+
+    assert [(a.name, a.given, a.travels, a.nbytes) for a in arguments] == [
+        ("batch", "rows split into 2 pieces", "stored, once per piece", 8 * 60_000 * 4),
+        ("rate", "the same to all", "stored once", 60_000 * 4),
+    ]
+
+
+def test_padding_is_named_beside_the_real_rows(group: Any) -> None:
+    explanation = group.padded.explain(torch.zeros(6, 2))
+
+    assert [(rank.rows, rank.given_rows) for rank in explanation.ranks] == [(2, 4), (2, 4), (1, 4), (1, 4)]
+    assert "without the padding" in explanation.collected
+    assert "0:2 (padded to 4)" in str(explanation)
+
+
+def test_balanced_rows_are_named_one_by_one(group: Any) -> None:
+    explanation = group.balanced.explain(torch.tensor([9, 1, 1, 9]))
+
+    orders = [rank.order for rank in explanation.ranks[:2]]
+    assert sorted(row for order in orders for row in order) == [0, 1, 2, 3]
+    assert "in the caller's order" in explanation.collected
+
+
+def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) -> None:
+    future = group.rows(torch.zeros(8, 3))
+
+    explanation = group[0:2].rows.explain(future)
+
+    (argument,) = explanation.arguments
+    assert (argument.value, argument.nbytes) == ("future of explained.rows", None)
+    assert argument.travels == "by reference, rank to rank"
+    assert [rank.rows for rank in explanation.ranks] == [None, None]
+
+
+def test_a_slice_counts_as_a_world_of_its_own(group: Any) -> None:
+    explanation = group[1:3].rows.explain(torch.zeros(4, 1))
+
+    assert [(rank.rank, rank.start, rank.stop) for rank in explanation.ranks] == [(1, 0, 2), (2, 2, 4)]
+    assert not explanation.waits
+
+
+def test_one_rank_returns_the_value_itself(group: Any) -> None:
+    assert group[2].take.explain(1).collected == "the output of rank 2 itself"
+
+
+def test_a_role_and_a_call_with_options_are_explained_alike(inline_slots: px.ResourcePool) -> None:
+    roles: Any = px.WorkerGroup(inline_slots, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4))
+    plain = roles.actor.update.explain(torch.zeros(4, 1))
+    with_options = roles.actor.update.options(timeout=5.0).explain(torch.zeros(4, 1))
+
+    assert plain == with_options
+    assert plain.call.endswith(".actor.update")
+
+
+def test_a_stored_value_is_not_stored_again(group: Any) -> None:
+    stored = px.put(torch.zeros(100_000))
+
+    (argument,) = group.take.explain(stored).arguments
+
+    assert (argument.travels, argument.nbytes) == ("stored before (px.put)", stored.nbytes)
+
+
+def test_a_custom_mode_is_named(group: Any) -> None:
+    explanation = group.custom.explain(3)
+
+    assert [argument.given for argument in explanation.arguments] == ["one element each"]
+    assert explanation.collected.startswith("what sum(group, outputs) makes of all 4")
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [("update", (torch.zeros(3), torch.zeros(4))), ("take", ())],
+)
+def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any, method: str, args: Any) -> None:
+    with pytest.raises(px.DispatchError) as explained:
+        getattr(group, method).explain(*args)
+    with pytest.raises(px.DispatchError) as called:
+        getattr(group, method)(*args)
+
+    assert str(explained.value) == str(called.value)
+
+
+def test_the_explanation_is_data_and_html_too(group: Any) -> None:
+    explanation = group.update.explain(torch.zeros(4, 2), rate="<b>")
+
+    assert explanation.to_dict()["ranks"][3]["rows"] == 2
+    assert "&lt;b&gt;" in explanation._repr_html_()
+
+
+def test_a_group_is_explained_with_share_process_and_coordinates(group: Any) -> None:
+    rows = px.explain(group).to_dict()["rows"]
+
+    assert rows[2]["mesh"] == "pp=1, dp=0"
+    assert rows[2]["pid"] == group.core.endpoints[2].facts.pid
+
+
+def test_a_view_and_a_method_are_explained_by_their_modes(group: Any) -> None:
+    assert px.explain(group[0:2]).title == "group explained, ranks 0, 1"
+    assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
+
+
+def test_a_class_is_explained_without_being_started() -> None:
+    rows = {row["method"].split("(")[0]: row for row in px.explain(Explained).to_dict()["rows"]}
+
+    assert rows["update"]["arguments"] == "rows, split over dp"
+    assert rows["padded"]["options"] == "rows padded to a multiple of 4, mask in mask"
+    assert rows["custom"]["result"] == "as sum makes it"
+
+
+def test_roles_and_bound_classes_are_explained() -> None:
+    table = px.explain(px.colocate({"actor": Explained.bind(), "critic": Explained}))
+
+    assert {row["method"].split(".")[0] for row in table.to_dict()["rows"]} == {"actor", "critic"}
+    assert px.explain(Explained.bind()).title.startswith("Explained.bind()")
+
+
+def test_a_mesh_is_explained_by_rank() -> None:
+    rows = px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"]
+
+    assert rows[3] == {"rank": 3, "dp": 1, "tp": 1}
+
+
+@pytest.mark.parametrize("subject", [3, px.Mesh(dp=-1)])
+def test_what_cannot_be_explained_is_refused(subject: Any) -> None:
+    with pytest.raises(px.DeclarationError):
+        px.explain(subject)
+
+
+def test_a_split_by_values_that_are_not_here_yet_is_refused() -> None:
+    class Pending:
+        def done(self) -> bool:
+            return False
+
+    with pytest.raises(px.DispatchError, match="waits for nothing"):
+        finished_result(Pending())  # type: ignore[arg-type]
+
+
+def test_of_very_many_ranks_the_first_are_shown() -> None:
+    with (
+        px.ResourcePool([40], use_gpu=False, backend="inline") as slots,
+        px.WorkerGroup(slots, Explained) as many,
+    ):
+        explanation = many.rows.explain(torch.zeros(80, 1))
+
+    assert "and 8 more ranks" in str(explanation)
+    assert [rank["start"] for rank in explanation.to_dict()["ranks"]] == list(range(0, 80, 2))
+
+
+class Placed(px.Worker):
+    def __init__(self) -> None:
+        self.register_mesh("own", {"dp": self.rank})
+
+    @px.register(px.Dispatch.mesh("own"))
+    def rows(self, batch: Any) -> Any:
+        return batch
+
+
+def test_a_mesh_that_ranks_registered_is_in_the_tables(inline_slots: px.ResourcePool) -> None:
+    with px.WorkerGroup(inline_slots, Placed) as placed:
+        explanation = placed.rows.explain(torch.zeros(4, 1))
+
+        assert [rank.place for rank in explanation.ranks][2] == {"dp": 2}
+        assert placed.explain().to_dict()["rows"][2]["mesh"] == "own: dp=2"

@@ -1,0 +1,269 @@
+"""Traces of the next calls of some ranks, exactly those that were asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+
+
+class Profiled(px.Worker):
+    @px.register
+    def multiply(self, size: int) -> int:
+        x = torch.ones(size, size)
+        return int((x @ x)[0, 0])
+
+    @px.register
+    def add(self) -> int:
+        return int((torch.ones(3) + 1).sum())
+
+    @px.register
+    def fail(self) -> None:
+        torch.ones(2).cos()
+        raise ValueError("on purpose")
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[Any]:
+    with px.WorkerGroup(pool, Profiled, name="profiled") as made:
+        yield made
+
+
+@pytest.fixture
+def inline_slots() -> Iterator[px.ResourcePool]:
+    """For what does not depend on the backend."""
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as slots:
+        yield slots
+
+
+def ranges(path: Path) -> list[str]:
+    """The names of the ranges in a trace, in their order."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spans = [event for event in events if event.get("cat") == "user_annotation" and event["ph"] == "X"]
+    return [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
+
+
+def operators(path: Path) -> set[str]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return {event["name"] for event in events if event.get("cat") == "cpu_op"}
+
+
+def test_one_trace_of_one_rank_with_so_many_calls_by_name(group: Any, tmp_path: Path) -> None:
+    with group.profile(ranks=[1], calls=3, folder=tmp_path) as profile:
+        for _ in range(5):
+            group.multiply(4)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["profiled-rank1.pt.trace.json.gz"]
+    assert profile.paths == (tmp_path / "profiled-rank1.pt.trace.json.gz",)
+    assert ranges(profile.paths[0]) == ["multiply"] * 3
+    assert "aten::mm" in operators(profile.paths[0])
+
+
+def test_only_the_named_methods_are_profiled(group: Any) -> None:
+    profile = group.profile(calls=2, methods=["add", Profiled.fail])
+    group.multiply(2)
+    group.add()
+    group.multiply(2)
+    group.add()
+
+    (path,) = profile.wait()
+
+    assert ranges(path) == ["add", "add"]
+    assert "aten::mm" not in operators(path)
+    assert str(path) in str(profile)
+
+
+def test_submitted_calls_are_waited_for(group: Any) -> None:
+    profile = group.profile(ranks=[0], calls=2)
+    futures = [group.multiply.submit(3) for _ in range(2)]
+
+    assert ranges(profile.paths[0]) == ["multiply"] * 2
+    assert [future.result()[0] for future in futures] == [3, 3]
+
+
+def test_functions_are_calls_too(group: Any) -> None:
+    with group.profile() as profile:
+        group.run(lambda worker: torch.ones(2).sum().item())
+
+    assert profile.calls == {0: ("run",)}
+
+
+def test_fewer_calls_than_asked_for_are_said(group: Any) -> None:
+    with group.profile(calls=3) as profile:
+        group.add()
+
+    assert ranges(profile.paths[0]) == ["add"]
+    assert profile.notes == ("rank 0: 1 of 3 calls were made",)
+
+
+def test_no_call_gives_no_trace(group: Any) -> None:
+    with group.profile(ranks=[2]) as profile:
+        pass
+
+    assert profile.paths == ()
+    assert profile.notes == ("rank 2: 0 of 1 calls were made",)
+
+
+def test_a_call_that_raises_is_in_the_trace_and_raises(group: Any) -> None:
+    with group.profile(ranks=[0], calls=2) as profile:
+        with pytest.raises(ValueError, match="on purpose"):
+            group.fail()
+        group.add()
+
+    assert ranges(profile.paths[0]) == ["fail", "add"]
+    assert profile.notes == ("rank 0: fail: ValueError was raised",)
+
+
+def test_a_profile_can_follow_another(group: Any) -> None:
+    for _ in range(2):
+        with group.profile(ranks=[3]) as profile:
+            group.add()
+        assert ranges(profile.paths[0]) == ["add"]
+
+
+def test_two_at_once_on_a_rank_are_refused(group: Any) -> None:
+    with (
+        group.profile(ranks=[0]),
+        pytest.raises(px.DeclarationError, match="under way in this process already"),
+    ):
+        group.profile(ranks=[0])
+
+
+def test_options_reach_the_profiler(group: Any) -> None:
+    with group.profile(record_shapes=True, activities=["cpu"]) as profile:
+        group.multiply(7)
+
+    events = json.loads(gzip.decompress(profile.paths[0].read_bytes()))["traceEvents"]
+    (product,) = [event for event in events if event.get("name") == "aten::mm"]
+    assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
+
+
+@pytest.mark.slow_on_cluster
+def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:2], Profiled) as short:
+        profile = short.profile(ranks=[1], calls=3)
+        short.add()
+
+    assert ranges(profile.paths[0]) == ["add"]
+
+
+def test_roles_are_profiled_by_their_names(inline_slots: px.ResourcePool) -> None:
+    with px.WorkerGroup(inline_slots, px.colocate({"actor": Profiled, "critic": Profiled})) as roles:
+        with roles.profile(calls=2) as both:
+            roles.actor.add()
+            roles.critic.add()
+        with roles.critic.profile() as one:
+            roles.actor.add()
+            roles.critic.multiply(2)
+
+    assert ranges(both.paths[0]) == ["actor.add", "critic.add"]
+    assert one.calls == {0: ("critic.multiply",)}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ranks": [4]}, r"expected some of \[0, 1, 2, 3\]"),
+        ({"calls": 0}, "whole number from 1"),
+        ({"methods": ["nothing"]}, "no method 'nothing'"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_sent(group: Any, given: Any, message: str) -> None:
+    with pytest.raises(px.DispatchError, match=message):
+        group.profile(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tool": "nsys"}, r"runtime_env=px.debug.nsight_environment\(\)"),
+        ({"activities": ["cuda"]}, "has no cuda"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_what_a_rank_does_not_have_is_refused_with_advice(group: Any, given: Any, message: str) -> None:
+    with pytest.raises(px.DeclarationError, match=message):
+        group.profile(**given)
+    with group.profile() as profile:  # nothing of the refused one is left
+        group.add()
+    assert profile.calls == {0: ("add",)}
+
+
+def test_asynchronous_ranks_are_refused(inline_slots: px.ResourcePool) -> None:
+    with (
+        px.WorkerGroup(inline_slots, Profiled, max_concurrency=2) as many,
+        pytest.raises(px.DeclarationError, match="interleave"),
+    ):
+        many.profile()
+
+
+def test_nsight_options_are_those_of_a_runtime_env() -> None:
+    assert px.debug.nsight_environment(gpu_metrics_devices="all")["nsight"]["gpu-metrics-devices"] == "all"
+    assert px.debug.nsight_environment()["nsight"]["capture-range"] == "cudaProfilerApi"
+
+
+class Switch:
+    """Stands for the CUDA functions that Nsight Systems listens to, and notes their order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda.profiler, "start", lambda: self.seen.append("start"))
+        patch.setattr(torch.cuda.profiler, "stop", lambda: self.seen.append("stop"))
+        patch.setattr(torch.cuda.nvtx, "range_push", self.seen.append)
+        patch.setattr(torch.cuda.nvtx, "range_pop", lambda: self.seen.append("pop"))
+
+
+def test_nsight_records_from_the_first_call_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
+        px.WorkerGroup(slots, Profiled) as one,
+    ):
+        switch = Switch(monkeypatch)
+        with one.profile(tool="nsys", calls=2) as profile:
+            one.add()
+            one.multiply(2)
+            one.add()
+
+    assert switch.seen == ["start", "add", "pop", "multiply", "pop", "stop"]
+    assert profile.paths == ()
+    assert "worker_process_" in profile.notes[0]
+
+
+def test_a_profiler_that_fails_spoils_the_profile_only(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ["PHALANX_BACKEND"] != "inline":
+        pytest.skip("the profiler is replaced in this process")
+
+    def broken(self: Any) -> None:
+        raise RuntimeError("no profiler today")
+
+    monkeypatch.setattr(torch.profiler.profile, "start", broken)
+    with group.profile() as profile:
+        assert group.add() == [6] * 4
+
+    assert profile.paths == ()
+    assert "RuntimeError: no profiler today" in profile.notes[0]
+
+
+def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
+        px.WorkerGroup(slots, Profiled) as one,
+    ):
+        hooks = one.core.endpoints[0].handle.host.hooks
+        with one.profile():
+            assert hooks
+            one.add()
+
+        assert not hooks
+        assert not one.core.life.before_end

@@ -1,0 +1,389 @@
+"""``px.trace`` on real groups, on every backend: what is recorded of calls that end well, badly, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import phalanx as px
+from phalanx.calls.listeners import everywhere
+from phalanx.tracing.events import Call, Part, Trace
+from phalanx.tracing.files import load
+from phalanx.tracing.spans import process
+
+BY_VALUE = True
+
+
+class Traced(px.Worker):
+    def __init__(self) -> None:
+        self.value = 0
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def empty(self) -> None:
+        return None
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def add(self, x: int) -> int:
+        with px.span("adding", x=x):
+            self.value += x
+        return self.value
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def double(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def fail_on(self, rank: int) -> int:
+        if self.rank == rank:
+            raise ValueError("as told")
+        return self.rank
+
+    @px.register(px.Dispatch.ONE_TO_ALL, rerun_on_restart=True)
+    def load(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.fixture(scope="module")
+def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
+    made = px.WorkerGroup(pool[0:2], Traced, name="traced")
+    yield made
+    made.close()
+
+
+def calls_of(trace: Trace, method: str) -> list[Call]:
+    return [call for call in trace.calls if call.method == method]
+
+
+def times(part: Part) -> list[int]:
+    found = [part.encoded, part.sent, part.received, part.started, part.finished, part.returned, part.fetched]
+    return [time for time in found if time is not None]
+
+
+def test_every_time_of_a_call_is_recorded_in_order(group: Any) -> None:
+    with px.trace() as trace:
+        group.add(1)
+    (call,) = calls_of(trace.events, "add")
+
+    assert [part.rank for part in call.parts] == [0, 1]
+    for part in call.parts:
+        known = times(part)
+        assert len(known) == 7
+        # the message may be taken up before the driver is told that it is sent
+        assert [time for time in known if time != part.sent] == sorted(t for t in known if t != part.sent)
+    marks = [call.began, call.planned, call.asked, call.fetched, call.joined, call.ended]
+    assert marks == sorted(marks)  # type: ignore[type-var]
+
+
+def test_bytes_each_way_are_recorded(group: Any) -> None:
+    rows = torch.ones(300_000, 1)
+    with px.trace() as trace:
+        group.double(rows)
+    (call,) = calls_of(trace.events, "double")
+
+    assert call.stored_bytes >= rows.nbytes
+    for part in call.parts:
+        assert part.message_bytes > 0
+        assert part.argument_bytes >= rows.nbytes // 2
+        assert part.result_bytes >= rows.nbytes // 2
+
+
+def test_a_call_without_arguments_is_recorded_too(group: Any) -> None:
+    with px.trace() as trace:
+        group.empty()
+
+    assert [len(times(part)) for part in calls_of(trace.events, "empty")[0].parts] == [7, 7]
+
+
+def test_spans_of_workers_lie_in_their_calls_and_those_of_the_driver_on_its_track(group: Any) -> None:
+    with px.trace() as trace, px.span("step", number=3):
+        group.add(4)
+    events = trace.events
+    (call,) = calls_of(events, "add")
+
+    of_ranks = [one for one in events.spans if one.track is not None]
+    assert [(one.name, one.call, one.attributes) for one in of_ranks] == [("adding", call.id, {"x": 4})] * 2
+    assert sorted(one.track.rank for one in of_ranks if one.track) == [0, 1]
+    assert [(o.name, o.attributes) for o in events.spans if o.track is None] == [("step", {"number": 3})]
+
+
+def test_a_failed_call_names_the_rank_that_raised(group: Any) -> None:
+    with px.trace() as trace, pytest.raises(ValueError):
+        group.fail_on(1)
+    (call,) = calls_of(trace.events, "fail_on")
+
+    assert [part.error for part in call.parts] == [None, "ValueError: as told"]
+    assert call.error is not None
+    assert call.error.startswith("RemoteCallError[ValueError]: ")
+    assert call.joined is None
+
+
+def test_arguments_that_cannot_be_sent_end_the_call(group: Any) -> None:
+    with px.trace() as trace, pytest.raises(px.DispatchError):
+        group.add(threading.Lock())
+    (call,) = trace.events.calls
+
+    assert call.error is not None
+    assert call.error.startswith("DispatchError")
+    assert all(part.received is None for part in call.parts)
+
+
+def test_a_future_handed_on_is_the_source_of_the_next_call(group: Any) -> None:
+    with px.trace() as trace:
+        first = group.double.submit(torch.ones(4, 1))
+        group.double(first)
+    one, two = calls_of(trace.events, "double")
+
+    assert (one.sources, two.sources) == ((), (one.id,))
+    assert (one.ended, one.asked) == (None, None)
+
+
+def test_a_stream_records_when_each_output_came(group: Any) -> None:
+    with px.trace() as trace:
+        list(group.add.stream(1))
+    (call,) = calls_of(trace.events, "add")
+
+    assert all(part.fetched is not None for part in call.parts)
+    assert call.ended is not None
+
+
+def test_views_roles_and_functions_are_recorded_under_their_ranks_and_names(group: Any) -> None:
+    with px.trace() as trace:
+        group[1].add(1)
+        group.any.add(1)
+        group.execute_all_sync("add", x=1)
+        group.execute_rank_zero_sync("add", 1)
+        group.run(lambda worker: worker.rank)
+    found = [(call.method, [part.rank for part in call.parts]) for call in trace.events.calls]
+
+    assert found[0] == ("add", [1])
+    assert found[1] in (("add", [0]), ("add", [1]))
+    assert found[2:] == [("add", [0, 1]), ("add", [0]), ("run <lambda>", [0, 1])]
+    assert all(part.returned is not None for call in trace.events.calls for part in call.parts)
+
+
+def test_a_trace_can_begin_and_end_in_the_middle_of_a_run(group: Any) -> None:
+    group.add(1)
+    trace = px.trace().start()
+    group.add(2)
+    trace.stop()
+    group.add(3)
+
+    assert len(trace.events.calls) == 1
+    assert (everywhere.heard.planned, process.sink) == ((), None)
+    assert all(group.run(_listens_for_spans)) is False
+
+
+def _listens_for_spans(worker: Any) -> bool:
+    return process.sink is not None
+
+
+def test_traces_may_lie_in_one_another(group: Any) -> None:
+    with px.trace() as outer:
+        group.add(1)
+        with px.trace() as inner:
+            group.add(2)
+        group.add(3)
+
+    assert (len(outer.events.calls), len(inner.events.calls)) == (3, 1)
+    assert all(len(times(part)) == 7 for part in inner.events.calls[0].parts)
+
+
+def test_a_trace_can_be_looked_at_while_it_is_on(group: Any) -> None:
+    with px.trace() as trace:
+        group.add(1)
+        early = trace.report()
+        group.add(2)
+
+    assert early.methods.to_dict()["rows"][0]["calls"] == 1
+    assert trace.report().methods.to_dict()["rows"][0]["calls"] == 2
+
+
+def test_a_trace_is_not_started_twice_nor_read_before(group: Any) -> None:
+    trace = px.trace()
+    with pytest.raises(px.DeclarationError, match="not started"):
+        trace.report()
+    trace.start()
+    with pytest.raises(px.DeclarationError, match="started before"):
+        trace.start()
+    trace.stop()
+    trace.stop()
+
+
+def test_the_file_is_written_although_the_block_failed(group: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError), px.trace(tmp_path / "run.json"):
+        group.fail_on(0)
+
+    assert [call.method for call in load(tmp_path / "run.json").calls] == ["fail_on"]
+
+
+def test_an_error_of_the_block_is_not_hidden_by_a_trace_that_cannot_be_written(
+    group: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError), px.trace(tmp_path / "runs" / "run.json"):
+        (tmp_path / "runs").rmdir()
+        (tmp_path / "runs").write_text("in the way of the folder")
+        group.fail_on(0)
+
+
+@pytest.mark.slow_on_cluster
+def test_the_start_of_a_group_is_recorded_and_its_tracks_end_with_it(pool: px.ResourcePool) -> None:
+    with px.trace() as trace:
+        px.WorkerGroup(pool[0:2], Traced).close()
+    events = trace.events
+
+    assert [(call.method, len(call.parts)) for call in events.calls] == [("__init__", 2)]
+    assert all(part.returned is not None and part.fetched is not None for part in events.calls[0].parts)
+    assert all(track.opened and track.closed and track.pid for track in events.tracks)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_constructor_that_raises_is_recorded(pool: px.ResourcePool) -> None:
+    with px.trace() as trace, pytest.raises(px.WorkerInitError):
+        px.WorkerGroup(pool[0:2], Broken)
+
+    (call,) = trace.events.calls
+    assert call.error is not None
+    # a rank may be stopped before its constructor had its turn
+    assert "RuntimeError: never" in [part.error for part in call.parts]
+
+
+class Broken(px.Worker):
+    def __init__(self) -> None:
+        raise RuntimeError("never")
+
+
+@pytest.mark.soak_on_cluster
+def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None:
+    roles = px.colocate({"actor": Traced, "critic": Traced})
+    with px.trace() as trace, contextlib.closing(px.WorkerGroup(pool[0:2], roles, name="both")) as group:
+        group.actor.add(1)
+        group.critic.add(2)
+    events = trace.events
+
+    assert [call.name for call in events.calls][1:] == ["actor.add", "critic.add"]
+    assert len(events.tracks) == 2
+
+
+@pytest.mark.soak_on_cluster
+def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
+    with px.trace() as trace:
+        for _ in range(2):
+            with px.WorkerGroup(pool[0:1], Traced, name="twin") as group:
+                group.add(1)
+
+    assert trace.events.groups == ("twin", "twin (2)")
+    assert all(part.returned for call in trace.events.calls for part in call.parts)
+
+
+@pytest.mark.slow
+def test_epochs_of_a_restarted_group_have_tracks_of_their_own(pool: px.ResourcePool) -> None:
+    with px.trace() as trace, px.WorkerGroup(pool[0:2], Traced, name="again") as group:
+        group.load(5)
+        group.restart()
+        group.add(1)
+    events = trace.events
+
+    assert sorted({(track.key.epoch, track.key.rank) for track in events.tracks}) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert [(call.method, call.epoch) for call in events.calls if call.method == "add"] == [("add", 1)]
+    assert all(part.returned for call in events.calls for part in call.parts)
+
+
+def test_asynchronous_ranks_show_calls_that_overlap(pool: px.ResourcePool) -> None:
+    with px.trace() as trace, px.WorkerGroup(pool[0:1], Server, max_concurrency=4, name="server") as group:
+        px.gather(*[group.ask.submit(n) for n in range(3)])
+    events = trace.events
+
+    assert all(len(times(part)) == 7 for call in calls_of(events, "ask") for part in call.parts)
+    assert {span.attributes["n"]: span.call for span in events.spans} == {
+        n: call.id for n, call in enumerate(calls_of(events, "ask"))
+    }
+
+
+class Server:
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    async def ask(self, n: int) -> int:
+        with px.span("answering", n=n):
+            await asyncio.sleep(0)
+        return n
+
+
+def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*args: Any) -> bytes:
+        raise OSError("nothing answers")
+
+    with px.trace() as trace:
+        group.add(1)
+        monkeypatch.setattr(group.core.transport, "read", read)
+    events = trace.events
+
+    assert events.notes == tuple(
+        f"What rank {r} of traced wrote cannot be read: nothing answers" for r in (0, 1)
+    )
+    assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
+
+
+def test_a_trace_can_be_given_to_opentelemetry(group: Any) -> None:
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with px.trace() as trace:
+        group.add(1)
+
+    assert trace.to_opentelemetry(provider) == 5  # the call, on each rank its share and a span in it
+    assert {span.name for span in memory.get_finished_spans()} == {"traced.add", "add", "adding"}
+
+
+def test_the_librarys_own_calls_are_not_in_a_trace(group: Any) -> None:
+    with px.trace() as trace, pytest.raises(px.DispatchError):
+        group.mesh("none")  # asks the ranks
+
+    assert trace.events.calls == ()
+
+
+SCRIPT = """
+import phalanx as px
+
+class W:
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def ping(self):
+        return 1
+
+if __name__ == "__main__":
+    pool = px.ResourcePool([2], use_gpu=False)
+    group = px.WorkerGroup(pool, W)
+    group.ping()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["px.shutdown()", pytest.param("raise SystemExit(3)", marks=pytest.mark.slow)]
+)
+def test_a_variable_traces_a_whole_run(tmp_path: Path, end: str) -> None:
+    (tmp_path / "driver.py").write_text(SCRIPT.format(end=end))
+    env = {**os.environ, "PHALANX_TRACE": "out/run.jsonl", "PHALANX_BACKEND": "inline"}
+    env.pop("PHALANX_PROCESS", None)
+    subprocess.run([sys.executable, "driver.py"], cwd=tmp_path, env=env, timeout=60, check=False)
+    lines = [json.loads(line) for line in (tmp_path / "out/run.jsonl").read_text().splitlines()]
+
+    assert [line["method"] for line in lines if line["kind"] == "call"] == ["__init__", "ping"]

@@ -1,0 +1,119 @@
+"""Lines of ranks: whole ones, tracebacks in one piece, with the prefix of their rank."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.display.log_merging import HEADER, Lines, Merged, label_of, prefix_of
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
+
+
+def test_the_prefix_names_role_rank_and_host() -> None:
+    assert prefix_of("actor", 3, "node7") == "[actor r3@node7] "
+
+
+def test_a_process_of_several_roles_is_called_by_all_of_them() -> None:
+    assert label_of([("actor", "A"), ("critic", "C")]) == "actor+critic"
+    assert label_of([("", "Accumulator")]) == "Accumulator"
+
+
+def test_a_line_is_given_when_its_end_is_there() -> None:
+    lines = Lines()
+
+    assert lines.feed(b"one\ntw") == ["one"]
+    assert lines.feed(b"o\n") == ["two"]
+
+
+def test_equal_lines_are_all_given() -> None:
+    assert Lines().feed(b"same\n" * 4) == ["same"] * 4
+
+
+@pytest.mark.parametrize("mark", [HEADER + "rank 3 of 8", ":actor_name:A", ":job_id:01000000"])
+def test_lines_for_programs_are_left_out(mark: str) -> None:
+    assert Lines().feed(f"{mark}\nvisible\n".encode()) == ["visible"]
+
+
+def test_a_traceback_waits_for_its_last_line() -> None:
+    lines = Lines()
+    first, second = TRACEBACK[:60], TRACEBACK[60:]
+
+    assert lines.feed(b"before\n" + first) == ["before"]
+    assert lines.feed(second) == TRACEBACK.decode().splitlines()
+
+
+def test_a_traceback_that_never_ends_is_given_after_a_while() -> None:
+    lines = Lines()
+    held = lines.feed(b"Traceback (most recent call last):\n  File\n")
+    given = [line for _ in range(20) for line in lines.feed(b"")]
+
+    assert (held, given) == ([], ["Traceback (most recent call last):", "  File"])
+
+
+def test_a_last_line_without_an_end_is_given_at_the_end() -> None:
+    lines = Lines()
+
+    assert (lines.feed(b"prompt> "), lines.finish()) == ([], ["prompt> "])
+
+
+def test_of_what_a_progress_bar_wrote_over_and_over_the_last_is_given() -> None:
+    assert Lines().feed(b" 10%\r 50%\r100%\ndone\r\n") == ["100%", "done"]
+
+
+@given(st.text(alphabet="ab \né", max_size=60), st.integers(1, 7))
+def test_whatever_the_pieces_every_line_is_given_once_and_in_order(text: str, size: int) -> None:
+    data = text.encode()
+    lines = Lines()
+    given = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])]
+
+    assert "\n".join([*given, *lines.finish()]) == text.removesuffix("\n")
+
+
+def merged(*said: tuple[int, str], window_s: float = 1.0) -> Merged:
+    made = Merged("actor", ["a", "a", "b"], window_s)
+    for rank, line in said:
+        made.add(rank, line.split("\n"), now=0.0)
+    return made
+
+
+def test_what_several_ranks_print_at_once_is_one_line_with_their_ranks() -> None:
+    assert merged((0, "ready"), (1, "ready"), (2, "rank 2")).take(None) == [
+        "[actor r0-1@a] ready",
+        "[actor r2@b] rank 2",
+    ]
+    assert merged((0, "ready"), (2, "ready")).take(None) == ["[actor r0,2@2 hosts] ready"]
+
+
+def test_a_line_waits_for_other_ranks_to_print_it_and_no_longer() -> None:
+    lines = merged((0, "ready"), window_s=1.0)
+
+    assert lines.take(0.9) == []
+    assert lines.take(1.0) == ["[actor r0@a] ready"]
+    assert lines.take(None) == []
+
+
+def test_a_line_that_one_rank_prints_twice_comes_twice() -> None:
+    assert merged((0, "."), (1, "."), (0, ".")).take(None) == ["[actor r0-1@a] .", "[actor r0@a] ."]
+
+
+def test_tracebacks_that_differ_are_not_mixed() -> None:
+    first, second = TRACEBACK.decode().rstrip(), TRACEBACK.decode().rstrip().replace("bad", "worse")
+
+    shown = merged((0, first), (1, second), (2, first)).take(None)
+
+    assert [line.partition("] ")[2] for line in shown] == [*first.split("\n"), *second.split("\n")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc")), max_size=30))
+def test_merging_lines_loses_none(said: list[tuple[int, str]]) -> None:
+    shown = merged(*said).take(None)
+
+    for rank in range(3):
+        name = {0: ("r0@", "r0-", "r0,"), 1: ("r1@", "r0-1", "r1-", "r0-2", "r1,"), 2: ("r2@", "-2@", ",2@")}[
+            rank
+        ]
+        for letter in "abc":
+            of_rank = [line for line in shown if line.endswith(letter) and any(part in line for part in name)]
+            assert len(of_rank) == said.count((rank, letter))

@@ -1,0 +1,121 @@
+"""What drivers publish: read again as it was written, found by name, and recognised when its driver is dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.display.registry_records import (
+    ChannelEntry,
+    ClusterRegistry,
+    GroupRecord,
+    NoSuchGroup,
+    RankRecord,
+    RunRecord,
+    read_notices,
+    to_bytes,
+)
+from phalanx.wire.messages import SideChannel
+
+
+def run(name: str, job: str = "01", started: float = 1.0) -> RunRecord:
+    return RunRecord(name, job, 7, "host", started, "train.py", "0.1.0")
+
+
+def group(name: str, of: str = "a", number: int = 1, detached: bool = False) -> GroupRecord:
+    side = SideChannel(1, 2, 3, 4, "mark")
+    ranks = (
+        RankRecord(0, "node", "host", 11, "0", "/logs/rank-0.log", side),
+        RankRecord(1, "node", "host", 12),
+    )
+    return GroupRecord(
+        run=of,
+        number=number,
+        name=name,
+        state="ready",
+        epoch=0,
+        pool="pool",
+        changed=2.0,
+        roles={"actor": "Actor"},
+        methods={"actor": ["update"]},
+        detached=detached,
+        ranks=ranks,
+    )
+
+
+def test_entries_are_read_as_they_were_written() -> None:
+    entries = [run("a"), run("b", started=0.5), group("one"), group("two", number=2)]
+
+    read = read_notices({entry.key: to_bytes(entry) for entry in entries})
+
+    assert read.runs == (run("b", started=0.5), run("a"))
+    assert read.groups_of("a") == (group("one"), group("two", number=2))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"])
+def test_what_another_version_wrote_is_left_out(data: bytes) -> None:
+    assert read_notices({"run/x": data, "group/x/1": data, "else": data}) == ClusterRegistry((), ())
+
+
+def test_a_group_is_found_by_its_name_or_the_beginning_of_it() -> None:
+    notices = ClusterRegistry((), (group("trainer"), group("trainer-2"), group("rollout")))
+
+    assert notices.find("roll").name == "rollout"
+    assert notices.find("trainer").name == "trainer"
+
+
+def test_a_group_is_found_by_the_end_of_its_name_behind_verls_random_beginning() -> None:
+    notices = ClusterRegistry((), (group("Zvl4r5TrainingWorker"), group("rollout")))
+
+    assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"
+
+
+def test_groups_of_one_name_are_told_apart_by_their_runs() -> None:
+    notices = ClusterRegistry((), (group("trainer", of="a"), group("trainer", of="b")))
+
+    with pytest.raises(NoSuchGroup, match="a/trainer, b/trainer"):
+        notices.find("trainer")
+    assert notices.find("b/trainer").run == "b"
+
+
+def test_a_name_that_nobody_has_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(NoSuchGroup, match=r"'x'.*a/one, a/two"):
+        ClusterRegistry((), (group("one"), group("two"))).find("x")
+    with pytest.raises(NoSuchGroup, match="no driver"):
+        ClusterRegistry((), ()).find("x")
+
+
+def test_what_dead_drivers_left_is_stale() -> None:
+    notices = ClusterRegistry(
+        (run("a", "01"), run("b", "02")),
+        (group("one", of="a"), group("two", of="b"), group("lost", of="gone")),
+    )
+
+    stale = notices.stale(["01"], ())
+
+    assert stale == ["group/b/1", "group/gone/1", "run/b"]
+    assert notices.without(stale) == ClusterRegistry((run("a", "01"),), (group("one", of="a"),))
+
+
+def test_a_detached_group_outlives_its_driver_as_long_as_its_processes() -> None:
+    notices = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
+
+    assert notices.stale([], ["server:0"]) == ["group/a/2"]
+    assert notices.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
+
+
+def test_what_channels_of_a_dead_driver_left_is_stale() -> None:
+    flow = ChannelEntry("b", "rollouts", "8 items", 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 1.0)
+    handles = ("channel/01/kept", "channel/02/rollouts")
+    notices = ClusterRegistry((run("a", "01"), run("b", "02")), (group("one", of="a"),), (flow,), handles)
+
+    stale = notices.stale(["01"], ())
+
+    assert stale == ["run/b", "flow/b/rollouts", "channel/02/rollouts"]
+    assert notices.without(stale).handles == ("channel/01/kept",)
+
+
+def test_channels_are_read_back_as_they_were_published() -> None:
+    flow = ChannelEntry("a", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
+    notices = read_notices({flow.key: to_bytes(flow), "channel/01/rollouts": b"\x80pickled"})
+
+    assert (notices.channels, notices.handles) == ((flow,), ("channel/01/rollouts",))

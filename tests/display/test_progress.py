@@ -1,0 +1,118 @@
+"""Progress: the same items with or without a bar, and in words what a rank is waiting for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from rich.console import Console
+
+import phalanx as px
+from phalanx.display import progress as module
+from phalanx.display.progress import place
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal on which progress is shown."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(module, "terminal", lambda: console)
+    return text
+
+
+def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(px.debug.progress(range(3))) == [0, 1, 2]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_items_are_counted(screen: io.StringIO) -> None:
+    assert list(px.debug.progress(range(3), description="steps")) == [0, 1, 2]
+    assert "steps" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
+
+
+def test_an_iterator_without_a_length_can_be_told_one(screen: io.StringIO) -> None:
+    assert list(px.debug.progress((n for n in range(3)), total=4)) == [0, 1, 2]
+    assert "3/4" in screen.getvalue()
+
+
+def test_what_is_raised_on_the_way_passes_through(screen: io.StringIO) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        list(px.debug.progress(items()))
+
+
+def test_the_stream_of_a_call_knows_how_many_ranks_it_waits_for(screen: io.StringIO) -> None:
+    class Named(px.Worker):
+        @px.register
+        def number_of(self) -> int:
+            return self.rank
+
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Named, name="workers")
+        assert list(px.debug.progress(group.number_of.submit().stream())) == [(0, 0), (1, 1), (2, 2)]
+        assert list(px.debug.progress(group.number_of.stream())) == [(0, 0), (1, 1), (2, 2)]
+
+    assert "workers.number_of" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
+
+
+def test_in_a_notebook_one_line_is_written_anew() -> None:
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell(
+                "import phalanx as px\nfor n in px.debug.progress('abc', description='letters'): pass"
+            )
+        ]
+    )
+    NotebookClient(notebook, timeout=60).execute()
+
+    (output,) = notebook.cells[0].outputs
+    assert output.output_type == "display_data"
+    assert output.data["text/plain"].startswith("letters ▰▰")
+    assert " 3/3 " in output.data["text/plain"]
+
+
+@pytest.mark.parametrize("value", ["0", "false"])
+def test_a_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("PHALANX_PROGRESS", value)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
+
+    assert module.terminal() is None
+
+
+IMPORTING = """
+  File "/venv/lib/python3.11/site-packages/torch/_ops.py", line 12 in __init__
+  File "/venv/lib/python3.11/site-packages/torch/__init__.py", line 300 in <module>
+  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
+  File "<frozen importlib._bootstrap>", line 1204 in _find_and_load
+  File "/venv/lib/python3.11/site-packages/transformers/__init__.py", line 3 in <module>
+  File "<frozen importlib._bootstrap>", line 1204 in _find_and_load
+  File "/home/me/train.py", line 5 in __init__
+"""
+LOADING = """
+  File "/venv/lib/python3.11/site-packages/torch/serialization.py", line 99 in load
+  File "/home/me/model.py", line 40 in read_weights
+  File "/home/me/train.py", line 9 in __init__
+  (3 more threads)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        (IMPORTING, "importing transformers"),
+        (LOADING, "read_weights at model.py:40"),
+        ('  File "/usr/lib/python3.11/selectors.py", line 1 in select', "select at selectors.py:1"),
+        ("", ""),
+    ],
+)
+def test_where_a_process_stands_is_said_in_a_few_words(stack: str, words: str) -> None:
+    assert place(stack) == words

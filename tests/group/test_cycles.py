@@ -1,0 +1,80 @@
+"""Many groups one after another leave the machine as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.support.fault_workers import Trouble, within
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this driver and its cluster hold."""
+
+    placement_groups: int
+    ranks: int
+    store_bytes: int
+    files: int
+    rss: int
+
+
+def holdings() -> Holdings:
+    gc.collect()
+    total = ray.cluster_resources().get("object_store_memory", 0.0)
+    free = ray.available_resources().get("object_store_memory", 0.0)
+    statm = Path("/proc/self/statm").read_text().split()
+    return Holdings(
+        placement_groups=sum(g["state"] != "REMOVED" for g in placement_group_table().values()),
+        ranks=sum(_is_ours(pid) for pid in os.listdir("/proc") if pid.isdigit()),
+        store_bytes=int(total - free),
+        files=len(os.listdir("/proc/self/fd")),
+        rss=int(statm[1]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def _is_ours(pid: str) -> bool:
+    with contextlib.suppress(OSError):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"ray::Trouble" in title or (b"reaper.py" in title and str(os.getpid()).encode() in title)
+    return False
+
+
+def one_cycle(number: int) -> None:
+    with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Trouble)
+        assert group.ping() == [0, 1, 2, 3]
+        if number % 5 == 4:
+            for fault in faults.schedule(number, ranks=4, calls=1, kinds=("kill", "raise", "slow")):
+                fault.inject(group, "ping")
+            with contextlib.suppress(px.PhalanxError):
+                group.ping()
+
+
+@pytest.mark.parametrize("cycles", [6, pytest.param(50, marks=pytest.mark.soak)])
+def test_groups_of_4_of_which_each_fifth_has_faults_leave_nothing_behind(cycles: int) -> None:
+    for number in range(WARM_UP):
+        one_cycle(number)
+    before = holdings()
+
+    for number in range(cycles):
+        one_cycle(number)
+
+    assert within(10.0, lambda: holdings().store_bytes <= before.store_bytes + 2**20)
+    after = holdings()
+    assert after.placement_groups == before.placement_groups
+    assert after.ranks <= before.ranks  # of the last one before, a process may have been ending still
+    assert after.files <= before.files + 5
+    assert after.rss <= before.rss + 64 * 2**20

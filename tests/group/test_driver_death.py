@@ -1,0 +1,127 @@
+"""However a driver ends, nothing of its groups is left 5 s later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from tests.support.fault_workers import is_there, within
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+SCRIPT = Path(__file__).with_name("driver_script.py")
+
+
+class Driver:
+    """A driver in a process of its own, attached to the cluster of the tests."""
+
+    def __init__(self, ending: str) -> None:
+        address = ray.get_runtime_context().gcs_address
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), address, ending],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RAY_DEDUP_LOGS": "1"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read() if self.process.stderr else ""
+        self.started: dict[str, Any] = json.loads(line)
+
+    @property
+    def pids(self) -> list[int]:
+        return [*self.started["ranks"], *self.started["children"]]
+
+    def waits(self) -> bool:
+        """Whether it has come to wait for its call: it uses no processor time."""
+
+        def used() -> list[bytes]:
+            return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat").read_bytes().split()[13:15]
+
+        before = used()
+        time.sleep(0.3)
+        return used() == before
+
+    def left(self) -> list[object]:
+        """Processes and placement groups that are still there."""
+        groups = [
+            group["name"]
+            for group in placement_group_table().values()
+            if f"driver-{self.process.pid}-" in group["name"] and group["state"] != "REMOVED"
+        ]
+        return [pid for pid in self.pids if is_there(pid)] + groups
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Driver]]:
+    """Starts drivers; closes what they were heard by."""
+    started: list[Driver] = []
+
+    def start(ending: str) -> Driver:
+        started.append(Driver(ending))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.process.kill()
+        driver.process.communicate()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
+    signum: signal.Signals, start: Callable[[str], Driver]
+) -> None:
+    free = ray.available_resources()["object_store_memory"]
+    driver = start("call")
+    assert all(map(is_there, driver.pids))
+    assert within(10.0, driver.waits)
+
+    driver.process.send_signal(signum)
+
+    assert within(5.0, lambda: not driver.left()), driver.left()
+    assert within(5.0, lambda: ray.available_resources()["object_store_memory"] > free - 2**20)
+    driver.process.wait(10.0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("exception", 1),
+        pytest.param("exit", 3, marks=pytest.mark.soak),
+        pytest.param("return", 0, marks=pytest.mark.soak),
+    ],
+)
+def test_nothing_is_left_after_the_driver_leaves_the_with_block(
+    ending: str, code: int, start: Callable[[str], Driver]
+) -> None:
+    driver = start(ending)
+
+    assert driver.process.wait(15.0) == code
+
+    assert within(5.0, lambda: not driver.left()), driver.left()
+
+
+def test_two_runs_of_one_script_at_once_do_not_meet_and_one_may_be_killed(
+    start: Callable[[str], Driver],
+) -> None:
+    first, second = start("call"), start("call")
+
+    first.process.kill()
+
+    assert within(5.0, lambda: not first.left()), first.left()
+    assert all(map(is_there, second.pids))
+    third = start("return")
+    assert third.process.wait(15.0) == 0
+    second.process.kill()
+    assert within(5.0, lambda: not second.left())

@@ -1,0 +1,97 @@
+"""Random schedules of faults: whatever happens, every call ends in a result or in one error of ours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+from phalanx.group.lifecycle import TRANSITIONS, State, Step
+from phalanx.testing.scripted import random_script, scripted
+
+
+class Counter(px.Worker):
+    """Counts calls; ``load`` is replayed."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self.count = 0
+
+    @px.register(rerun_on_restart=True)
+    def load(self, number: int) -> None:
+        self.loaded = number
+
+    @px.register
+    def add(self, number: int) -> tuple[int, int]:
+        self.count += number
+        return self.rank, self.loaded
+
+
+def play(seed: int) -> Iterator[object]:
+    """One schedule; gives what each call ended in, and at the end the steps of the group's life."""
+    choice = random.Random(seed)
+    policy = px.RestartPolicy(max_restarts=2, window_s=100.0) if seed % 3 == 0 else None
+    with (
+        scripted(random_script(seed)) as transport,
+        px.ResourcePool([3], use_gpu=False, backend="inline") as pool,
+    ):
+        try:
+            group = px.WorkerGroup(pool, Counter, call_timeout=5.0, start_timeout=20.0, on_failure=policy)
+        except px.PhalanxError as error:
+            yield error
+            return
+        waiting: list[px.CallFuture] = []
+        for number in range(12):
+            try:
+                move = choice.randrange(8)
+                if move == 0:
+                    yield group.load(number)
+                elif move == 1:
+                    waiting.append(group.add.submit(number))
+                elif move == 2 and waiting:
+                    yield waiting.pop(0).result(timeout=1.0)
+                elif move == 3 and waiting:
+                    yield waiting.pop(0).cancel()
+                elif move == 4:
+                    group.restart()
+                elif move == 5:
+                    yield list(group[0:2].add.submit(number).stream())
+                else:
+                    yield group.add.options(timeout=2.0)(number)
+            except px.PhalanxError as error:
+                yield error
+            transport.clock.advance(choice.random() * 20)
+        for future in waiting:
+            yield future.exception()
+        group.close()
+        yield group.core.lifecycle.story
+
+
+def allowed(step: Step) -> bool:
+    if step.stale:
+        return step.before is step.after
+    return TRANSITIONS.get((step.before, type(step.event))) is step.after
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_every_call_of_300_fault_schedules_ends_in_a_result_or_in_one_error(block: int) -> None:
+    ended = [end for seed in range(block * 30, block * 30 + 30) for end in play(seed)]
+
+    assert not [end for end in ended if isinstance(end, px.errors.InternalError)]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_fault_schedule_leads_to_a_state_outside_of_the_table(block: int) -> None:
+    stories = [list(play(seed))[-1] for seed in range(block * 30, block * 30 + 30)]
+    steps = [step for story in stories if isinstance(story, tuple) for step in story]
+
+    assert all(allowed(step) for step in steps)
+    assert {step.after for step in steps} >= {State.READY, State.BROKEN, State.RESTARTING, State.CLOSED}
+
+
+def test_a_schedule_of_faults_is_decided_by_its_seed() -> None:
+    kinds = [[type(end) for end in play(7)] for _ in range(2)]
+
+    assert kinds[0] == kinds[1]

@@ -1,0 +1,84 @@
+"""Where the ranks of a group keep files of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import phalanx as px
+from phalanx.members.rank_config import Labels
+
+
+def test_names_are_safe_in_a_path() -> None:
+    assert Labels().new("../my group/actor é", 3) == "_my_group_actor__-3"
+
+
+def test_a_name_of_dots_is_replaced() -> None:
+    assert Labels().new("..", 0) == "group-0"
+
+
+def test_a_label_is_never_given_twice() -> None:
+    labels = Labels()
+
+    given = [labels.new(name, epoch) for name, epoch in [("a", 0), ("a", 1), ("a", 0), ("a", 0), ("a/", 0)]]
+
+    assert given == ["a-0", "a-1", "a-0.2", "a-0.3", "a_-0"]
+
+
+@pytest.mark.soak_on_cluster
+def test_two_groups_of_one_name_share_no_files(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        groups = [px.WorkerGroup(pool, px.Worker, name="twin") for _ in range(2)]
+        files = [endpoint.facts.files for group in groups for endpoint in group.core.endpoints]
+
+    assert len(set(files)) == 4
+
+
+def test_a_restarted_group_begins_new_files(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, px.Worker)
+        before = group.core.endpoints[0].facts.files
+        group.restart()
+        after = group.core.endpoints[0].facts.files
+
+    assert (before.endswith("-0/rank-0"), after.endswith("-1/rank-0")) == (True, True)
+
+
+def test_what_is_read_after_a_rank_died_is_what_it_wrote(backend: str) -> None:
+    def write(worker: px.Worker, path: str) -> None:
+        with open(path, "w") as file:
+            file.write("last words")
+
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, px.Worker)
+        endpoint = group.core.endpoints[0]
+        group.run(write, endpoint.facts.files + ".txt")
+        group.close()
+        assert group.core.transport.read(endpoint, endpoint.facts.files + ".txt", 0, 100) == b"last words"
+
+
+def test_the_inline_folder_is_gone_when_the_process_has_ended() -> None:
+    script = (
+        "import phalanx as px\n"
+        "with px.ResourcePool([1], use_gpu=False, backend='inline') as pool:\n"
+        "    group = px.WorkerGroup(pool, px.Worker)\n"
+        "    folder = group.core.endpoints[0].facts.folder\n"
+        "    open(group.core.endpoints[0].facts.files, 'w').close()\n"
+        "    print(folder)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.strip()
+    assert not os.path.exists(ran.stdout.strip())
+
+
+@pytest.mark.parametrize("backend", ["ray"], indirect=True)
+def test_on_ray_they_are_in_the_folder_of_the_sessions_logs(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        files = px.WorkerGroup(pool, px.Worker, name="here").core.endpoints[0].facts.files
+
+    assert "/logs/phalanx/" in files
+    assert os.path.isdir(os.path.dirname(files))

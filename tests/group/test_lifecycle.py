@@ -1,0 +1,215 @@
+"""The life of a group: what may happen when, and that nothing else can."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.errors import (
+    DispatchError,
+    GroupBroken,
+    GroupClosed,
+    InternalError,
+    PhalanxError,
+    WorkerDiedError,
+)
+from phalanx.group.lifecycle import (
+    TRANSITIONS,
+    BreakEvent,
+    ClosedEvent,
+    CloseEvent,
+    Event,
+    Lifecycle,
+    RestartEvent,
+    StartedEvent,
+    State,
+)
+
+FIRST = WorkerDiedError("group 'actor': rank 2 died: signal SIGKILL\n\nmore", group="actor", method="update")
+SECOND = WorkerDiedError("rank 0 died", group="actor", method="update")
+
+TO_STATE: dict[State, list[Event]] = {
+    State.STARTING: [],
+    State.READY: [StartedEvent(0)],
+    State.BROKEN: [StartedEvent(0), BreakEvent(0, FIRST)],
+    State.RESTARTING: [StartedEvent(0), BreakEvent(0, FIRST), RestartEvent()],
+    State.CLOSING: [StartedEvent(0), CloseEvent()],
+    State.CLOSED: [StartedEvent(0), CloseEvent(), ClosedEvent()],
+}
+KINDS = (StartedEvent, BreakEvent, RestartEvent, CloseEvent, ClosedEvent)
+
+events = st.one_of(
+    st.builds(StartedEvent, st.integers(0, 3)),
+    st.builds(BreakEvent, st.integers(0, 3), st.sampled_from([FIRST, SECOND])),
+    st.just(RestartEvent()),
+    st.just(CloseEvent()),
+    st.just(ClosedEvent()),
+)
+
+
+def living(*happened: Event) -> Lifecycle:
+    lifecycle = Lifecycle("actor")
+    for event in happened:
+        lifecycle.handle(event)
+    return lifecycle
+
+
+def event_of(kind: type[Event], epoch: int) -> Event:
+    if kind is BreakEvent:
+        return BreakEvent(epoch, SECOND)
+    return StartedEvent(epoch) if kind is StartedEvent else kind()
+
+
+def snapshot(lifecycle: Lifecycle) -> tuple[object, ...]:
+    return lifecycle.state, lifecycle.epoch, lifecycle.cause, lifecycle.story
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_is_reached(state: State) -> None:
+    assert living(*TO_STATE[state]).state is state
+
+
+@pytest.mark.parametrize(("state", "kind"), list(itertools.product(State, KINDS)))
+def test_a_transition_is_in_the_table_or_refused_without_any_change(state: State, kind: type[Event]) -> None:
+    lifecycle = living(*TO_STATE[state])
+    before = snapshot(lifecycle)
+    event = event_of(kind, lifecycle.epoch)
+
+    if (state, kind) in TRANSITIONS:
+        assert lifecycle.handle(event).after is TRANSITIONS[state, kind] is lifecycle.state
+    else:
+        with pytest.raises(InternalError):
+            lifecycle.handle(event)
+        assert snapshot(lifecycle) == before
+
+
+def test_an_illegal_event_tells_the_story() -> None:
+    lifecycle = living(StartedEvent(0), BreakEvent(0, FIRST))
+
+    with pytest.raises(InternalError) as caught:
+        lifecycle.handle(ClosedEvent())
+
+    assert caught.value.story == (
+        "starting --started of epoch 0--> ready (epoch 0)",
+        "ready --break of epoch 0: group 'actor': rank 2 died: signal SIGKILL--> broken (epoch 0)",
+    )
+
+
+def test_a_broken_group_keeps_the_first_cause() -> None:
+    assert living(StartedEvent(0), BreakEvent(0, FIRST), BreakEvent(0, SECOND)).cause is FIRST
+
+
+def test_a_failed_restart_is_the_new_cause() -> None:
+    lifecycle = living(*TO_STATE[State.RESTARTING], BreakEvent(1, SECOND))
+
+    assert (lifecycle.state, lifecycle.cause) == (State.BROKEN, SECOND)
+
+
+def test_a_restarted_group_has_no_cause_and_the_next_epoch() -> None:
+    lifecycle = living(*TO_STATE[State.RESTARTING], StartedEvent(1))
+
+    assert (lifecycle.state, lifecycle.epoch, lifecycle.cause) == (State.READY, 1, None)
+
+
+def test_a_late_failure_of_an_old_epoch_does_nothing() -> None:
+    lifecycle = living(*TO_STATE[State.RESTARTING], StartedEvent(1))
+
+    step = lifecycle.handle(BreakEvent(0, SECOND))
+
+    assert (step.stale, lifecycle.state, lifecycle.cause) == (True, State.READY, None)
+
+
+def test_an_event_of_an_epoch_that_never_began_is_refused() -> None:
+    with pytest.raises(InternalError, match="epoch 3"):
+        living().handle(StartedEvent(3))
+
+
+def test_a_group_closed_during_its_start_stays_closed() -> None:
+    assert living(CloseEvent(), StartedEvent(0), ClosedEvent()).state is State.CLOSED
+
+
+def test_a_ready_group_takes_calls() -> None:
+    living(StartedEvent(0)).check_callable()
+
+
+@pytest.mark.parametrize("state", [State.CLOSING, State.CLOSED])
+def test_a_closed_group_takes_no_calls(state: State) -> None:
+    with pytest.raises(GroupClosed, match=f"group 'actor' is {state.value}"):
+        living(*TO_STATE[state]).check_callable()
+
+
+def test_a_broken_group_answers_with_the_first_cause() -> None:
+    with pytest.raises(GroupBroken, match=r"was: group 'actor': rank 2 died: signal SIGKILL$") as caught:
+        living(*TO_STATE[State.BROKEN]).check_callable()
+
+    assert caught.value.cause is caught.value.__cause__ is FIRST
+
+
+def test_a_call_of_an_older_epoch_is_told_both_epochs() -> None:
+    lifecycle = living(*TO_STATE[State.RESTARTING], StartedEvent(1))
+
+    error = lifecycle.stale_error(0, "update")
+
+    assert (error.epoch, error.current) == (0, 1)
+    assert "this call of update belongs to epoch 0, the group is in epoch 1" in str(error)
+
+
+def test_a_starting_group_takes_no_calls() -> None:
+    with pytest.raises(DispatchError, match="still starting"):
+        living().check_callable()
+
+
+def test_a_group_that_restarts_takes_no_calls_of_others() -> None:
+    with pytest.raises(GroupBroken, match=r"being restarted .* after: group 'actor': rank 2 died"):
+        living(*TO_STATE[State.RESTARTING]).check_callable()
+
+
+def test_a_step_pickles() -> None:
+    step = living().handle(StartedEvent(0))
+
+    assert str(pickle.loads(pickle.dumps(step))) == str(step)
+
+
+def test_the_story_is_bounded() -> None:
+    lifecycle = living(*TO_STATE[State.BROKEN], *[BreakEvent(0, SECOND)] * 200)
+
+    assert len(lifecycle.story) == 50
+
+
+@given(st.lists(events, max_size=40))
+def test_any_order_of_events_keeps_the_promises(sequence: list[Event]) -> None:
+    lifecycle = Lifecycle("actor")
+    for event in sequence:
+        before = snapshot(lifecycle)
+        try:
+            step = lifecycle.handle(event)
+        except InternalError:
+            assert snapshot(lifecycle) == before
+            continue
+        state, epoch, cause, _ = before
+        assert step.stale or (state, type(event)) in TRANSITIONS
+        assert lifecycle.epoch == epoch + (isinstance(event, RestartEvent) and not step.stale)
+        assert not (state is State.CLOSED and lifecycle.state is not State.CLOSED)
+        assert not (state is State.BROKEN is lifecycle.state and lifecycle.cause is not cause)
+        assert (lifecycle.state is not State.BROKEN) or lifecycle.cause is not None
+        assert (lifecycle.state is not State.READY) or lifecycle.cause is None
+
+
+@given(st.lists(events, max_size=40))
+def test_a_call_is_allowed_in_ready_and_nowhere_else(sequence: list[Event]) -> None:
+    lifecycle = Lifecycle("actor")
+    for event in sequence:
+        try:
+            lifecycle.handle(event)
+        except InternalError:
+            continue
+    try:
+        lifecycle.check_callable()
+    except PhalanxError:
+        assert lifecycle.state is not State.READY
+    else:
+        assert lifecycle.state is State.READY

@@ -1,0 +1,58 @@
+"""The restart policy, as values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx as px
+
+
+@given(st.integers(0, 5), st.floats(1, 100), st.lists(st.floats(0, 1000), max_size=10), st.floats(1000, 1100))
+def test_a_policy_never_allows_more_restarts_in_a_window_than_it_says(
+    most: int, window: float, past: list[float], now: float
+) -> None:
+    policy = px.RestartPolicy(max_restarts=most, window_s=window)
+
+    within = [at for at in past if now - at < window]
+    assert policy.allows(past, now) == (len(within) < most)
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_restarts": -1}, {"max_restarts": True}, {"window_s": 0.0}, {"window_s": "9"}]
+)
+def test_a_policy_refuses_numbers_that_make_no_sense(given: dict[str, object]) -> None:
+    with pytest.raises(px.DeclarationError, match=r"px\.Restart"):
+        px.RestartPolicy(**given)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 5), st.floats(1, 100), st.lists(st.floats(0, 1000), max_size=10), st.floats(1000, 1100))
+def test_ranks_are_replaced_no_more_often_within_a_window_than_the_policy_says(
+    most: int, window: float, past: list[float], now: float
+) -> None:
+    policy = px.ReplacePolicy(max_failures=most, window_s=window)
+
+    within = [at for at in past if now - at < window]
+    assert policy.allows(past, now) == (len(within) < most)
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "allowed"), [(None, 1000, True), (2, 1, True), (2, 2, False), (0, 0, False)]
+)
+def test_preemptions_have_a_bound_of_their_own(most: int | None, count: int, allowed: bool) -> None:
+    assert px.ReplacePolicy(max_preemptions=most).allows_preemption(count) is allowed
+
+
+@pytest.mark.parametrize("given", [{"max_failures": -1}, {"window_s": 0}, {"max_preemptions": 1.5}])
+def test_a_policy_of_replacements_refuses_numbers_that_make_no_sense(given: dict[str, object]) -> None:
+    with pytest.raises(px.DeclarationError, match=r"px\.Replace"):
+        px.ReplacePolicy(**given)  # type: ignore[arg-type]
+
+
+def test_a_group_refuses_what_is_no_policy() -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        pytest.raises(px.DeclarationError, match="on_failure"),
+    ):
+        px.WorkerGroup(pool, px.Worker, on_failure=3)  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""Nodes that will be taken away: what a group is told, and what that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+from phalanx.backends.backend_types import DrainingNode
+from phalanx.group.preemption import NoticeQueue, PreemptionNotice, Seat
+from phalanx.group.preemption_monitor import watchman
+from phalanx.testing import faults
+from phalanx.testing.scripted import ScriptedTransport, scripted
+
+SEATS = [Seat("a", "host-a"), Seat("a", "host-a"), Seat("b", "host-b")]
+
+
+def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:
+    return [DrainingNode(node, deadline, "preempted")]
+
+
+def test_a_notice_names_ranks_node_deadline_and_reason() -> None:
+    board = NoticeQueue("actor")
+
+    board.see(going("a"), SEATS)
+
+    assert board.take() == [PreemptionNotice("actor", (0, 1), "a", "host-a", 100.0, "preempted")]
+
+
+def test_a_notice_is_given_once_to_whoever_asks_and_once_to_the_function() -> None:
+    board = NoticeQueue("actor")
+    for _ in range(3):
+        board.see(going("a"), SEATS)
+
+    assert [len(board.take()), len(board.take())] == [1, 0]
+    assert [len(board.take_uncalled()), len(board.take_uncalled())] == [1, 0]
+
+
+def test_another_deadline_and_another_rank_on_the_node_are_told_anew() -> None:
+    board = NoticeQueue("actor")
+    board.see(going("a"), SEATS)
+    board.take()
+
+    board.see(going("a", 50.0), SEATS)
+    board.see(going("a", 50.0), [*SEATS, Seat("a", "host-a")])
+
+    assert [(one.deadline, one.ranks) for one in board.take()] == [(50.0, (0, 1)), (50.0, (0, 1, 3))]
+
+
+def test_a_node_without_ranks_of_the_group_is_not_told() -> None:
+    board = NoticeQueue("actor")
+
+    board.see(going("c"), SEATS)
+
+    assert board.take() == []
+
+
+def test_it_says_which_ranks_are_to_be_moved_also_once_their_node_is_gone() -> None:
+    board = NoticeQueue("actor")
+    board.see(going("a"), SEATS)
+    board.see([], SEATS)
+
+    assert board.ranks_to_move(["b", "a", "a"]) == (1, 2)
+    assert board.explains(["a", "a"])
+    assert not board.explains(["a", "b"])
+    assert not board.explains([])
+
+
+class Adder(px.Worker):
+    @px.register
+    def add(self, x: int) -> int:
+        return x + self.rank
+
+
+@pytest.fixture
+def transport() -> Iterator[ScriptedTransport]:
+    with scripted(lambda what, number: "fine") as made:
+        yield made
+
+
+def drain(transport: ScriptedTransport) -> None:
+    transport.going = [DrainingNode("inline", None, "preempted")]
+
+
+def test_a_group_gives_its_notices_without_waiting(transport: ScriptedTransport) -> None:
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Adder)
+        before = px.preemption_notices(group)
+        drain(transport)
+
+        assert before == []
+        assert [one.ranks for one in px.preemption_notices(group)] == [(0, 1)]
+        assert px.preemption_notices(group) == []
+
+
+def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: ScriptedTransport) -> None:
+    seen: list[px.PreemptionNotice] = []
+
+    def note(notice: px.PreemptionNotice) -> None:
+        seen.append(notice)
+        raise RuntimeError("of the user")
+
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Adder, on_notice=note)
+        drain(transport)
+        watchman.add(group.core.life)
+        watchman.turn()
+        watchman.turn()
+
+        assert [one.ranks for one in seen] == [(0, 1)]
+        assert group.add(1) == [1, 2]
+
+
+def test_on_notice_takes_a_function() -> None:
+    with (
+        px.ResourcePool([1], backend="inline") as pool,
+        pytest.raises(px.DeclarationError, match="on_notice"),
+    ):
+        px.WorkerGroup(pool, Adder, on_notice=3)  # pyright: ignore[reportArgumentType]
+
+
+def lose_and_call(group: px.WorkerGroup) -> list[int]:
+    """Lose a rank, and make the call in which that is found, and the one after it."""
+    faults.kill(group, 1)
+    with pytest.raises(px.WorkerDiedError):
+        group.add(1)
+    return group.add(1)
+
+
+def test_a_preemption_does_not_count_as_a_failure(transport: ScriptedTransport) -> None:
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Adder, on_failure=px.RestartPolicy(max_restarts=0))
+        with pytest.raises(px.GroupBroken):
+            lose_and_call(group)
+        group.restart()
+        drain(transport)
+
+        assert [lose_and_call(group) for _ in range(2)] == [[1, 2], [1, 2]]

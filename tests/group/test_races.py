@@ -1,0 +1,146 @@
+"""Two threads on one group: what is being composed, waited for or cancelled while the group changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.group.lifecycle import State
+from phalanx.testing.scripted import scripted
+
+
+class Counter(px.Worker):
+    """Counts the calls that reached it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @px.register
+    def add(self, value: Any) -> int:
+        self.calls += 1
+        return self.calls
+
+    @px.register
+    def count(self) -> int:
+        return self.calls
+
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, values: list[Any]) -> list[Any]:
+        self.calls += 1
+        return values
+
+
+class WhilePickled:
+    """Has something done by another thread, to its end, when it is pickled."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+
+    def __reduce__(self) -> Any:
+        thread = threading.Thread(target=self._work)
+        thread.start()
+        thread.join(20)
+        return int, (7,)
+
+
+@pytest.fixture
+def group() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Counter)
+
+
+def test_a_call_that_is_composed_while_the_group_restarts_reaches_no_new_process(group: Any) -> None:
+    with pytest.raises(px.errors.StaleEpoch):
+        group.add(WhilePickled(group.restart))
+
+    assert group.count() == [0, 0, 0]
+
+
+def test_rows_that_are_composed_while_the_group_restarts_reach_no_new_process(group: Any) -> None:
+    with pytest.raises(px.errors.StaleEpoch):
+        group.rows([1, 2, WhilePickled(group.restart)])
+
+    assert group.count() == [0, 0, 0]
+
+
+def test_a_call_that_is_composed_while_the_group_is_closed_says_so(group: Any) -> None:
+    with pytest.raises(px.GroupClosed):
+        group.add(WhilePickled(group.close))
+
+
+def test_a_call_that_waits_for_room_while_the_group_is_restarted_says_so(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = group.core
+    group.count()
+    monkeypatch.setattr(core, "_most_under_way", 1)
+    monkeypatch.setattr(core.under_way, "make_room", lambda most: core.life.begin_restart())
+
+    with pytest.raises(px.GroupBroken, match="is being restarted"):
+        group.add(1)
+
+
+def test_a_group_whose_restart_failed_keeps_no_frames_of_whoever_asked_for_it(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Counter) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(Counter, "__init__", fail)
+    with pytest.raises(px.WorkerInitError):
+        group.restart()
+
+    assert group.core.lifecycle.cause.__traceback__ is None
+
+
+def test_a_cancel_and_a_close_at_once_leave_a_closed_group_and_one_error() -> None:
+    with (
+        scripted(lambda what, number: "hang" if (what, number) == ("call", 1) else "fine"),
+        px.ResourcePool([3], use_gpu=False, backend="inline") as pool,
+    ):
+        group = px.WorkerGroup(pool, Counter)
+        call = group.add.submit(1)
+        threads = [threading.Thread(target=work) for work in (call.cancel, group.close)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+        assert isinstance(call.exception(), (px.CallCancelled, px.GroupClosed, px.WorkerDiedError))
+        assert group.state == State.CLOSED.value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_restarts_calls_and_cancels_of_three_threads_end_in_results_or_in_errors_of_ours(seed: int) -> None:
+    odd: list[BaseException] = []
+
+    def often(work: Callable[[], object]) -> None:
+        for _ in range(4):
+            try:
+                work()
+            except px.errors.InternalError as error:
+                odd.append(error)
+            except px.PhalanxError:
+                pass
+            except BaseException as error:
+                odd.append(error)
+
+    def event(what: str, number: int) -> Any:
+        return "slow" if what == "call" and (number * 7 + seed) % 5 == 0 else "fine"
+
+    with scripted(event), px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Counter)
+        works = (group.restart, lambda: group.add(1), lambda: group.add.submit(1).cancel())
+        threads = [threading.Thread(target=often, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        group.close()
+
+    assert not odd
+    assert not any(thread.is_alive() for thread in threads)

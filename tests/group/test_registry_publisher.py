@@ -1,0 +1,101 @@
+"""What a driver publishes of its run on the cluster, from its first group to its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+import phalanx as px
+from phalanx.backends.ray.cluster_reader import ClusterReader
+from phalanx.display.registry_records import GroupRecord
+from phalanx.group.registry_publisher import publisher
+from phalanx.session.session import RUN_ID
+from phalanx.testing import faults
+from tests.support.fault_workers import within
+
+
+class Idle(px.Worker):
+    @px.register
+    def ping(self) -> int:
+        return self.rank
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster_reader(ray_cluster: None) -> ClusterReader:
+    return ClusterReader(ray.get_runtime_context().gcs_address)
+
+
+def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
+    assert publisher.flush(10.0)
+    return [group for group in cluster_reader.notices().groups if group.name == name]
+
+
+def test_a_group_is_published_while_it_lives(pool: px.ResourcePool, cluster_reader: ClusterReader) -> None:
+    group = px.WorkerGroup(pool, Idle, name="published")
+    (entry,) = seen(cluster_reader, "published")
+    group.close()
+
+    assert (entry.run, entry.state, entry.epoch, entry.methods) == (RUN_ID, "ready", 0, {"": ["ping"]})
+    assert [rank.pid for rank in entry.ranks] == [e.facts.pid for e in group.core.endpoints]
+    assert seen(cluster_reader, "published") == []
+
+
+def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
+    pool: px.ResourcePool, cluster_reader: ClusterReader
+) -> None:
+    with px.WorkerGroup(pool, Idle, name="fragile") as group:
+        pids = [rank.pid for rank in seen(cluster_reader, "fragile")[0].ranks]
+        faults.kill(group, rank=1)
+        with pytest.raises(px.WorkerDiedError):
+            group.ping()
+        (broken,) = seen(cluster_reader, "fragile")
+        group.restart()
+        (back,) = seen(cluster_reader, "fragile")
+
+    assert (broken.state, "rank 1" in (broken.cause or "")) == ("broken", True)
+    assert (back.state, back.epoch, back.cause) == ("ready", 1, None)
+    assert set(pids).isdisjoint(rank.pid for rank in back.ranks)
+
+
+def test_what_a_killed_driver_left_is_removed_by_whoever_looks(cluster_reader: ClusterReader) -> None:
+    script = (
+        "import os, signal, sys, phalanx as px\n"
+        "from phalanx.group.registry_publisher import publisher\n"
+        "px.init(address=sys.argv[1])\n"
+        "group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False), px.Worker, name='orphan')\n"
+        "publisher.flush(10.0)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, cluster_reader.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PHALANX_BACKEND": "ray"},
+    ) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        alive = [group.name for group in cluster_reader.notices().groups]
+        driver.communicate("go\n", timeout=30)
+
+    assert "orphan" in alive
+    assert within(10.0, lambda: "orphan" not in [group.name for group in cluster_reader.notices().groups])
+
+
+def test_a_cluster_that_is_not_there_is_one_line_of_advice() -> None:
+    with pytest.raises(px.PlacementError, match=r"127\.0\.0\.1:1 does not answer.*--address") as caught:
+        ClusterReader("127.0.0.1:1")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,118 @@
+"""What is shown while a group starts."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import phalanx as px
+from phalanx.backends import waves
+from phalanx.backends.backend_types import ProcessStatus
+from phalanx.members import start_progress as starting
+from phalanx.members.start_progress import Starting
+
+STACK = '  File "/home/me/train.py", line 9 in __init__'
+
+
+class Backend:
+    """Ranks of which the first ones are ready."""
+
+    immediate = False
+
+    def __init__(self, ready: int, sight: ProcessStatus) -> None:
+        self._ready = ready
+        self._sight = sight
+
+    def wait(self, refs: Any, count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        return list(range(self._ready)), list(range(self._ready, len(refs)))
+
+    def sights(self, endpoints: Any, stacks: bool) -> list[ProcessStatus]:
+        return [self._sight]
+
+
+def looked(ready: int, sight: ProcessStatus, hosts: str = "aaaa") -> tuple[int, str]:
+    backend: Any = Backend(ready, sight)
+    shown = Starting(backend, "trainer", 4)
+    shown.watch([placed(host) for host in hosts], list("abcd"))
+    return shown.look()
+
+
+def placed(host: str) -> Any:
+    return SimpleNamespace(facts=SimpleNamespace(slot=SimpleNamespace(host=host)))
+
+
+def test_ranks_that_are_ready_are_counted_and_the_first_that_is_not_is_looked_at() -> None:
+    assert looked(3, ProcessStatus(True, stack=STACK)) == (3, "rank 3: __init__ at train.py:9")
+
+
+def test_of_several_nodes_it_says_how_many_are_ready_and_which_has_the_most_to_wait_for() -> None:
+    assert looked(3, ProcessStatus(True, note="busy"), "aabb") == (
+        3,
+        "1 of 2 nodes ready; 1 of 2 on b; rank 3: busy",
+    )
+
+
+def test_a_rank_without_a_stack_says_why() -> None:
+    assert looked(0, ProcessStatus(False, note="its process is gone")) == (0, "rank 0: its process is gone")
+
+
+def test_when_all_are_ready_nothing_is_waited_for() -> None:
+    assert looked(4, ProcessStatus(True)) == (4, "")
+
+
+def test_before_the_processes_are_there_that_is_what_is_waited_for() -> None:
+    backend: Any = Backend(0, ProcessStatus(True))
+
+    assert Starting(backend, "trainer", 4).look() == (0, "waiting for processes")
+
+
+@pytest.mark.slow
+def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(starting, "terminal", lambda: console)
+    monkeypatch.setattr(starting, "PATIENCE_S", 0.0)
+
+    class Slow(px.Worker):
+        def __init__(self) -> None:
+            import time
+
+            if self.rank == 1:
+                time.sleep(2.5)
+
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        px.WorkerGroup(pool, Slow, name="slow", show_ranks="none")
+
+    assert "starting slow" in text.getvalue()
+    assert "1/2" in text.getvalue()
+    assert "rank 1: __init__ at test_starting.py" in text.getvalue()
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_a_few_at_a_time_are_in_their_order(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waves, "AT_ONCE", 2)
+    with px.ResourcePool([3, 2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, px.Worker)
+        assert group.run(lambda worker: (worker.rank, worker.local_rank)) == [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (3, 0),
+            (4, 1),
+        ]
+        assert len(group.core.life.constructed) == 5
+
+
+@pytest.mark.slow
+def test_where_one_of_them_does_not_start_none_is_left(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waves, "AT_ONCE", 2)
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool, pytest.raises(px.PlacementError):
+        px.WorkerGroup(pool, px.Worker, start_timeout=0.01)

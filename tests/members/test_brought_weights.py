@@ -1,0 +1,238 @@
+"""Ranks that are new in place of lost ones have the weights of their peers before they are called, or refuse work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.weights.weight_workers import NAME, Actor, Rollout, network, same
+
+SLOW_ON_RAY = True
+
+
+class Engine(Rollout):
+    """Draws by a generator, which is its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = torch.Generator().manual_seed(self.rank)
+        px.register_state(self, random=self.random)
+
+
+class Silent(px.Worker):
+    """Publishes weights, and tells no steps."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.publish_weights(NAME, self.model)
+
+
+class Single(px.Worker):
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.accept_weights(NAME, self.model)
+
+    @px.register
+    def version(self) -> int | None:
+        return px.weights.current_version(NAME)
+
+
+class Asked(px.Worker):
+    """Has somebody else call its group while weights arrive."""
+
+    group: px.WorkerGroup | None = None
+    refused: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.model = network(1)
+        self.accept_weights(NAME, self.model, load=self.load)
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors:
+                self.model.get_parameter(name).copy_(tensor)
+        asking = threading.Thread(target=self.ask)
+        asking.start()
+        asking.join(10)
+
+    def ask(self) -> None:
+        if self.group is not None:
+            try:
+                self.group.version()
+            except px.GroupBroken as error:
+                self.refused.append(str(error))
+
+    @px.register
+    def version(self) -> int | None:
+        return px.weights.current_version(NAME)
+
+
+@pytest.fixture
+def three(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([3], use_gpu=False) as made:
+        yield made
+
+
+@pytest.fixture
+def here() -> Iterator[px.ResourcePool]:
+    """For what Ray shows no better."""
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as made:
+        yield made
+
+
+def lose(group: px.WorkerGroup, rank: int) -> None:
+    faults.kill(group, rank)
+    with pytest.raises(px.PhalanxError):
+        group.values()
+
+
+def test_a_new_rank_has_the_version_of_its_peers_before_it_is_called(three: px.ResourcePool) -> None:
+    actor, engines = px.WorkerGroup(three[0:1], Actor), px.WorkerGroup(three, Engine)
+    with px.WeightSync(actor, engines, NAME) as sync:
+        actor.train()
+        before = sync().number
+        lose(engines, 1)
+
+        assert px.replace_ranks(engines, state="none") == (1,)
+
+        versions = engines.version()
+        assert len(set(versions)) == 1
+        assert versions[0] >= before
+        assert all(same(one, actor.values()[0]) for one in engines.values())
+        actor.train()
+        assert sync().number > versions[0]
+
+
+def test_a_policy_brings_them_too_and_a_source_that_has_gone_on_brings_all_to_where_it_is(
+    here: px.ResourcePool,
+) -> None:
+    actor = px.WorkerGroup(here[0:1], Actor)
+    engines = px.WorkerGroup(here, Engine, on_failure=px.ReplacePolicy())
+    with px.WeightSync(actor, engines, NAME) as sync:
+        before = sync().number
+        px.snapshot(engines)
+        actor.train()
+        lose(engines, 2)
+
+        found = engines.values()
+
+        assert (engines.state, engines.epoch) == ("ready", 1)
+        assert all(same(one, actor.values()[0]) for one in found)
+        assert set(engines.version()) == {before + 1}
+
+
+def test_ranks_of_a_group_that_never_got_weights_are_as_they_were_made(here: px.ResourcePool) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
+    with px.WeightSync(actor, engines, NAME):
+        before = engines.values()[0]
+        lose(engines, 0)
+
+        px.replace_ranks(engines, state="none")
+
+        assert all(same(one, before) for one in engines.values())
+
+
+def replaced(engines: px.WorkerGroup, caplog: pytest.LogCaptureFixture) -> str:
+    """What is said of the weights of a new rank that could get none, which refuses work until a sync."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        px.replace_ranks(engines, [1], state="none")
+    with pytest.raises(px.weights.WeightsTorn, match="Sync them first") as raised:
+        engines.values()
+    assert isinstance(raised.value, px.RemoteCallError) and raised.value.cause_ranks == (1,)
+    (said,) = [one.getMessage() for one in caplog.records if "have not got weights" in one.getMessage()]
+    assert "ranks [1]" in said
+    return said
+
+
+def test_without_its_sync_a_new_rank_refuses_work_and_that_is_said(
+    here: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
+    with px.WeightSync(actor, engines, NAME) as sync:
+        sync()
+
+    assert "no px.WeightSync that brought them is there" in replaced(engines, caplog)
+
+
+def test_a_source_that_is_closed_broken_or_started_anew_brings_nothing(
+    here: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = px.WorkerGroup(here[0:1], Actor)
+    engines = px.WorkerGroup(here, Engine)
+    with px.WeightSync(actor, engines, NAME) as sync:
+        sync()
+        faults.kill(actor, 0)
+        with pytest.raises(px.PhalanxError):
+            actor.train()
+        assert "is broken" in replaced(engines, caplog)
+
+        actor.restart()
+        assert "started anew since the last sync" in replaced(engines, caplog)
+
+        sync()  # of what it has now, as its user says
+        px.replace_ranks(engines, [2], state="none")
+        assert len(set(engines.version())) == 1
+
+        actor.close()
+        assert "is closed" in replaced(engines, caplog)
+
+
+def test_a_source_that_is_lost_while_it_brings_them_is_said(
+    here: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
+    with px.WeightSync(actor, engines, NAME) as sync:
+        sync()
+        faults.kill(actor, 0)  # nobody knows yet
+
+        assert "their sync failed" in replaced(engines, caplog)
+
+
+def test_the_sync_that_brought_the_present_version_brings_it_again(here: px.ResourcePool) -> None:
+    first, second = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here[0:1], Actor)
+    engines = px.WorkerGroup(here, Engine)
+    with px.WeightSync(first, engines, NAME) as earlier, px.WeightSync(second, engines, NAME) as later:
+        first.train()
+        earlier()
+        later()
+
+        px.replace_ranks(engines, [0], state="none")
+
+        assert all(same(one, second.values()[0]) for one in engines.values())
+
+
+def test_others_are_kept_out_until_the_new_ranks_have_them(here: px.ResourcePool) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Asked)
+    with px.WeightSync(actor, engines, NAME) as sync:
+        sync()
+        Asked.group = engines
+
+        px.replace_ranks(engines, [1], state="none")
+
+    assert Asked.refused
+    assert all("takes no calls until" in one for one in Asked.refused)
+
+
+def test_rows_are_not_counted_as_trained_for_it(here: px.ResourcePool) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Silent), px.WorkerGroup(here, Single)
+    staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
+    with (
+        px.Channel() as channel,
+        px.WeightSync(actor, engines, NAME, staleness=staleness) as sync,
+    ):
+        sync()
+        with staleness.begin(4, timeout=0) as lease:
+            lease.put(channel, torch.zeros(4, 1), lease.version)
+
+        px.replace_ranks(engines, [1], state="none")
+
+        assert staleness.paced.rows.trained == 0
+        assert staleness.serving == engines.version()[0]

@@ -1,0 +1,103 @@
+"""A rank is killed somewhere in a step and replaced; made again, the step has the losses of a run without a fault."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+from tests.members.killed_trainers import Fragile, Replicated, Sharded
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 4
+CASES = [(Replicated, 2), (Sharded, 2), (Replicated, 4), (Sharded, 4)]
+_without: dict[tuple[type[Fragile], int], tuple[list[list[float]], list[int]]] = {}
+
+
+@pytest.fixture(scope="module")
+def four(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+        yield pool
+
+
+def losses_of(outputs: list[tuple[float, int]]) -> list[float]:
+    return [loss for loss, _ in outputs]
+
+
+def without_a_fault(pool: px.ResourcePool, kind: type[Fragile]) -> tuple[list[list[float]], list[int]]:
+    """The losses of each rank in each step, and how many operations a step has on each rank."""
+    key = kind, pool.world_size
+    if key not in _without:
+        with px.WorkerGroup(pool, kind) as group:
+            outputs = [group.step(number) for number in range(STEPS)]
+        _without[key] = [losses_of(one) for one in outputs], [count for _, count in outputs[-1]]
+    return _without[key]
+
+
+def killed(pool: px.ResourcePool, kind: type[Fragile], seed: int) -> None:
+    expected, operations = without_a_fault(pool, kind)
+    chosen = random.Random(seed)
+    rank, at = chosen.randrange(pool.world_size), chosen.randrange(1, STEPS)
+    last = chosen.randrange(1, operations[rank])
+    with px.WorkerGroup(pool, kind) as group:
+        before = group.pid()
+        losses = [losses_of(group.step(number)) for number in range(at)]
+        px.snapshot(group)
+        group.arm(rank, last)
+
+        with pytest.raises(px.WorkerDiedError) as raised:
+            group.step(at)
+        assert raised.value.cause_ranks == (rank,)
+        assert px.replace_ranks(group) == (rank,)
+
+        losses += [losses_of(group.step(number)) for number in range(at, STEPS)]
+        after = group.pid()
+    assert losses == expected
+    assert [other for other in range(pool.world_size) if after[other] != before[other]] == [rank]
+
+
+@pytest.mark.parametrize(("kind", "size"), CASES[1:2])
+def test_the_step_is_made_again_with_the_same_losses(
+    four: px.ResourcePool, kind: type[Fragile], size: int
+) -> None:
+    killed(four[:size], kind, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("kind", "size"), CASES)
+def test_the_same_for_more_seeds(four: px.ResourcePool, kind: type[Fragile], size: int, seed: int) -> None:
+    killed(four[:size], kind, seed)
+
+
+def test_a_policy_replaces_the_lost_rank_when_the_group_is_next_called(four: px.ResourcePool) -> None:
+    expected, operations = without_a_fault(four[:2], Replicated)
+    with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy(max_failures=1)) as group:
+        before = group.pid()
+        losses = [losses_of(group.step(0))]
+        px.snapshot(group)
+        group.arm(1, operations[1] // 2)
+        with pytest.raises(px.WorkerDiedError):
+            group.step(1)
+        losses += [losses_of(group.step(number)) for number in (1, 2)]
+        assert losses == expected[:3]
+        assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
+        group.arm(1, 1)
+        with pytest.raises(px.WorkerDiedError):
+            group.step(3)
+        with pytest.raises(px.GroupBroken, match="does not allow another replacement now: 1 were made"):
+            group.step(3)
+
+
+@pytest.mark.soak
+def test_without_a_snapshot_the_policy_restarts_the_group(four: px.ResourcePool) -> None:
+    with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy()) as group:
+        before = group.pid()
+        group.arm(0, 1)
+        with pytest.raises(px.WorkerDiedError):
+            group.step(0)
+        assert not set(before) & set(group.pid())
+        assert group.epoch == 1

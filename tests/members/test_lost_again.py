@@ -1,0 +1,90 @@
+"""A rank is lost while the states of a group that lost another one are copied anew: both are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.checkpoint.worker import checkpoint_handlers as questions
+from phalanx.members import snapshots
+from phalanx.testing import faults
+from phalanx.testing.scripted import scripted
+from tests.members.ledger import Ledger
+
+
+@pytest.fixture
+def four() -> Iterator[px.ResourcePool]:
+    with (
+        scripted(lambda what, number: "fine"),
+        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
+    ):
+        yield pool
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What happens once, after states were copied and before others are given the copies."""
+    todo: list[Callable[[], None]] = []
+    send = snapshots._send
+
+    def sent(core: Any, what: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        if function is questions.hold and todo:
+            todo.pop()()
+        return send(core, what, function, *arguments)
+
+    monkeypatch.setattr(snapshots, "_send", sent)
+    return todo
+
+
+def lose(group: px.WorkerGroup, rank: int) -> None:
+    """As the monitor finds it."""
+    faults.kill(group, rank)
+    group.core.look()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_it_is_replaced_too_and_the_state_is_that_of_the_snapshot(
+    four: px.ResourcePool, meanwhile: list[Callable[[], None]], seen: bool
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=2))
+    group.add(1)
+    px.snapshot(group)
+    lose(group, 1)
+    meanwhile.append(lambda: lose(group, 3) if seen else faults.kill(group, 3))
+
+    assert group.add(2) == [[1, 2]] * 4
+    assert group.epoch == 2
+
+
+def test_a_rank_whose_copy_the_lost_one_held_has_no_state_any_more_and_all_are_made_anew(
+    four: px.ResourcePool, meanwhile: list[Callable[[], None]]
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=2))
+    group.add(1)
+    holders = px.snapshot(group).holders
+    lose(group, 1)
+    meanwhile.append(lambda: lose(group, holders.index(1)))
+
+    assert group.add(2) == [[2]] * 4
+    assert group.state == "ready"
+
+
+def test_a_snapshot_amid_which_a_rank_is_lost_counts_for_nobody_and_mends_nothing(
+    four: px.ResourcePool, meanwhile: list[Callable[[], None]]
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
+    group.add(1)
+    px.snapshot(group)
+    group.add(2)
+    meanwhile.append(lambda: lose(group, 3))
+
+    with pytest.raises(px.GroupBroken):
+        px.snapshot(group)
+
+    assert (group.state, group.epoch) == ("broken", 0)
+    assert group.add(3) == [[1, 3]] * 4
+    lose(group, 0)
+    assert group.add(4) == [[1, 4]] * 4  # of one point, wherever its copy was

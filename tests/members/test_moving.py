@@ -1,0 +1,205 @@
+"""``px.ReplacePolicy`` moves ranks off nodes that go, at the next call, on nodes that a test names; without Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+import phalanx as px
+from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, SpawnRequest
+from phalanx.group.preemption_monitor import look_once
+from phalanx.pools.slot_relocation import going_blocks, has_room
+from phalanx.session import session as cluster
+from phalanx.testing import faults
+from phalanx.testing.scripted import ScriptedTransport
+from phalanx.topology.placement import NodeCapacity
+from phalanx.topology.slots import Slot
+from tests.members.ledger import Ledger
+
+
+class Nodes(ScriptedTransport):
+    """Block 0 is on node "a", block 1 on "b"; "c" has room for what is moved."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda what, number: "fine")
+        self.homes = {0: "a", 1: "b"}
+        self.room = 1.0
+
+    def nodes(self) -> list[NodeCapacity]:
+        return [
+            NodeCapacity(name, name, {"CPU": 1.0}, {"CPU": free})
+            for name, free in (("a", 0.0), ("c", self.room))
+        ]
+
+    def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
+        return [self.homes[slot.block] for slot in slots]
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        going = {node.node_id for node in self.going}
+        moved = {block for block, node in self.homes.items() if node in going}
+        self.homes.update(dict.fromkeys(moved, "c"))
+        return frozenset(moved)
+
+    def spawn(self, request: SpawnRequest) -> list[Endpoint]:
+        made = super().spawn(request)
+        nodes = self.nodes_of(request.slots, request.reservations)
+        for endpoint, node in zip(made, nodes, strict=True):
+            slot = replace(endpoint.facts.slot, node_id=node, host=f"host-{node}")
+            endpoint.facts = endpoint.facts._replace(slot=slot)
+        return made
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    with cluster.replaced_transport("inline", made):
+        yield made
+
+
+@pytest.fixture
+def four(nodes: Nodes) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2, 2], use_gpu=False, backend="inline") as made:
+        yield made
+
+
+class Stateless(px.Worker):
+    @px.register
+    def add(self, number: int) -> int:
+        return number + self.rank
+
+
+def drain(group: px.WorkerGroup, *names: str) -> None:
+    """Let it be known that nodes go."""
+    transport = group.core.transport
+    assert isinstance(transport, Nodes)
+    transport.going = [DrainingNode(name, 100.0, "preempted") for name in names]
+    look_once(group.core.life)
+
+
+def test_ranks_move_with_their_state_and_the_others_keep_their_processes(
+    nodes: Nodes, four: px.ResourcePool
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=0))
+    group.add(1)
+    before = group.core.endpoints
+    drain(group, "b")
+
+    assert group.add(2) == [[1, 2]] * 4
+
+    assert group.core.epoch.nodes == ("a", "a", "c", "c")
+    assert [one is other for one, other in zip(before, group.core.endpoints, strict=True)] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert not any(nodes.alive(endpoint) for endpoint in before[2:])
+    assert (group.epoch, group.add(3)) == (1, [[1, 2, 3]] * 4)
+
+
+def test_ranks_without_a_state_move_without_one(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Stateless, on_failure=px.ReplacePolicy(max_failures=0))
+    drain(group, "a")
+
+    assert group.add(1) == [1, 2, 3, 4]
+    assert group.core.epoch.nodes == ("c", "c", "b", "b")
+
+
+class Refusing(Stateless):
+    def state_dict(self) -> dict[str, int]:
+        raise px.checkpoint.CheckpointError("the tokenizer has nothing to save")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("nothing was saved")
+
+
+def test_ranks_whose_state_cannot_be_copied_stay(
+    four: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = px.WorkerGroup(four, Refusing, on_failure=px.ReplacePolicy(max_failures=0))
+    drain(group, "a")
+
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        assert group.add(1) == [1, 2, 3, 4]
+
+    assert group.core.epoch.nodes == ("a", "a", "b", "b")
+    assert "no snapshot could be taken" in caplog.text
+
+
+def test_without_room_they_stay_until_there_is_some(
+    nodes: Nodes, four: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
+    nodes.room = 0.0
+    drain(group, "b")
+
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        for number in range(3):
+            group.add(number)
+            nodes.clock.advance(2.0)
+    assert (group.epoch, group.core.epoch.nodes) == (0, ("a", "a", "b", "b"))
+    assert caplog.text.count("no other node has room") == 1
+
+    nodes.room = 1.0
+    assert group.add(3) == [[0, 1, 2, 3]] * 4
+    assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "a", "c", "c"))
+
+
+def test_a_group_that_is_all_on_nodes_that_go_works_on(
+    four: px.ResourcePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        drain(group, "a", "b")
+        group.add(1)
+
+    assert group.epoch == 0
+    assert "none could keep their state" in caplog.text
+
+
+def test_no_more_preemptions_than_the_policy_allows(nodes: Nodes, four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_preemptions=1))
+    drain(group, "b")
+    group.add(1)
+    drain(group, "c")
+
+    assert group.add(2) == [[1, 2]] * 4
+    assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "a", "c", "c"))
+
+
+@pytest.mark.parametrize("policy", [None, px.RestartPolicy()])
+def test_only_px_replace_moves_them(four: px.ResourcePool, policy: px.RestartPolicy | None) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=policy)
+    drain(group, "b")
+
+    assert group.add(1) == [[1]] * 4
+    assert group.epoch == 0
+    assert not group.core.life.notices.urgent  # a call costs what it did before
+
+
+def test_a_rank_that_dies_meanwhile_is_replaced_as_preempted(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=0))
+    group.add(1)
+    px.snapshot(group)
+    faults.kill(group, 2)
+    drain(group, "b")
+    with pytest.raises(px.PhalanxError):
+        group.add(2)
+
+    assert group.add(3) == [[1, 3]] * 4
+    assert group.core.epoch.nodes == ("a", "a", "c", "c")
+
+
+def test_blocks_that_go_are_counted_by_their_slots() -> None:
+    slots = [Slot(0, 0, "p"), Slot(0, 1, "p"), Slot(1, 0, "p")]
+
+    assert going_blocks(slots, ["a", "a", "b"], {"a"}) == {("p", 0): 2}
+    assert going_blocks(slots, ["a", "a", "b"], {"c"}) == {}
+
+
+@pytest.mark.parametrize(("free", "fits"), [([1.0, 1.0], False), ([2.0, 0.0], True), ([0.5, 1.9], False)])
+def test_a_block_fits_where_one_node_has_all_it_needs(free: list[float], fits: bool) -> None:
+    there = [NodeCapacity(str(index), "host", {"CPU": 2.0}, {"CPU": cpus}) for index, cpus in enumerate(free)]
+
+    assert has_room(there, {("p", 0): 2}, {"p": {"CPU": 1.0}}) is fits

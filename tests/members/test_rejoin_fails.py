@@ -1,0 +1,84 @@
+"""A replacement that fails while the others rejoin: an error that says why, nobody waits on, and another try works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx as px
+from phalanx.testing import faults
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Meeting(px.Worker):
+    """Makes the collectives that a file says, where it is new and where it stays."""
+
+    def __init__(self, plan: str) -> None:
+        self.plan = Path(plan)
+        if self.rejoining and self.plan.read_text() == "the new one raises":
+            raise RuntimeError("not this time")
+        dist.init_process_group("gloo")
+        if self.rejoining and self.plan.read_text() == "the new one makes one more":
+            dist.all_reduce(torch.zeros(1))
+
+    def rejoin(self) -> None:
+        super().rejoin()
+        if self.plan.read_text() == "the others make one more":
+            dist.all_reduce(torch.zeros(1))
+
+    @px.register
+    def total(self) -> float:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return ones.item()
+
+    @px.register
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def three(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "says"),
+    [
+        ("the new one raises", px.WorkerInitError, "not this time"),
+        ("the new one makes one more", px.CallTimeout, "rank 1 .*__init__"),
+        ("the others make one more", px.CallTimeout, "in rejoin"),
+    ],
+)
+def test_the_others_are_let_go_and_can_be_rejoined_by_another_try(
+    three: px.ResourcePool, tmp_path: Path, plan: str, error: type[px.PhalanxError], says: str
+) -> None:
+    told = tmp_path / "plan"
+    told.write_text(plan)
+    with px.WorkerGroup(three, Meeting.bind(str(told))) as group:
+        before = group.pid()
+        processes = group._processes
+        patience = processes._options.start_timeout
+        processes._options = replace(processes._options, start_timeout=12.0)
+        faults.kill(group, 1)
+        with pytest.raises(px.PhalanxError):
+            group.total()
+
+        with pytest.raises(error, match=f"(?s){says}"):
+            px.replace_ranks(group, state="none")
+        state = group.state
+        processes._options = replace(processes._options, start_timeout=patience)
+        told.write_text("all make the same")
+        replaced = px.replace_ranks(group, state="none")
+
+        assert (state, replaced) == ("broken", (1,))
+        assert group.total() == [3.0] * 3
+        assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False, True]

@@ -1,0 +1,334 @@
+"""``px.snapshot`` and ``px.replace_ranks``: lost ranks get new processes, and all have one state again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.checkpoint.save_workers import Bag, Nothing, Trainer
+
+SOAK_ON_RAY = True
+
+
+class Counter(px.Worker):
+    """Counts what it is given; knows how it came into being."""
+
+    def __init__(self) -> None:
+        self.made_by = "rejoining" if self.rejoining else "start"
+        self.rejoined = 0
+        self.count = torch.zeros(1)
+        self.rate = 0
+
+    def rejoin(self) -> None:
+        self.rejoined += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+    @px.register(rerun_on_restart=True)
+    def set_rate(self, rate: int) -> None:
+        self.rate = rate
+
+    @px.register
+    def add(self, number: int) -> float:
+        self.count += number * (self.rank + 1)
+        return self.count.item()
+
+    @px.register
+    def tell(self) -> tuple[str, int, int]:
+        return self.made_by, self.rejoined, self.rate
+
+
+class Alone(px.Worker):
+    """Has a process group of its one rank."""
+
+    def __init__(self) -> None:
+        dist.init_process_group("gloo")
+
+    @px.register
+    def total(self) -> float:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return ones.item()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def three(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([3], use_gpu=False) as made:
+        yield made
+
+
+def lose(group: px.WorkerGroup, *ranks: int) -> None:
+    """Kill them, and see the group break."""
+    for rank in ranks:
+        faults.kill(group, rank)
+    with pytest.raises(px.PhalanxError):
+        group.add(1)
+
+
+@pytest.mark.slow_on_cluster
+def test_the_step_in_which_a_rank_was_lost_can_be_made_again(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    group.set_rate(5)
+    group.add(1)
+    px.snapshot(group)
+    lose(group, 1)
+
+    assert px.replace_ranks(group) == (1,)
+
+    assert group.add(10) == [11.0, 22.0, 33.0]
+    assert group.tell() == [("start", 1, 5), ("rejoining", 0, 5), ("start", 1, 5)]
+    assert (group.state, group.epoch) == ("ready", 1)
+
+
+def test_the_processes_of_the_others_stay(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    before, endpoints = group.run(lambda _: os.getpid()), group.core.endpoints
+    px.snapshot(group)
+    lose(group, 2)
+
+    px.replace_ranks(group)
+
+    assert [one is other for one, other in zip(endpoints, group.core.endpoints, strict=True)] == [
+        True,
+        True,
+        False,
+    ]
+    assert group.run(lambda _: os.getpid())[:2] == before[:2]
+
+
+def test_a_sick_rank_that_lives_is_replaced_when_it_is_named(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    group.add(2)
+    px.snapshot(group)
+
+    assert px.replace_ranks(group, 0) == (0,)
+
+    assert group.add(1) == [3.0, 6.0, 9.0]
+
+
+def test_a_rank_whose_death_nobody_has_told_of_is_found(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    group.add(1)
+    px.snapshot(group)
+    faults.kill(group, 2)
+
+    assert px.replace_ranks(group) == (2,)
+
+    assert group.add(10) == [11.0, 22.0, 33.0]
+
+
+def test_a_rank_that_is_gone_is_replaced_before_the_backend_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Counter)
+        px.snapshot(group)
+        transport = group.core.transport
+        faults.kill(group, 1)
+        monkeypatch.setattr(transport, "alive", lambda endpoint: True)
+        monkeypatch.setattr(transport, "dead_of", lambda endpoints: [])
+
+        assert px.replace_ranks(group) == (1,)
+
+
+def test_where_nobody_is_lost_nothing_is_done(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+
+    assert px.replace_ranks(group) == ()
+    assert group.epoch == 0
+
+
+def test_the_process_group_of_another_group_of_this_process_stays() -> None:
+    with (
+        px.ResourcePool([1], backend="inline") as alone,
+        px.ResourcePool([2], backend="inline") as pool,
+        px.WorkerGroup(alone, Alone) as other,
+    ):
+        group = px.WorkerGroup(pool, Counter)
+        px.snapshot(group)
+        lose(group, 1)
+
+        px.replace_ranks(group)
+
+        assert other.total() == [1.0]
+        assert group.add(1) == [1.0, 2.0]
+
+
+def test_one_rank_after_another_is_lost(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    for turn in range(3):
+        lose(group, turn)
+        px.replace_ranks(group)
+        group.add(1)
+        px.snapshot(group)
+
+    assert group.add(0) == [3.0, 6.0, 9.0]
+
+
+def test_lost_state_that_nobody_holds_is_named_and_nothing_is_done(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    lose(group, 0, 1)
+
+    with pytest.raises(px.GroupBroken, match=r"of rank 0 \(held by rank 1\)"):
+        px.replace_ranks(group)
+
+    assert group.state == "broken"
+    group.restart()
+    assert group.add(1) == [1.0, 2.0, 3.0]
+
+
+def test_without_a_snapshot_it_is_refused_with_what_to_do(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    lose(group, 1)
+
+    with pytest.raises(px.GroupBroken, match=r"no snapshot.*state of ranks \[1\].*px\.snapshot"):
+        px.replace_ranks(group)
+
+
+def test_a_snapshot_ends_with_the_processes_that_hold_it(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    group.restart()
+    before = group.tell()
+
+    with pytest.raises(px.GroupBroken, match="no snapshot"):
+        px.replace_ranks(group, 1)
+
+    assert group.tell() == before
+    assert px.snapshot(group).number == 1
+    assert px.replace_ranks(group, 1) == (1,)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    core = group.core
+    restored = core.life.enter
+
+    def close_first(endpoints: Any) -> Any:
+        core.life.enter = restored  # type: ignore[method-assign]
+        group.close()
+        return restored(endpoints)
+
+    core.life.enter = close_first  # type: ignore[method-assign]
+    with pytest.raises(px.GroupClosed):
+        px.replace_ranks(group, 1)
+
+    assert group.state == "closed"
+    assert not any(core.transport.alive(endpoint) for endpoint in core.endpoints)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Trainer)
+    group.step()
+    faults.kill(group, 1)
+    with pytest.raises(px.PhalanxError):
+        group.step()
+
+    px.replace_ranks(group, state="peer")
+
+    mine, theirs = group.values()[1], group.values()[0]
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_ranks_without_a_state_are_replaced_without_one(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Nothing)
+    with pytest.raises(px.checkpoint.CheckpointError):
+        px.snapshot(group)
+
+    px.replace_ranks(group, [1], state="none")
+
+    assert group.run(lambda worker: worker.rank) == [0, 1, 2]
+
+
+@pytest.mark.slow_on_cluster
+def test_random_numbers_and_moments_go_on_from_the_snapshot(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Trainer)
+    px.snapshot(group)
+    went_on = [group.step() for _ in range(3)]
+    faults.kill(group, 2)
+    with pytest.raises(px.PhalanxError):
+        group.step()
+
+    px.replace_ranks(group)
+
+    assert [group.step() for _ in range(3)] == went_on
+
+
+def test_explain_says_what_the_last_snapshot_has(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    assert "snapshot" not in str(group.explain())
+    px.snapshot(group)
+    assert str(px.snapshot(group)) in str(group.explain())
+
+
+def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Bag.bind(still=torch.ones(1 << 16), moving=torch.zeros(4)))
+    first = px.snapshot(group)
+    group.run(lambda worker: worker.held["moving"].add_(1))
+
+    second = px.snapshot(group)
+
+    assert (first.holders, first.nbytes) == ((1, 2, 0), 3 * 4 * ((1 << 16) + 4))
+    assert (first.sent_bytes, second.sent_bytes) == (first.nbytes, 3 * 4 * 4)
+    px.replace_ranks(group, 1)
+    assert (
+        group.run(lambda worker: (worker.held["moving"].sum() + worker.held["still"].sum()).item())
+        == [65540.0] * 3
+    )
+
+
+def test_a_future_of_before_is_stale(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+    before = group.core.epoch
+    px.replace_ranks(group, 1)
+
+    with pytest.raises(px.errors.StaleEpoch):
+        group.core.life.check_current(before, [0, 1, 2], "add")
+    group.core.life.check_current(before, [0, 2], "add")
+
+
+@pytest.mark.parametrize("ranks", [3, [-1], True, "one", [0.5]])
+def test_ranks_that_are_none_are_refused(three: px.ResourcePool, ranks: Any) -> None:
+    group = px.WorkerGroup(three, Counter)
+    with pytest.raises(px.DeclarationError, match=r"expected ranks from 0 to 2"):
+        px.replace_ranks(group, ranks)
+
+
+def test_whoever_interrupts_a_replacement_twice_has_a_broken_group_and_can_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted_too(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Counter)
+        group.add(1)
+        px.snapshot(group)
+        with monkeypatch.context() as patch:
+            patch.setattr(Counter, "rejoin", interrupted_too)
+            patch.setattr("phalanx.members.processes.settle", interrupted_too)
+            with pytest.raises(KeyboardInterrupt):
+                px.replace_ranks(group, 1)
+        with pytest.raises(px.GroupBroken, match=r"could not be given new ranks: KeyboardInterrupt$"):
+            group.add(1)
+        px.replace_ranks(group)
+
+        assert group.add(1) == [2.0, 4.0, 6.0]

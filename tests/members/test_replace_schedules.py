@@ -1,0 +1,156 @@
+"""Faults on faults: ranks die while others are replaced, or amid a snapshot; every row ends, and ends right."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Generator, Iterator
+
+import pytest
+
+import phalanx as px
+from phalanx.group.lifecycle import TRANSITIONS, Step
+from phalanx.testing import faults
+from phalanx.testing.scripted import random_script, scripted
+from tests.members.ledger import Ledger
+
+RANKS = 4
+
+
+def play(seed: int) -> Iterator[object]:
+    """One schedule; gives the error that each try ended in, what steps gave beside what they should have, the story."""
+    choice = random.Random(seed)
+    with (
+        scripted(random_script(seed, probability=0.03)) as transport,
+        px.ResourcePool([RANKS], use_gpu=False, backend="inline") as pool,
+    ):
+        try:
+            group = px.WorkerGroup(pool, Ledger, call_timeout=5.0, start_timeout=20.0)
+        except px.PhalanxError as error:
+            yield error
+            return
+        done: list[int] = []
+        kept: list[int] | None = None
+        for number in range(10):
+            try:
+                found = group.add(number)
+                done.append(number)
+                yield found, [list(done)] * RANKS
+                if choice.random() < 0.7:
+                    px.snapshot(group)
+                    kept = list(done)
+            except px.PhalanxError as error:
+                yield error
+                done, kept = yield from mended(group, choice, kept)
+            if choice.random() < 0.4:
+                faults.kill(group, choice.randrange(RANKS))
+            transport.clock.advance(choice.random() * 20)
+        group.close()
+        yield group.core.lifecycle.story
+
+
+def mended(
+    group: px.WorkerGroup, choice: random.Random, kept: list[int] | None
+) -> Generator[object, None, tuple[list[int], list[int] | None]]:
+    """Replace what is lost until that works, or start anew; returns what the state is of, and the snapshot."""
+    for _ in range(3):
+        try:
+            if px.replace_ranks(group, [choice.randrange(RANKS)]):
+                return list(kept or []), kept
+        except px.PhalanxError as error:
+            yield error
+            if "restart() makes" in str(error) or "there is no snapshot" in str(error):
+                break
+    for _ in range(20):
+        try:
+            group.restart()
+            return [], None
+        except px.PhalanxError as error:
+            yield error
+    raise AssertionError("the group was not to be had again")
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_every_row_of_300_schedules_ends_in_a_right_error_or_a_healed_group(block: int) -> None:
+    for seed in range(block * 30, block * 30 + 30):
+        *ends, story = play(seed)
+        assert not [end for end in (*ends, story) if isinstance(end, px.errors.InternalError)], seed
+        for end in ends:
+            if isinstance(end, tuple):
+                found, expected = end
+                assert found == expected, seed
+        assert not isinstance(story, tuple) or all(allowed(step) for step in story)
+
+
+def allowed(step: Step) -> bool:
+    return (
+        step.before is step.after
+        if step.stale
+        else TRANSITIONS.get((step.before, type(step.event))) is step.after
+    )
+
+
+def test_most_schedules_replace_ranks_and_go_on() -> None:
+    healed = 0
+    for seed in range(30):
+        for end in play(seed):
+            healed += isinstance(end, tuple) and not isinstance(end[0], Step) and bool(end[0][0][:-1])
+    assert healed > 30
+
+
+def play_by_itself(seed: int) -> Iterator[object]:
+    """Play one schedule of a group that recovers automatically, ranks of which die at any time.
+
+    Yields errors, results of calls with the results that are allowed, the last epoch, and the story of the states.
+    """
+    choice = random.Random(seed)
+    with (
+        scripted(random_script(seed, probability=0.03)) as transport,
+        px.ResourcePool([RANKS], use_gpu=False, backend="inline") as pool,
+    ):
+        policy = px.ReplacePolicy(max_failures=1000)
+        try:
+            group = px.WorkerGroup(pool, Ledger, call_timeout=5.0, start_timeout=20.0, on_failure=policy)
+        except px.PhalanxError as error:
+            yield error
+            return
+        done: list[int] = []
+        kept: list[int] | None = None
+        whole = True  # no call has failed since `done` was the state
+        for number in range(12):
+            try:
+                found = group.add(number)
+                may_be = [[*done, number]] if whole else [[*(kept or []), number], [number]]
+                yield found, [[one] * RANKS for one in may_be]
+                done, whole = found[0], True
+                if choice.random() < 0.7:
+                    px.snapshot(group)
+                    kept = list(done)
+            except px.PhalanxError as error:
+                yield error
+                whole = False
+                while (
+                    group.state == "ready"
+                ):  # some ranks made the call, and one raised: it is to be mended, too
+                    faults.kill(group, choice.randrange(RANKS))
+                    with contextlib.suppress(px.PhalanxError):
+                        group.add(-1)
+            if choice.random() < 0.4 and group.core.endpoints:
+                faults.kill(group, choice.randrange(RANKS))
+            transport.clock.advance(choice.random() * 20)
+        yield group.epoch
+        group.close()
+        yield group.core.lifecycle.story
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))])
+def test_schedules_of_a_group_that_recovers_automatically_end_right(block: int) -> None:
+    recoveries = 0
+    for seed in range(block * 30, block * 30 + 30):
+        for end in play_by_itself(seed):
+            assert not isinstance(end, px.errors.InternalError), seed
+            recoveries += end if isinstance(end, int) else 0
+            if isinstance(end, tuple) and end and not isinstance(end[0], Step):
+                found, may_be = end
+                assert found in may_be, seed
+    assert recoveries > 5

@@ -1,0 +1,204 @@
+"""Ranks of several targets of one sync are replaced by threads at once: all get weights, and nobody waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.backends.backend_types import Endpoint, SpawnRequest
+from phalanx.backends.inline import InlineBackend
+from phalanx.testing import faults
+from tests.weights.weight_workers import NAME, Actor, Rollout, network, same
+
+SLOW_ON_RAY = True
+_PATIENCE_S = 60.0
+
+
+class Loading(px.Worker):
+    """Calls a function of the test in the middle of a load."""
+
+    amid: ClassVar[list[Callable[[], None]]] = []
+
+    def __init__(self) -> None:
+        self.model = network(1)
+        self.accept_weights(NAME, self.model, load=self.load)
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors:
+                self.model.get_parameter(name).copy_(tensor)
+        if self.amid:
+            self.amid.pop()()
+
+    @px.register
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: one.detach() for name, one in self.model.named_parameters()}
+
+
+@pytest.fixture
+def here() -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as made:
+        yield made
+
+
+class Gate:
+    """Holds up whoever starts a process from another thread than the test's own, until the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def spawn(self, transport: InlineBackend, request: SpawnRequest) -> list[Endpoint]:
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            if not self.go.wait(_PATIENCE_S):
+                raise TimeoutError("the test did not go on")
+        return _SPAWN(transport, request)
+
+
+_SPAWN = InlineBackend.spawn
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    made = Gate()
+    monkeypatch.setattr(InlineBackend, "spawn", lambda transport, request: made.spawn(transport, request))
+    return made
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as made:
+        Loading.amid.clear()
+        yield made
+
+
+def replaced(threads: ThreadPoolExecutor, group: px.WorkerGroup) -> Future[tuple[int, ...]]:
+    return threads.submit(px.replace_ranks, group, [1], state="none")
+
+
+def whole(group: px.WorkerGroup, actor: px.WorkerGroup) -> bool:
+    """Whether all ranks have the weights of the source; raises where one has none and refuses."""
+    return all(same(one, actor.values()[0]) for one in group.values())
+
+
+def unsynced(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if "have not got weights" in one.getMessage()]
+
+
+def test_all_of_them_have_weights_when_both_are_there(
+    backend: str, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        actor, first, second = (
+            px.WorkerGroup(pool[:n], of) for n, of in ((1, Actor), (2, Rollout), (2, Rollout))
+        )
+        with px.WeightSync(actor, [first, second], NAME) as sync:
+            actor.train()
+            before = sync().number
+            both = threading.Barrier(2)
+
+            def at_once(group: px.WorkerGroup) -> tuple[int, ...]:
+                faults.kill(group, 1)
+                both.wait(_PATIENCE_S)
+                return px.replace_ranks(group, 1, state="none")
+
+            with caplog.at_level(logging.WARNING, "phalanx"):
+                found = list(threads.map(at_once, [first, second], timeout=2 * _PATIENCE_S))
+
+            assert found == [(1,), (1,)]
+            assert unsynced(caplog) == []
+            assert whole(first, actor) and whole(second, actor)
+            assert min(*first.version(), *second.version()) > before
+            actor.train()
+            newest = sync().number
+            assert set(first.version()) == set(second.version()) == {newest}
+            assert whole(first, actor) and whole(second, actor)
+
+
+def test_one_that_is_not_there_yet_keeps_no_weights_from_another(
+    here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Rollout)
+    slow = px.WorkerGroup(here, Rollout)
+    with px.WeightSync(actor, [slow, engines], NAME) as sync:
+        sync()
+        later = replaced(threads, slow)
+        assert gate.begun.wait(_PATIENCE_S)
+
+        px.replace_ranks(engines, [1], state="none")
+
+        assert whole(engines, actor)
+        gate.go.set()
+        assert later.result(_PATIENCE_S) == (1,)
+        assert whole(slow, actor)
+    assert unsynced(caplog) == []
+
+
+def test_one_whose_ranks_are_replaced_while_weights_come_is_left_out_of_another_try(
+    here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Loading)
+    other = px.WorkerGroup(here, Rollout)
+    with px.WeightSync(actor, [engines, other], NAME) as sync:
+        sync()
+        begun: list[Future[tuple[int, ...]]] = []
+
+        def lose() -> None:
+            begun.append(replaced(threads, other))
+            assert gate.begun.wait(_PATIENCE_S)
+
+        Loading.amid.append(lose)
+
+        px.replace_ranks(engines, [1], state="none")
+
+        assert whole(engines, actor)
+        gate.go.set()
+        assert begun[0].result(_PATIENCE_S) == (1,)
+        assert whole(other, actor)
+        assert whole(engines, actor)
+    assert unsynced(caplog) == []
+
+
+def test_calls_of_ranks_that_stay_go_on_while_others_are_replaced(
+    here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate
+) -> None:
+    group = px.WorkerGroup(here, Loading)
+    staying, going = group[0].values.submit(), group[1].values.submit()
+    later = replaced(threads, group)
+    assert gate.begun.wait(_PATIENCE_S)
+
+    found = staying.result()
+    with pytest.raises(px.errors.StaleEpoch):
+        going.result()
+
+    gate.go.set()
+    assert later.result(_PATIENCE_S) == (1,)
+    assert same(found, group.values()[0])
+
+
+@pytest.mark.parametrize("how", ["closed", "broken"])
+def test_one_that_is_closed_or_broken_keeps_no_weights_from_another(
+    here: px.ResourcePool, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Rollout)
+    other = px.WorkerGroup(here, Rollout)
+    with px.WeightSync(actor, [other, engines], NAME) as sync:
+        sync()
+        if how == "closed":
+            other.close()
+        else:
+            faults.kill(other, 0)
+            with pytest.raises(px.PhalanxError):
+                other.values()
+
+        px.replace_ranks(engines, [1], state="none")
+
+        assert whole(engines, actor)
+    assert unsynced(caplog) == []

@@ -1,0 +1,190 @@
+"""``px.snapshot`` of several groups, and ``px.restore``: all go back to one point, whoever lost a rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.testing import faults
+from tests.checkpoint.save_workers import Nothing, Trainer
+
+SOAK_ON_RAY = True
+
+
+@pytest.fixture
+def two(backend: str) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False) as made:
+        yield made
+
+
+def test_the_numbers_after_it_are_those_after_the_snapshot(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    group.step()
+    px.snapshot(group)
+    went_on = [group.step() for _ in range(3)]
+
+    px.restore(group)
+
+    assert [group.step() for _ in range(3)] == went_on
+
+
+def test_no_process_is_another_one(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    px.snapshot(group)
+    before = group.core.epoch
+
+    px.restore(group)
+    px.restore(group)
+
+    assert group.core.epoch is before
+
+
+@pytest.mark.slow_on_cluster
+def test_a_step_of_two_groups_is_made_again_when_one_of_them_lost_a_rank(two: px.ResourcePool) -> None:
+    def run(lost_in: int | None = None) -> list[list[float]]:
+        policy = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
+        other = px.WorkerGroup(two, Trainer.bind(seed=1))
+        losses: list[list[float]] = []
+        px.snapshot(policy, other)
+        while len(losses) < 4:
+            try:
+                drawn = other.step()
+                if len(losses) == lost_in:
+                    faults.kill(policy, 1)
+                    lost_in = None
+                loss = drawn + policy.step()
+                px.snapshot(policy, other)
+            except (px.CallError, px.GroupBroken):
+                px.restore(policy, other)
+                continue
+            losses.append(loss)
+        return losses
+
+    assert run(lost_in=2) == run()
+
+
+@pytest.mark.slow_on_cluster
+def test_a_snapshot_of_several_groups_counts_for_none_unless_all_have_theirs(two: px.ResourcePool) -> None:
+    group, other = px.WorkerGroup(two, Trainer), px.WorkerGroup(two, Trainer.bind(seed=1))
+    first, second = px.snapshot(group, other)
+    went_on = group.step()
+    faults.kill(other, 0)
+
+    with pytest.raises((px.CallError, px.GroupBroken)):
+        px.snapshot(group, other)
+
+    assert (first.number, second.number) == (1, 1)
+    px.restore(group)
+    assert group.step() == went_on
+    assert px.snapshot(group).number == 2
+
+
+def test_a_snapshot_mends_no_group_since_that_would_be_at_an_earlier_point(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
+    px.snapshot(group)
+    loss = group.step()
+    faults.kill(group, 1)
+    with pytest.raises((px.CallError, px.GroupBroken)):
+        px.snapshot(group)
+    with pytest.raises(px.GroupBroken):
+        px.snapshot(group)
+
+    px.restore(group)
+
+    assert (group.state, group.epoch, group.step()) == ("ready", 1, loss)
+
+
+@pytest.mark.slow_on_cluster
+def test_a_group_that_broke_and_lost_no_rank_keeps_its_state(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
+    px.snapshot(group)
+    loss = group.step()
+    stays, other = group.core.endpoints
+    group.core.life.broken(px.CallCancelled("cut off", group=group.name, method="step"))
+
+    px.restore(group)
+
+    assert group.step() == loss
+    assert group.core.endpoints[0] is stays
+    assert group.core.endpoints[1] is not other
+
+
+def test_without_a_snapshot_it_is_refused_with_what_to_do(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    with pytest.raises(
+        px.checkpoint.CheckpointError, match=rf"{group.name}.*no snapshot.*px\.snapshot\(group\)"
+    ):
+        px.restore(group)
+    px.snapshot(group)
+    group.restart()
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="restarted"):
+        px.restore(group)
+
+
+def test_a_group_that_has_lost_a_rank_is_to_be_mended_first(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Trainer)
+    px.snapshot(group)
+    loss = group.step()
+    faults.kill(group, 1)
+    with pytest.raises(px.PhalanxError):
+        group.step()
+
+    with pytest.raises(px.GroupBroken):
+        px.restore(group)
+
+    px.replace_ranks(group)
+    assert group.step() == loss
+
+
+@pytest.mark.parametrize("verb", [px.snapshot, px.restore])
+def test_what_is_no_group_or_has_no_state_is_refused(two: px.ResourcePool, verb: Any) -> None:
+    group = px.WorkerGroup(two, Nothing)
+    with pytest.raises(px.checkpoint.CheckpointError):
+        verb(group)
+    with pytest.raises(px.DeclarationError, match=r"expected a px\.WorkerGroup"):
+        verb(group[0])
+    with pytest.raises(px.DeclarationError, match="given twice"):
+        verb(group, group)
+
+
+class Waiter(px.Worker):
+    """Is at a call until that is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    @px.register
+    async def wait(self) -> None:
+        self.begun += 1
+        await asyncio.Event().wait()
+
+    @px.register
+    async def count(self) -> int:
+        return self.begun
+
+    def state_dict(self) -> dict[str, int]:
+        return {"begun": self.begun}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begun = state["begun"]
+
+
+@pytest.mark.slow
+def test_what_asynchronous_ranks_are_at_is_part_of_what_is_undone(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Waiter, max_concurrency=4)
+        px.snapshot(group)
+        call = group.wait.submit()
+        while group.count() != [1, 1]:
+            pass
+
+        px.restore(group)
+
+        with pytest.raises(px.CallCancelled):
+            call.result()
+        assert (group.count(), group.state, group.epoch) == ([0, 0], "ready", 0)

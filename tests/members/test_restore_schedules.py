@@ -1,0 +1,92 @@
+"""Faults under a loop over two groups: a step that counts is one that both have made, once, whatever was lost when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+import phalanx as px
+from phalanx.testing import faults
+from phalanx.testing.scripted import random_script, scripted
+from tests.members.test_replace_schedules import Ledger
+
+RANKS, STEPS, MOST = 3, 8, 60
+
+
+@dataclass
+class Story:
+    """What one schedule came to: errors, how often it went back and started anew, and how many steps it made."""
+
+    errors: list[BaseException] = field(default_factory=list)
+    went_back: int = 0
+    anew: int = 0
+    steps: int = 0
+
+
+def play(seed: int) -> Story:
+    choice, story = random.Random(seed), Story()
+    policy = px.ReplacePolicy(max_failures=1000)
+    with (
+        scripted(random_script(seed, probability=0.02)) as transport,
+        px.ResourcePool([RANKS], use_gpu=False, backend="inline") as pool,
+    ):
+
+        def made() -> px.WorkerGroup:
+            return px.WorkerGroup(pool, Ledger, call_timeout=5.0, start_timeout=20.0, on_failure=policy)
+
+        try:
+            groups = made(), made()
+        except px.PhalanxError as error:
+            story.errors.append(error)
+            return story
+        done: list[int] = []
+        ready = False  # whether both are at the point that ``done`` says
+        for number in range(MOST):
+            if len(done) == STEPS:
+                break
+            try:
+                if not ready and not done:
+                    for group in groups:
+                        group.restart()
+                    px.snapshot(*groups)
+                    story.anew += 1
+                elif not ready:
+                    px.restore(*groups)
+                    story.went_back += 1
+                ready = False
+                found = [group.add(number) for group in groups]
+                assert found == [[[*done, number]] * RANKS] * 2, (seed, number)
+                px.snapshot(*groups)
+                done.append(number)
+                ready = True
+            except (
+                px.checkpoint.CheckpointError
+            ) as error:  # a group had to be restarted: nothing is there to go back to
+                story.errors.append(error)
+                done = []
+            except px.PhalanxError as error:
+                story.errors.append(error)
+            killed = choice.choice(groups)
+            if choice.random() < 0.3 and killed.core.endpoints:  # none are there where a start was refused
+                faults.kill(killed, choice.randrange(RANKS))
+            transport.clock.advance(choice.random() * 20)
+        story.steps = len(done)
+    return story
+
+
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(block, marks=pytest.mark.soak) for block in range(1, 20))]
+)
+def test_no_step_is_lost_or_made_twice_in_200_schedules(block: int) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        story = play(seed)
+        assert not [error for error in story.errors if isinstance(error, px.errors.InternalError)], seed
+
+
+def test_most_schedules_go_back_and_end() -> None:
+    stories = [play(seed) for seed in range(10)]
+
+    assert sum(story.went_back for story in stories) > 10
+    assert sum(story.steps == STEPS for story in stories) > 5

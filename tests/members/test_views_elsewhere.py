@@ -1,0 +1,140 @@
+"""Views of a group in other processes, where its ranks are replaced, or all made anew, by whoever owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx as px
+from phalanx.api.view import GroupView
+from phalanx.testing import faults
+
+pytestmark = pytest.mark.slow
+BY_VALUE = True
+
+
+class Trainer(px.Worker):
+    """Ranks that meet in a collective at each step."""
+
+    def __init__(self) -> None:
+        dist.init_process_group("gloo")
+        self.total = torch.zeros(1)
+
+    @px.register
+    def train(self, x: float) -> float:
+        part = torch.full((1,), x)
+        dist.all_reduce(part)
+        self.total += part
+        return self.total.item()
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def tell(self) -> float:
+        return self.total.item()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.total = state["total"]
+
+
+class Caller(px.Worker):
+    """Calls a group that another process owns; tells of errors by their names."""
+
+    @px.register
+    def use(self, group: GroupView) -> None:
+        self.group = group
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def train(self, x: float) -> list[float] | str:
+        try:
+            return self.group.train(x)
+        except px.PhalanxError as error:
+            return type(error).__name__
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def tell(self) -> float | str:
+        try:
+            return self.group.tell()
+        except px.PhalanxError as error:
+            return type(error).__name__
+
+
+@pytest.fixture
+def trainer(ray_cluster: None) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool:
+        yield px.WorkerGroup(pool, Trainer, on_failure=px.ReplacePolicy(max_failures=9))
+
+
+@pytest.fixture
+def caller(trainer: px.WorkerGroup) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
+        made = px.WorkerGroup(pool, Caller)
+        made.use(trainer)
+        assert made.train(1.0) == [3.0] * 3
+        px.snapshot(trainer)
+        yield made
+
+
+def until_it_goes_on(caller: px.WorkerGroup, x: float) -> list[float]:
+    """The result of a call, which is stale at most once: where its process had not heard of the change."""
+    found = caller.train(x)
+    return caller.train(x) if found == "StaleEpoch" else found
+
+
+def test_it_goes_on_after_a_replacement_and_after_a_restart(
+    trainer: px.WorkerGroup, caller: px.WorkerGroup
+) -> None:
+    px.replace_ranks(trainer, 1)
+    assert until_it_goes_on(caller, 1.0) == [6.0] * 3
+
+    px.snapshot(trainer)
+    px.replace_ranks(trainer, [0])
+    assert until_it_goes_on(caller, 2.0) == [12.0] * 3
+    assert caller.tell() == 12.0
+
+    trainer.restart()
+    assert until_it_goes_on(caller, 1.0) == [3.0] * 3
+
+
+def test_it_goes_on_after_the_group_lost_a_rank_and_mended_itself(
+    trainer: px.WorkerGroup, caller: px.WorkerGroup
+) -> None:
+    processes = trainer.core.endpoints
+    faults.kill(trainer, rank=2)
+
+    assert caller.train(1.0) in ("WorkerDiedError", "StaleEpoch")
+    while trainer.state != "ready" or trainer.epoch == 0:
+        try:
+            trainer.tell()
+        except px.WorkerDiedError:
+            continue
+    assert until_it_goes_on(caller, 1.0) == [6.0] * 3
+    assert [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)] == [
+        True,
+        True,
+        False,
+    ]
+
+    trainer.close()
+    assert caller.train(1.0) == "GroupClosed"
+
+
+def test_calls_that_run_while_a_rank_is_replaced_end_and_keep_no_other_rank_from_it(
+    trainer: px.WorkerGroup, caller: px.WorkerGroup
+) -> None:
+    processes = trainer.core.endpoints
+    asked = [caller.train.submit(1.0) for _ in range(200)]
+    px.replace_ranks(trainer, 1)
+    ended = {one if isinstance(one, str) else "done" for one in px.gather(*asked)}
+
+    assert ended <= {"done", "StaleEpoch", "WorkerDiedError", "GroupBroken", "RemoteCallError"}
+    assert len(until_it_goes_on(caller, 1.0)) == 3
+    assert [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)] == [
+        True,
+        False,
+        True,
+    ]

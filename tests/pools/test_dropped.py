@@ -1,0 +1,60 @@
+"""Slots of pools that nobody holds any more and nobody closed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+import phalanx as px
+from phalanx.pools.leaked_slots import dropped_slots
+from phalanx.session import session as connection
+from tests.support.fault_workers import within
+
+
+class Echo(px.Worker):
+    @px.register
+    def say(self, x: int) -> int:
+        return x
+
+
+def dropped(make: Callable[[px.ResourcePool], object], backend: str) -> tuple[object, str]:
+    """What is kept of what is made on a pool that nobody closes, and the name of its reservation."""
+    pool = px.ResourcePool([1], use_gpu=False, backend=backend, name_prefix="dropped")
+    return make(pool), next(iter(pool.holdings.values())).reservation_name
+
+
+def held(backend: str, name: str) -> bool:
+    gc.collect()
+    return any(holder.name.startswith(name) for holder in connection.transport(backend).holders())
+
+
+KEEPING: dict[str, Callable[[px.ResourcePool], object]] = {
+    "a view": lambda pool: pool[0:1],
+    "a group": lambda pool: px.WorkerGroup(pool, Echo),
+    "a view of a group": lambda pool: px.WorkerGroup(pool, Echo)[0:1],
+    "a method": lambda pool: px.WorkerGroup(pool, Echo).say,
+    "a future": lambda pool: px.WorkerGroup(pool, Echo).say.submit(1),
+}
+
+
+@pytest.mark.parametrize(
+    "what", [lambda pool: None, lambda pool: [pool[0:1], px.WorkerGroup(pool, Echo)].clear()]
+)
+def test_slots_of_a_pool_that_was_dropped_without_close_are_given_back(
+    backend: str, what: Callable[[px.ResourcePool], object]
+) -> None:
+    _, name = dropped(what, backend)
+
+    assert within(30.0, lambda: not held(backend, name))
+
+
+@pytest.mark.parametrize("what", KEEPING)
+def test_slots_stay_as_long_as_somebody_holds(what: str) -> None:
+    kept, name = dropped(KEEPING[what], "inline")
+    looks = dropped_slots._turn(), held("inline", name), dropped_slots._turn(), held("inline", name)
+    del kept
+
+    assert looks[1] and looks[3]
+    assert within(30.0, lambda: not held("inline", name))

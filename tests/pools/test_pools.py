@@ -1,0 +1,200 @@
+"""Pools: shapes, views, books, and what a request that cannot be met says."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import pytest
+
+import phalanx as px
+
+
+class Where(px.Worker):
+    @px.register
+    def place(self) -> tuple[int, int, int]:
+        return self.rank, self.local_rank, self.local_world_size
+
+    @px.register
+    def accelerators(self) -> str:
+        import os
+
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_uneven_blocks(backend: str) -> None:
+    with px.ResourcePool([4, 2], use_gpu=False) as pool:
+        assert pool.local_ranks == (0, 1, 2, 3, 0, 1)
+        assert pool.local_world_sizes == (4, 4, 4, 4, 2, 2)
+
+
+def test_ranks_follow_the_accelerators_whichever_view_is_used_first(backend: str) -> None:
+    with px.ResourcePool([4], use_gpu=True) as pool:
+        part = pool[1:3]
+        seen_by_part = px.WorkerGroup(part, Where).accelerators()
+        seen_by_all = px.WorkerGroup(pool, Where).accelerators()
+        assert seen_by_part == seen_by_all[1:3]
+        assert [int(i) for i in seen_by_all] == sorted(int(i) for i in seen_by_all)
+
+
+@pytest.mark.slow_on_cluster
+def test_groups_on_a_merged_pool_share_the_accelerators_of_its_parts(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=True) as a, px.ResourcePool([1, 1], use_gpu=True) as b:
+        merged = a + b
+        whole = px.WorkerGroup(merged, Where)
+        assert whole.place() == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
+        assert whole.accelerators()[0] == px.WorkerGroup(a, Where).accelerators()[0]
+        assert px.merge_resource_pool(a, b).world_size == 3
+
+
+def test_split_gives_parts_of_a_size_or_of_these_sizes(backend: str) -> None:
+    with px.ResourcePool([4], use_gpu=False) as pool:
+        assert [part.world_size for part in px.split_resource_pool(pool, 2)] == [2, 2]
+        assert [part.world_size for part in pool.split([3, 1])] == [3, 1]
+        with pytest.raises(px.DeclarationError, match="world size 4"):
+            pool.split(3)
+
+
+def test_a_view_never_frees_slots(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        pool[0:1].close()
+        assert not pool.closed
+        assert px.WorkerGroup(pool[0:1], Where).place() == [(0, 0, 1)]
+
+
+def test_one_group_more_than_fits_fails_at_once(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=True, max_colocate_count=1) as pool:
+        first = px.WorkerGroup(pool, Where, name="first")
+        with pytest.raises(px.PlacementError, match=r"max_colocate_count=1.*first"):
+            px.WorkerGroup(pool, Where)
+        first.close()
+        assert px.WorkerGroup(pool, Where).place() == [(0, 0, 1)]
+
+
+def test_what_can_never_be_placed_fails_with_a_table(backend: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(px.PlacementError) as caught:
+        px.ResourcePool([16], use_gpu=True, timeout=60)
+    text = str(caught.value)
+    assert "16 slots" in text
+    assert "GPU" in text
+    assert "->" in text  # what to do
+    assert time.monotonic() - started < 30  # far under the timeout: it did not wait
+
+
+def test_what_is_busy_waits_until_its_timeout_and_names_the_holder(ray_cluster: None) -> None:
+    with (
+        px.ResourcePool([8], use_gpu=True, name_prefix="holder", backend="ray"),
+        pytest.raises(px.PlacementError, match=r"(?s)within timeout=0\.3.*holder"),
+    ):
+        px.ResourcePool([2], use_gpu=True, timeout=0.3, backend="ray")
+
+
+@pytest.mark.slow
+def test_a_slot_that_something_else_holds_is_named_where_its_accelerator_is_asked_for(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from phalanx.backends.ray import placement_groups as placement
+
+    with px.ResourcePool([2], use_gpu=True, backend="ray") as pool:
+        reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
+        in_slot_1 = placement.strategy(pool.slots[1], reservations)
+        stranger = ray.remote(Where).options(num_cpus=0, num_gpus=1, scheduling_strategy=in_slot_1).remote()
+        ray.get(stranger.accelerators.remote())
+        monkeypatch.setattr(placement, "_PROBED_WITHIN_S", 2.0)
+
+        with pytest.raises(px.PlacementError, match=r"slot 1 of block 0 of pool .* 1 GPU .*`ray status`"):
+            pool[0:1]
+        monkeypatch.undo()
+        ray.kill(stranger)
+
+        assert len(pool[0:1]) == 1
+
+
+def test_accelerators_per_slot_are_all_seen(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=True, accelerators_per_slot=4) as pool:
+        seen = px.WorkerGroup(pool, Where).accelerators()
+        assert len(set(seen[0].split(","))) == 4
+
+
+def test_closing_a_pool_closes_its_groups(backend: str) -> None:
+    pool = px.ResourcePool([1], use_gpu=False)
+    group = px.WorkerGroup(pool, Where)
+    pool.close()
+    pool.close()
+    assert group.closed
+    with pytest.raises(px.PlacementError, match="closed"):
+        px.WorkerGroup(pool, Where)
+
+
+def test_explain_and_status_name_pools_and_groups(backend: str) -> None:
+    with px.ResourcePool([2], use_gpu=True, name_prefix="shown") as pool:
+        px.WorkerGroup(pool, Where, name="watcher")
+        rows = pool.explain().to_dict()["rows"]
+        assert [row["groups"] for row in rows] == [["watcher"], ["watcher"]]
+        assert "watcher" in str(px.debug.status(backend))
+
+
+def test_resources_beside_the_slot_are_reserved_and_given_back(ray_cluster: None) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Where, num_cpus=1, memory=1e8, name="greedy")
+        held = str(px.debug.status("ray"))
+        group.close()
+        assert "greedy-extras" in held
+        assert "greedy-extras" not in str(px.debug.status("ray"))
+
+
+def test_resources_that_no_node_has_are_a_placement_error(ray_cluster: None) -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="ray") as pool,
+        pytest.raises(px.PlacementError, match="unobtainium"),
+    ):
+        px.WorkerGroup(pool, Where, resources={"unobtainium": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"process_on_nodes": 4}, r"\[4\]"),
+        ({"process_on_nodes": []}, "blocks"),
+        ({"process_on_nodes": [2, 0]}, "0"),
+        ({"process_on_nodes": [1], "use_gpu": "yes"}, "use_gpu='yes'"),
+        ({"process_on_nodes": [1], "max_colocate_count": 0}, "max_colocate_count=0"),
+        ({"process_on_nodes": [1], "accelerators_per_slot": 1.5}, "accelerators_per_slot=1.5"),
+        ({"process_on_nodes": [1], "timeout": -1}, "timeout=-1"),
+        ({"process_on_nodes": [1], "backend": "slurm"}, "slurm"),
+    ],
+)
+def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(px.DeclarationError, match=named):
+        px.ResourcePool(**{"backend": "inline", **options})
+
+
+def test_a_pool_does_not_travel() -> None:
+    with px.ResourcePool([1], backend="inline") as pool, pytest.raises(px.DeclarationError, match="attach"):
+        pickle.dumps(pool)
+
+
+class ClosesItsGroup(px.Worker):
+    """Closes its own group while that is restarted, as another thread may."""
+
+    group: px.WorkerGroup | None = None
+
+    def __init__(self) -> None:
+        if ClosesItsGroup.group is not None:
+            ClosesItsGroup.group.close()
+
+
+def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, ClosesItsGroup, num_cpus=1, name="closing")
+        assert any("closing-extras" in holder.name for holder in pool.transport.holders())
+        monkeypatch.setattr(ClosesItsGroup, "group", group)
+        with pytest.raises(px.GroupClosed, match="restarted"):
+            group.restart()
+        assert not any("closing-extras" in holder.name for holder in pool.transport.holders())

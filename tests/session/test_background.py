@@ -1,0 +1,86 @@
+"""The thread that begins when there is work and ends when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+from phalanx.session.background import Background
+from tests.support.fault_workers import within
+
+
+def test_its_thread_begins_with_the_first_work_and_ends_when_nothing_is_left() -> None:
+    turns: list[str] = []
+    one = Background("turns", lambda: turns.append(threading.current_thread().name))
+    before = one.running
+    one.begin()
+
+    assert within(30.0, lambda: not one.running)
+    assert (before, turns) == (False, ["turns"])
+
+
+def test_turns_are_taken_until_one_says_that_nothing_is_left() -> None:
+    left = [0.0, 0.0, None]
+    one = Background("turns", lambda: left.pop(0))
+    one.begin()
+
+    assert within(30.0, lambda: not left and not one.running)
+
+
+def test_work_that_comes_during_a_turn_is_done_in_another() -> None:
+    turns: list[int] = []
+    in_turn, go_on = threading.Event(), threading.Event()
+
+    def turn() -> None:
+        turns.append(1)
+        in_turn.set()
+        go_on.wait(30.0)
+
+    one = Background("turns", turn)
+    one.begin()
+    in_turn.wait(30.0)
+    one.begin()
+    go_on.set()
+
+    assert within(30.0, lambda: not one.running and len(turns) == 2)
+
+
+def test_a_turn_that_raises_is_taken_again() -> None:
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(1)
+        if len(turns) == 1:
+            raise OSError
+
+    one = Background("turns", turn)
+    one.begin()
+
+    assert within(30.0, lambda: len(turns) == 2 and not one.running)
+
+
+FINISHED = """
+from phalanx.session.background import Background
+one = Background("turns", lambda: None, finish=lambda: print("finished"))
+one.begin()
+one.begin()
+"""
+
+
+def test_what_it_keeps_is_finished_once_when_the_process_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", FINISHED], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "finished\n"
+
+
+def test_a_fork_has_a_thread_of_its_own() -> None:
+    stop = threading.Event()
+    one = Background("turns", lambda: None if stop.is_set() else 0.01)
+    one.begin()
+    child = os.fork()
+    if not child:
+        os._exit(0 if not one.running else 1)
+    stop.set()
+
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,119 @@
+"""Two threads: a cluster is left, in order or without a word, while another one calls, closes or restarts a group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.session import session as connection
+from phalanx.testing.scripted import Event, ScriptedTransport, scripted
+from tests.support.fault_workers import within
+
+
+class Counter(px.Worker):
+    @px.register
+    def add(self, number: int) -> int:
+        return number
+
+
+class Stage:
+    """A group of whose script one step waits until it is let on, and a second thread."""
+
+    def __init__(self, transport: ScriptedTransport, threads: ThreadPoolExecutor) -> None:
+        self.transport = transport
+        self.threads = threads
+        self.stop_at = ""
+        self.there, self.go_on = threading.Event(), threading.Event()
+        self.group: Any = None
+
+    def script(self, what: str, number: int) -> Event:
+        if what == self.stop_at:
+            self.stop_at = ""
+            self.there.set()
+            self.go_on.wait(30.0)
+        return "fine"
+
+    def leave(self, how: str) -> None:
+        if how == "without a word":
+            self.transport.connected = lambda: False  # pyright: ignore
+            connection.lost(self.transport)
+        else:
+            connection._let_go(self.transport)
+
+    def between(self, work: Callable[[], Any], stop_at: str, how: str) -> Future[Any]:
+        """Leave the cluster while ``work`` is at a step of the script; what becomes of the work."""
+        self.stop_at = stop_at
+        done = self.threads.submit(work)
+        assert self.there.wait(30.0)
+        leaving = self.threads.submit(self.leave, how)
+        assert within(30.0, lambda: self.group.closed)
+        self.go_on.set()
+        leaving.result(30.0)
+        return done
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with (
+        ThreadPoolExecutor(4) as threads,
+        scripted(lambda what, number: made.script(what, number)) as transport,
+    ):
+        made = Stage(transport, threads)
+        made.group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Counter)
+        yield made
+        made.go_on.set()
+
+
+WAYS = ["in order", "without a word"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_call_that_is_being_sent_ends_in_its_result_or_in_group_closed(stage: Stage, how: str) -> None:
+    error = stage.between(lambda: stage.group.add(1), "call", how).exception(30.0)
+
+    assert error is None or isinstance(error, px.GroupClosed)
+    assert stage.group.state == "closed"
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: str) -> None:
+    error = stage.between(stage.group.restart, "spawn", how).exception(30.0)
+
+    assert isinstance(error, px.GroupClosed)
+    assert stage.group.state == "closed"
+    assert not [e for e in stage.group.core.endpoints if stage.transport.alive(e)]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_whoever_closes_at_the_same_time_returns_too(stage: Stage, how: str) -> None:
+    start = threading.Barrier(3)
+
+    def at_once(work: Callable[..., None], *args: Any) -> None:
+        start.wait(30.0)
+        work(*args)
+
+    works = [(stage.leave, how), (stage.group.close,), (stage.group.pool.close,)]
+    for done in [stage.threads.submit(at_once, *work) for work in works]:
+        done.result(30.0)
+
+    assert (stage.group.state, stage.group.pool.closed) == ("closed", True)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_calls_of_other_threads_go_well_or_are_refused_as_of_a_closed_group(stage: Stage, how: str) -> None:
+    def call() -> BaseException:
+        while True:
+            try:
+                assert stage.group.add(1) == [1, 1]
+            except BaseException as error:
+                return error
+
+    calling = [stage.threads.submit(call) for _ in range(3)]
+    stage.leave(how)
+
+    assert {type(done.result(30.0)) for done in calling} == {px.GroupClosed}

@@ -1,0 +1,173 @@
+"""A backend that is let go of: whose cluster was left, or that ``px.shutdown()`` ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.backends.ray import cluster
+from phalanx.session import monitor
+from phalanx.session import session as connection
+from phalanx.testing.scripted import ScriptedTransport, scripted
+
+
+class Echo(px.Worker):
+    @px.register
+    def say(self, x: int) -> int:
+        return x
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedTransport, px.WorkerGroup]]:
+    """A backend whose cluster goes away after a group was made on it."""
+    with scripted(lambda what, number: "fine") as transport:
+        group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Echo)
+        monkeypatch.setattr(transport, "connected", lambda: False)
+        yield transport, group
+
+
+def test_groups_and_pools_of_a_cluster_that_was_left_are_closed(left: Any) -> None:
+    transport, group = left
+    connection.lost(transport)
+
+    assert (group.state, group.pool.closed) == ("closed", True)
+    with pytest.raises(px.GroupClosed, match=r"ray\.shutdown\(\).*Connect again with px\.init\(\)"):
+        group.say(1)
+
+
+def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, group = left
+    for verb in ("kill", "release", "submit", "publish"):
+        monkeypatch.setattr(transport, verb, None)
+    connection.lost(transport)
+    group.close()
+    group.pool.close()
+
+    assert group.closed
+
+
+def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
+    _, group = left
+    monitor.GroupMonitor()._look(group.core)
+
+    assert group.state == "closed"
+
+
+def test_a_group_that_was_closed_before_does_not_blame_the_cluster() -> None:
+    with scripted(lambda what, number: "fine") as transport:
+        group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False, backend="inline"), Echo)
+        group.close()
+        connection.lost(transport)
+
+    with pytest.raises(px.GroupClosed, match=r"call it before close\(\)"):
+        group.say(1)
+
+
+def test_groups_on_another_backend_stay_open_when_a_cluster_is_left() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Echo) as group:
+        with scripted(lambda what, number: "fine") as other:
+            connection.lost(other)
+
+        assert group.say(1) == [1]
+
+
+def test_channels_of_a_cluster_that_was_left_are_closed() -> None:
+    with scripted(lambda what, number: "fine") as transport:
+        channel = px.Channel(backend="inline")
+        connection.lost(transport)
+
+    with pytest.raises(px.channels.ChannelClosed):
+        channel.put(1)
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has started nothing, on the ray backend by default."""
+    monkeypatch.setenv("PHALANX_BACKEND", "ray")
+    monkeypatch.setattr(connection, "_state", connection._State())
+
+
+def test_the_backend_given_to_init_is_that_of_pools_groups_and_stored_values(untouched: None) -> None:
+    px.init(backend="inline")
+    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Echo) as group:
+        assert (pool.backend, px.put(1).backend, group.say(1)) == ("inline", "inline", [1])
+
+
+def test_an_init_without_a_backend_keeps_the_one_given_before(untouched: None) -> None:
+    px.init(backend="inline")
+    px.init(num_gpus=2)
+    with px.ResourcePool([2]) as pool:
+        assert pool.backend == "inline"
+
+
+def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
+    untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    px.init(backend="inline")
+    px.shutdown()
+    monkeypatch.setattr(connection, "settings", lambda: SimpleNamespace(backend="of the environment"))
+    with pytest.raises(px.DeclarationError, match="of the environment"):
+        px.ResourcePool([1])
+
+
+def start_in(module: str, flag: object) -> bool:
+    """What Ray decides where a function of that module calls it without a cluster."""
+    names = {"__name__": "ray._private.auto_init_hook", "flag": flag}
+    exec("def decide():\n    return bool(flag)", names)
+    caller = {"__name__": module, "decide": names["decide"]}
+    exec("def call():\n    return decide()", caller)
+    return caller["call"]()
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "global_worker", SimpleNamespace(connected=False, node=None))
+    monkeypatch.setattr(cluster, "ray", SimpleNamespace(is_initialized=lambda: False))
+
+
+@pytest.mark.parametrize(
+    "module", ["phalanx.backends.ray.agents", "phalanx.compat.verl.single_controller.ray.calls"]
+)
+def test_a_late_call_of_the_library_starts_no_cluster(without_ray: None, module: str) -> None:
+    with pytest.raises(px.GroupClosed, match="too late"):
+        start_in(module, cluster._AutoConnect(True))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_calls_of_others_start_a_cluster_as_they_did(without_ray: None, flag: bool) -> None:
+    assert start_in("trainer.main", cluster._AutoConnect(flag)) is flag
+
+
+def test_a_connection_is_over_when_ray_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(connected=True, node=object())
+    monkeypatch.setattr(cluster, "global_worker", worker)
+    made = cluster.Connection()
+    before = made.open
+    worker.node = object()  # left, and joined anew
+
+    assert (before, made.open) == (True, False)
+    with pytest.raises(px.GroupClosed):
+        made.check()
+
+
+@pytest.mark.parametrize("trouble", [None, OSError("no")])
+def test_ray_is_left_between_what_comes_before_and_after(
+    monkeypatch: pytest.MonkeyPatch, trouble: Exception | None
+) -> None:
+    steps: list[str] = []
+
+    def before() -> None:
+        steps.append("before")
+        if trouble is not None:
+            raise trouble
+
+    rays = SimpleNamespace(shutdown=lambda: steps.append("left"))
+    monkeypatch.setattr(cluster, "ray", rays)
+    cluster.around_shutdown(before, lambda: steps.append("after"))
+    rays.shutdown()
+
+    assert steps == ["before", "left", "after"]

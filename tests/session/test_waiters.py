@@ -1,0 +1,139 @@
+"""The threads behind ``await future`` and ``px.gather``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from phalanx.session.wait_threads import Pending, WaitThreads
+from tests.support.fault_workers import within
+
+LEFT_WAITING = """
+import threading
+from phalanx.session.wait_threads import waiters
+waiters.submit(threading.Event().wait)
+"""
+
+
+class Events:
+    """A backend whose references are events."""
+
+    def wait(self, refs: Sequence[Any], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        ended = [ref.is_set() for ref in refs]
+        return [i for i, end in enumerate(ended) if end], [i for i, end in enumerate(ended) if not end]
+
+
+def pending(*events: threading.Event, deadline: float | None = None) -> Pending:
+    return Pending(Events(), events, deadline)  # pyright: ignore[reportArgumentType]
+
+
+def awaiting() -> int:
+    return sum(thread.name == "phalanx-await" for thread in threading.enumerate())
+
+
+@pytest.fixture
+def occupied() -> Any:
+    """WaitThreads whose two threads wait for something that has not ended."""
+    never = threading.Event()
+    waiters, before = WaitThreads(most=2, idle_s=0.2), awaiting()
+    for _ in range(2):
+        waiters.submit(never.wait, pending(never))
+    yield waiters
+    never.set()
+    assert within(30.0, lambda: awaiting() <= before)
+
+
+def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT_WAITING], timeout=30)
+    assert done.returncode == 0
+
+
+def test_a_wait_gives_what_the_function_gives_or_raises() -> None:
+    waiters = WaitThreads()
+    assert waiters.submit(lambda: divmod(7, 2)).result() == (3, 1)
+    assert isinstance(waiters.submit(lambda: divmod(7, 0)).exception(), ZeroDivisionError)
+
+
+def test_no_wait_for_what_is_not_known_stands_in_line_behind_others() -> None:
+    waiters, all_here = WaitThreads(), threading.Barrier(300)
+    futures = [waiters.submit(lambda: all_here.wait(30.0)) for _ in range(300)]
+    assert sorted(future.result() for future in futures) == list(range(300))
+
+
+def test_threads_are_used_again() -> None:
+    waiters = WaitThreads(idle_s=30.0)
+    first = waiters.submit(threading.get_ident).result()
+    assert within(30, lambda: waiters._idle)  # it is idle once it says so
+    assert waiters.submit(threading.get_ident).result() == first
+
+
+def test_idle_threads_end() -> None:
+    waiters, before = WaitThreads(idle_s=0.01), awaiting()
+    waiters.submit(int).result()
+    assert within(30.0, lambda: awaiting() <= before and not waiters._threads)
+
+
+def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
+    waiters, before = WaitThreads(most=4), awaiting()
+    events = [threading.Event() for _ in range(500)]
+    futures = [waiters.submit(event.wait, pending(event)) for event in events]
+    most = awaiting() - before
+    for event in reversed(events):
+        event.set()
+
+    assert all(future.result(30.0) for future in futures)
+    assert most == 4
+
+
+def test_what_has_ended_does_not_wait_behind_what_has_not(occupied: WaitThreads) -> None:
+    over = threading.Event()
+    over.set()
+    assert occupied.submit(lambda: "here", pending(over)).result(30.0) == "here"
+
+
+def test_a_wait_that_has_ended_in_part_is_looked_at_since_that_part_may_have_failed(
+    occupied: WaitThreads,
+) -> None:
+    over = threading.Event()
+    over.set()
+    assert occupied.submit(lambda: "failed", pending(over, threading.Event())).result(30.0) == "failed"
+
+
+def test_a_wait_is_over_at_its_deadline(occupied: WaitThreads) -> None:
+    assert occupied.submit(lambda: "late", pending(threading.Event(), deadline=0.0)).result(30.0) == "late"
+
+
+def test_waits_that_depend_on_one_another_all_end() -> None:
+    waiters, over = WaitThreads(most=2), threading.Event()
+    over.set()
+
+    def nested(depth: int) -> Callable[[], int]:
+        return lambda: 0 if not depth else 1 + waiters.submit(nested(depth - 1), pending(over)).result()
+
+    futures = [waiters.submit(nested(20), pending(over)) for _ in range(3)]
+
+    assert [future.result(60.0) for future in futures] == [20, 20, 20]
+
+
+def test_a_wait_that_was_cancelled_is_never_begun(occupied: WaitThreads) -> None:
+    begun, over = threading.Event(), threading.Event()
+    future = occupied.submit(begun.set, pending(over))
+    future.cancel()
+    over.set()
+    occupied.submit(int, pending(over)).result(30.0)
+
+    assert not begun.is_set()
+
+
+def test_a_backend_that_cannot_be_asked_leaves_the_answer_to_whoever_waits(occupied: WaitThreads) -> None:
+    class Left(Events):
+        def wait(self, *_: Any) -> Any:
+            raise OSError("left")
+
+    wait = Pending(Left(), [threading.Event()])  # pyright: ignore[reportArgumentType]
+    assert occupied.submit(lambda: "its own error", wait).result(30.0) == "its own error"

@@ -1,0 +1,102 @@
+"""Boxes, runs of indices and names."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.weights.planning.boxes import Box, chunk, meet, patches_of, strided_chunk, volume, whole, without
+from phalanx.weights.planning.tensor_names import Names
+
+boxes = st.integers(1, 3).flatmap(
+    lambda dims: st.tuples(
+        *[
+            st.builds(
+                Box,
+                st.tuples(*[st.integers(0, 4)] * dims),
+                st.tuples(*[st.integers(1, 4)] * dims),
+            )
+        ]
+        * 2
+    )
+)
+
+components = st.sampled_from(["a", "b{", "0", "1", "12", "007", "w1"])
+
+
+def cells(box: Box) -> set[tuple[int, ...]]:
+    ranges = (range(start, start + size) for start, size in zip(box.offsets, box.sizes, strict=True))
+    return set(itertools.product(*ranges))
+
+
+def indices(runs: list[tuple[int, int]]) -> list[int]:
+    return [index for start, length in runs for index in range(start, start + length)]
+
+
+@given(boxes)
+def test_two_boxes_meet_in_the_cells_that_both_have(pair: tuple[Box, Box]) -> None:
+    shared = meet(*pair)
+
+    assert (cells(shared) if shared else set()) == cells(pair[0]) & cells(pair[1])
+
+
+@given(boxes)
+def test_a_box_without_another_is_disjoint_boxes_of_the_other_cells(pair: tuple[Box, Box]) -> None:
+    left = without(*pair)
+
+    assert sum(volume(box) for box in left) == len(cells(pair[0]) - cells(pair[1]))
+    assert set().union(*(cells(box) for box in left)) == cells(pair[0]) - cells(pair[1])
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.data())
+def test_chunks_are_those_of_torch(size: int, count: int, data: st.DataObject) -> None:
+    part = data.draw(st.integers(0, count - 1))
+    parts = torch.arange(size).chunk(count) if size else ()
+
+    assert indices(chunk([(0, size)], part, count)) == (parts[part].tolist() if part < len(parts) else [])
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 5))
+def test_strided_chunks_together_are_all_indices(size: int, count: int, pieces: int) -> None:
+    found = [
+        index for part in range(count) for index in indices(strided_chunk([(0, size)], part, count, pieces))
+    ]
+
+    assert sorted(found) == list(range(size))
+
+
+def test_runs_of_several_dims_become_boxes_with_places_in_the_local_tensor() -> None:
+    patches = patches_of([[(0, 2), (4, 1)], [(3, 2)]])
+
+    assert [(str(patch.box), patch.at) for patch in patches] == [
+        ("[0:2, 3:5]", (0, 0)),
+        ("[4:5, 3:5]", (2, 0)),
+    ]
+
+
+def test_runs_that_follow_each_other_are_one_box() -> None:
+    assert [patch.box for patch in patches_of([[(0, 2), (2, 3)]])] == [whole((5,))]
+
+
+def test_a_tensor_without_dims_is_one_box_of_one_element() -> None:
+    assert [volume(patch.box) for patch in patches_of([])] == [1]
+
+
+@given(st.sets(st.lists(components, min_size=1, max_size=3).map(".".join), max_size=8))
+def test_names_come_back_from_their_templates(names: set[str]) -> None:
+    assert sorted(pickle.loads(pickle.dumps(Names.of(names)))) == sorted(names)
+
+
+@given(st.lists(st.lists(components, min_size=1, max_size=3).map(".".join), unique=True, max_size=8))
+def test_equal_sets_of_names_are_equal_in_any_order(names: list[str]) -> None:
+    assert Names.of(names) == Names.of(reversed(names))
+
+
+def test_layers_times_experts_are_one_template() -> None:
+    names = Names.of(f"layers.{layer}.experts.{expert}.w" for layer in range(9) for expert in range(5))
+
+    assert len(names.templates) == 1 and len(list(names)) == 45

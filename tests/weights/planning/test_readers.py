@@ -1,0 +1,400 @@
+"""What a rank holds is read from its tensors: plain ones, DTensors as torch makes them, Megatron's, and stated ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, debug, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from phalanx.errors import DeclarationError
+from phalanx.weights.planning.boxes import volume
+from phalanx.weights.planning.readers.megatron_layout import MegatronRank, read_megatron
+from phalanx.weights.planning.readers.plain import Reading, ShardSpec, read_tensors
+from phalanx.weights.planning.resharding_planner import make_plan
+from phalanx.weights.planning.shard_manifest import Held, Manifest
+from phalanx.weights.planning.tensors import cut, run_in_process
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@contextmanager
+def as_rank(rank: int, world_size: int) -> Iterator[None]:
+    """This process as one rank of a world whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        debug._clear_sharding_prop_cache()  # the meshes in it know this process as the rank that it was
+
+
+def held(reading: Reading, name: str) -> Held:
+    return dict(reading.manifest.items())[name]
+
+
+def holds_its_boxes(reading: Reading, name: str, full: torch.Tensor) -> bool:
+    """Whether the rank's local tensor has, in the boxes that were read, what the full tensor has there."""
+    local = reading.tensors[name]
+    patches = held(reading, name).patches
+    return sum(volume(patch.box) for patch in patches) == local.numel() and all(
+        torch.equal(cut(local, patch.at, patch.box.sizes), cut(full, patch.box.offsets, patch.box.sizes))
+        for patch in patches
+    )
+
+
+def golden(*shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+
+PLACED = [
+    ((4,), [Shard(0)]),
+    ((4,), [Shard(1)]),
+    ((4,), [Replicate()]),
+    ((2, 2), [Replicate(), Shard(0)]),
+    ((2, 2), [Shard(0), Shard(1)]),
+    ((2, 3), [Shard(0), Shard(0)]),
+    ((2, 2, 2), [Shard(1), Shard(0), Shard(1)]),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 8, 13])
+@pytest.mark.parametrize(("sizes", "placements"), PLACED)
+def test_boxes_are_what_torch_distributes(
+    sizes: tuple[int, ...], placements: list[Placement], rows: int
+) -> None:
+    full = golden(rows, 5)
+    world_size = torch.Size(sizes).numel()
+
+    for rank in range(world_size):
+        with as_rank(rank, world_size):
+            mesh = init_device_mesh("cpu", sizes)
+            reading = read_tensors({"w": distribute_tensor(full, mesh, placements, src_data_rank=None)})
+        assert holds_its_boxes(reading, "w", full)
+
+
+def fsdp_over_tp(full: torch.Tensor, mesh: DeviceMesh, tp_dim: int) -> nn.Module:
+    """A weight cut by tensor parallelism and then by FSDP2, and a norm that only FSDP2 knows."""
+    module = nn.Linear(full.shape[1], full.shape[0], bias=False)
+    sharded = distribute_tensor(full, mesh["tp"], [Shard(tp_dim)], src_data_rank=None)
+    module.weight = nn.Parameter(sharded)
+    module.norm = nn.Parameter(golden(5))
+    fully_shard(module, mesh=mesh["fsdp"])
+    return module
+
+
+@pytest.mark.parametrize("tp_dim", [0, 1])
+@pytest.mark.parametrize("rows", [3, 7, 8, 10, 13])
+@pytest.mark.parametrize(("fsdp", "tp"), [(2, 2), (3, 2), (4, 2), (2, 3)])
+def test_boxes_are_what_fsdp_over_tensor_parallelism_holds(
+    fsdp: int, tp: int, rows: int, tp_dim: int
+) -> None:
+    full = golden(rows, 6)
+
+    for rank in range(fsdp * tp):
+        with as_rank(rank, fsdp * tp):
+            mesh = init_device_mesh("cpu", (fsdp, tp), mesh_dim_names=("fsdp", "tp"))
+            reading = read_tensors(fsdp_over_tp(full, mesh, tp_dim))
+        assert holds_its_boxes(reading, "weight", full)
+        assert holds_its_boxes(reading, "norm", golden(5))
+
+
+def test_a_strided_shard_without_what_it_strides_over_is_several_boxes() -> None:
+    full = golden(8)
+
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        local = full[[0, 1, 4, 5]]
+        tensor = DTensor.from_local(local, mesh, [_StridedShard(0, split_factor=2)], run_check=False)
+        reading = read_tensors({"w": tensor})
+
+    assert [str(patch.box) for patch in held(reading, "w").patches] == ["[0:2]", "[4:6]"]
+
+
+def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
+    with as_rank(2, 3):
+        mesh = DeviceMesh("cpu", [0, 1])
+        tensor = DTensor.from_local(
+            torch.empty(0), mesh, [Shard(0)], run_check=False, shape=torch.Size([4]), stride=(1,)
+        )
+        reading = read_tensors({"w": tensor})
+
+    assert held(reading, "w").patches == () and held(reading, "w").shape == (4,)
+
+
+def test_partial_sums_are_refused_by_name() -> None:
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        tensor = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
+
+        with pytest.raises(DeclarationError, match=r"head\.w is placed as .*redistribute it first"):
+            read_tensors({"head.w": tensor})
+
+
+def test_placements_that_contradict_the_local_tensor_are_refused_by_name() -> None:
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        tensor = DTensor.from_local(
+            torch.ones(3), mesh, [Shard(0)], run_check=False, shape=torch.Size([4]), stride=(1,)
+        )
+
+        with pytest.raises(DeclarationError, match=r"w: its placements .*local shape \[3\]"):
+            read_tensors({"w": tensor})
+
+
+def test_a_large_strided_parameter_is_read_without_listing_its_rows() -> None:
+    with as_rank(0, 4), torch.device("meta"):
+        mesh = init_device_mesh("cpu", (2, 2))
+        local = torch.empty(38_016, 8)
+        tensor = DTensor.from_local(
+            local, mesh, [_StridedShard(0, split_factor=2), Shard(0)], run_check=False
+        )
+
+        assert [str(p.box) for p in held(read_tensors({"w": tensor}), "w").patches] == ["[0:38016, 0:8]"]
+
+
+def test_plain_tensors_are_whole() -> None:
+    reading = read_tensors({"w": torch.zeros(2, 3), "s": torch.tensor(1.0)})
+
+    assert [str(patch.box) for patch in held(reading, "w").patches] == ["[0:2, 0:3]"]
+    assert len(held(reading, "s").patches) == 1
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+        self.head = nn.Linear(2, 4, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("table", torch.ones(1), persistent=False)
+
+
+def test_names_of_one_storage_are_a_tie() -> None:
+    manifest = read_tensors(Tied()).manifest
+
+    assert manifest.ties == (("head.weight", "embed.weight"),)
+
+
+def test_buffers_count_where_they_are_part_of_the_state() -> None:
+    assert sorted(name for name, _ in read_tensors(Tied()).manifest.items()) == ["embed.weight", "scale"]
+
+
+def test_local_tensors_are_the_parameters_memory() -> None:
+    model = nn.Linear(2, 2)
+
+    assert read_tensors(model).tensors["weight"].data_ptr() == model.weight.data_ptr()
+
+
+@pytest.mark.parametrize("wrong", [[1], {"w": [1.0]}])
+def test_what_is_no_model_is_refused(wrong: Any) -> None:
+    with pytest.raises(DeclarationError, match=r"an nn\.Module or a mapping|tensors, but"):
+        read_tensors(wrong)
+
+
+def test_a_type_that_cannot_be_sent_is_refused_by_name() -> None:
+    with pytest.raises(DeclarationError, match="w has type complex128"):
+        read_tensors({"w": torch.zeros(1, dtype=torch.complex128)})
+
+
+def test_stated_boxes_lie_one_after_another_in_the_local_tensor() -> None:
+    stated = ShardSpec((8, 2), (((0, 0), (1, 2)), ((4, 0), (2, 2))))
+
+    reading = read_tensors({"w": golden(8, 2)[[0, 4, 5]]}, {"w": stated})
+
+    assert holds_its_boxes(reading, "w", golden(8, 2))
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [(((0, 0), (2, 2)),), (((0, 0), (1, 2)), ((4, 0), (2, 1))), ()],
+)
+def test_stated_boxes_that_do_not_make_up_the_local_tensor_are_refused(boxes: Any) -> None:
+    with pytest.raises(DeclarationError, match="w: the stated boxes"):
+        read_tensors({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), boxes)})
+
+
+def test_boxes_of_an_unknown_name_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="boxes are stated for v"):
+        read_tensors({"w": torch.zeros(3)}, {"v": ShardSpec((3,), ())})
+
+
+def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> torch.Tensor:
+    """A parameter with the tags that Megatron's layers leave."""
+    parameter = tensor.clone()
+    if dim is not None:
+        parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+        parameter.partition_dim = dim  # type: ignore[attr-defined]
+        parameter.partition_stride = stride  # type: ignore[attr-defined]
+    return parameter
+
+
+def read_all(parts: Sequence[dict[str, torch.Tensor]], ranks: Sequence[MegatronRank]) -> list[Reading]:
+    return [read_megatron(part, rank) for part, rank in zip(parts, ranks, strict=True)]
+
+
+TP2 = [MegatronRank(tp=rank, tp_size=2) for rank in range(2)]
+
+
+def test_columns_and_rows_of_tensor_parallelism_are_read_from_the_tags() -> None:
+    column, row, norm = golden(8, 3), golden(3, 8), golden(5)
+    parts = [
+        {
+            "qkv": tagged(column.chunk(2)[rank], 0),
+            "proj": tagged(row.chunk(2, 1)[rank], 1),
+            "norm": tagged(norm),
+        }
+        for rank in range(2)
+    ]
+
+    for reading in read_all(parts, TP2):
+        assert holds_its_boxes(reading, "qkv", column)
+        assert holds_its_boxes(reading, "proj", row)
+        assert holds_its_boxes(reading, "norm", norm)
+
+
+def test_a_gated_mlp_is_two_boxes() -> None:
+    full = golden(8, 3)
+    gate, up = full.chunk(2)
+    parts = [{"fc1": tagged(torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]]), 0, 2)} for rank in range(2)]
+
+    for reading in read_all(parts, TP2):
+        assert holds_its_boxes(reading, "fc1", full) and len(held(reading, "fc1").patches) == 2
+
+
+def megatron_layers(tp: int) -> nn.Module:
+    """Layers as Megatron makes them: drawn in full on every rank and then cut."""
+    from megatron.core import ModelParallelConfig, tensor_parallel
+
+    config = ModelParallelConfig(tensor_model_parallel_size=tp, use_cpu_initialization=True)
+    made: dict[str, Any] = {"config": config, "init_method": lambda weight: nn.init.normal_(weight)}
+    torch.manual_seed(3)
+    column, row = tensor_parallel.ColumnParallelLinear, tensor_parallel.RowParallelLinear
+    return nn.ModuleDict(
+        {
+            "qkv": column(6, 8, gather_output=False, **made),
+            "fc1": column(6, 8, gather_output=False, stride=2, bias=False, **made),
+            "fc2": row(8, 6, bias=True, input_is_parallel=True, skip_bias_add=False, **made),
+            "word_embeddings": tensor_parallel.VocabParallelEmbedding(10, 6, **made),
+            "norm": nn.LayerNorm(6),
+        }
+    )
+
+
+def read_megatron_rank(rank: int, tp: int) -> Reading:
+    from megatron.core import parallel_state
+
+    with as_rank(rank, tp):
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp, create_gloo_process_groups=False
+        )
+        try:
+            return read_megatron(megatron_layers(tp), MegatronRank(tp=rank, tp_size=tp))
+        finally:
+            parallel_state.destroy_model_parallel()
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core")
+def test_boxes_are_what_megatrons_layers_hold() -> None:
+    full = read_megatron_rank(0, 1).tensors
+
+    for rank in range(2):
+        reading = read_megatron_rank(rank, 2)
+        assert all(holds_its_boxes(reading, name, tensor) for name, tensor in full.items())
+
+
+def test_layers_and_experts_are_counted_over_all_stages() -> None:
+    rank = MegatronRank(first_layer=2, first_expert=4)
+
+    reading = read_megatron({"decoder.layers.1.mlp.experts.local_experts.3.w": torch.zeros(2)}, rank)
+
+    assert list(reading.tensors) == ["decoder.layers.3.mlp.experts.local_experts.7.w"]
+
+
+def test_experts_have_a_parallelism_of_their_own() -> None:
+    rank = MegatronRank(tp=1, tp_size=2, expert_tp=0, expert_tp_size=1)
+
+    reading = read_megatron({"local_experts.0.w": tagged(torch.zeros(4), 0)}, rank)
+
+    assert held(reading, "local_experts.0.w").shape == (4,)
+
+
+class Part(nn.Module):
+    """A stage as Megatron makes it: layers that know their global numbers, and some of the experts."""
+
+    def __init__(self, numbers: Sequence[int], experts: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Module() for _ in numbers)
+        for layer, number in zip(self.layers, numbers, strict=True):
+            layer.layer_number = number
+            layer.local_experts = nn.ModuleList(nn.Module() for _ in range(experts))
+
+
+@pytest.fixture
+def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's, of the last rank of tp 2 x ep 2, whose experts are cut over nothing."""
+    told = {
+        "model_parallel_is_initialized": True,
+        "get_tensor_model_parallel_rank": 1,
+        "get_tensor_model_parallel_world_size": 2,
+        "get_expert_tensor_parallel_rank": 0,
+        "get_expert_tensor_parallel_world_size": 1,
+        "get_expert_model_parallel_rank": 1,
+    }
+    state = SimpleNamespace(**{name: lambda value=value: value for name, value in told.items()})
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+
+
+@pytest.mark.usefixtures("parallel_state")
+def test_the_place_of_a_rank_is_read_from_megatrons_parallel_state() -> None:
+    here = MegatronRank.here(Part([3, 4], experts=4), vocabulary=22)
+    assert here == MegatronRank(1, 2, 0, 1, first_layer=2, first_expert=4, vocabulary=22)
+
+
+@pytest.mark.usefixtures("parallel_state")
+def test_layers_that_are_not_consecutive_are_refused() -> None:
+    with pytest.raises(DeclarationError, match=r"begin at \[0, 3\]"):
+        MegatronRank.here(Part([1, 5]))
+
+
+def test_without_a_parallel_state_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "megatron.core.parallel_state", raising=False)
+    with pytest.raises(DeclarationError, match="initialize_model_parallel"):
+        MegatronRank.here(Part([1]))
+
+
+def test_padding_of_the_vocabulary_is_not_held() -> None:
+    full = golden(5, 2)
+    padded = torch.cat([full, torch.full((3, 2), -1.0)])
+    ranks = [MegatronRank(tp=rank, tp_size=2, vocabulary=5) for rank in range(2)]
+    parts = [{"word_embeddings.weight": tagged(padded.chunk(2)[rank], 0)} for rank in range(2)]
+    target = read_tensors({"word_embeddings.weight": torch.zeros(5, 2)})
+
+    readings = read_all(parts, ranks)
+    plan = make_plan([reading.manifest for reading in readings], [target.manifest])
+    run_in_process(plan, [reading.tensors for reading in readings], [target.tensors])
+
+    assert torch.equal(target.tensors["word_embeddings.weight"], full)
+
+
+def test_tags_that_do_not_fit_the_shape_are_refused_by_name() -> None:
+    with pytest.raises(DeclarationError, match="fc1 has local shape"):
+        read_megatron({"fc1": tagged(torch.zeros(3), 0, 2)}, TP2[0])
+
+
+def test_state_that_is_no_weight_is_left_out() -> None:
+    reading = read_megatron({"w": torch.zeros(1), "fc._extra_state": torch.zeros(1)}, MegatronRank())
+
+    assert isinstance(reading.manifest, Manifest) and list(reading.tensors) == ["w"]

@@ -1,0 +1,178 @@
+"""Any layout to any other: what a plan moves is, bit for bit, what torch itself would have cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from phalanx.weights.planning.boxes import volume
+from phalanx.weights.planning.buckets import buckets_from, buckets_to
+from phalanx.weights.planning.locality import Hop, Place, Places
+from phalanx.weights.planning.readers.plain import read_tensors
+from phalanx.weights.planning.resharding_plan import Plan
+from phalanx.weights.planning.resharding_planner import make_plan
+from phalanx.weights.planning.tensors import Watch, read_slot, run_in_process, write_slot
+from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+slow_to_draw = settings(
+    max_examples=18, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def places(source: Layout, target: Layout, per_node: int) -> Places:
+    """Sources and targets side by side; those of one number share a process, as roles that are colocated do."""
+    both = [Place(f"node {rank // per_node}", f"process {rank}") for rank in range(128)]
+    return Places(tuple(both[: source.ranks]), tuple(both[: target.ranks]))
+
+
+def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def planned(source: Layout, target: Layout, named: dict[str, torch.Tensor], per_node: int = 8) -> Plan:
+    return make_plan(
+        manifests(source, named), manifests(target, named), places=places(source, target, per_node)
+    )
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes, st.integers(1, 8))
+def test_every_layout_arrives_in_every_other(
+    source: Layout, target: Layout, sizes: list[list[int]], per_node: int
+) -> None:
+    named = model(sizes)
+    wanted = locals_of(target, named)
+    arrived = blank(wanted)
+
+    run_in_process(planned(source, target, named, per_node), locals_of(source, named), arrived)
+
+    assert same(arrived, wanted)
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes)
+def test_every_element_that_a_target_has_travels_to_it_exactly_once(
+    source: Layout, target: Layout, sizes: list[list[int]]
+) -> None:
+    named = model(sizes)
+    plan = planned(source, target, named)
+
+    travelled = [0] * target.ranks
+    for _, _, piece in plan.moves():
+        for rank in piece.targets:
+            travelled[rank] += volume(piece.box)
+
+    assert travelled == [sum(one.numel() for one in rank.values()) for rank in locals_of(target, named)]
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes, st.integers(4096, 6000))
+def test_buckets_carry_what_the_plan_says(
+    source: Layout, target: Layout, sizes: list[list[int]], bucket_bytes: int
+) -> None:
+    named = model([*sizes, [3, 2000]])
+    plan = planned(source, target, named)
+    held, wanted = locals_of(source, named), locals_of(target, named)
+    arrived = blank(wanted)
+
+    sent = {
+        (bucket.source, bucket.number): {
+            slot.offset: read_slot(held[rank], slot).clone() for slot in bucket.slots
+        }
+        for rank in range(source.ranks)
+        for bucket in buckets_from(plan, rank, bucket_bytes)
+    }
+    for rank in range(target.ranks):
+        for stream in buckets_to(plan, rank, bucket_bytes).values():
+            for bucket in stream:
+                for slot in bucket.slots:
+                    write_slot(arrived[rank], slot).copy_(sent[bucket.source, bucket.number][slot.offset])
+
+    assert same(arrived, wanted)
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes, st.integers(4096, 6000))
+def test_slots_of_a_bucket_lie_apart_and_within_it(
+    source: Layout, target: Layout, sizes: list[list[int]], bucket_bytes: int
+) -> None:
+    plan = planned(source, target, model([*sizes, [3, 2000]]))
+
+    for rank in range(source.ranks):
+        for number, bucket in enumerate(buckets_from(plan, rank, bucket_bytes)):
+            ends = [slot.offset + slot.nbytes for slot in bucket.slots]
+            starts = [*[slot.offset for slot in bucket.slots][1:], bucket_bytes]
+            assert bucket.number == number and bucket.nbytes == ends[-1]
+            assert all(end <= start for end, start in zip(ends, starts, strict=True))
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes)
+def test_the_plan_of_a_rank_is_its_part_of_the_whole(
+    source: Layout, target: Layout, sizes: list[list[int]]
+) -> None:
+    plan = planned(source, target, model(sizes))
+
+    parts = [plan.of(source=rank) for rank in range(source.ranks)]
+
+    assert sum(part.nbytes for part in parts) == plan.nbytes
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes)
+def test_manifests_give_the_same_plan_again(source: Layout, target: Layout, sizes: list[list[int]]) -> None:
+    named = model(sizes)
+
+    assert planned(source, target, named).digest == planned(source, target, named).digest
+
+
+def test_masters_of_32_bits_are_cast_on_the_way() -> None:
+    layout = Layout((1, 1, 2, 1, 1))
+    named = {"layers.0.w": torch.linspace(0, 1, 12).view(4, 3)}
+    as_bf16 = {name: one.bfloat16() for name, one in named.items()}
+    arrived = blank(locals_of(layout, as_bf16))
+
+    plan = make_plan(manifests(layout, named), manifests(layout, as_bf16))
+    run_in_process(plan, locals_of(layout, named), arrived)
+
+    assert same(arrived, locals_of(layout, as_bf16)) and plan.nbytes == 24
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes)
+def test_what_movers_carry_over_each_hop_is_all_there_is(
+    source: Layout, target: Layout, sizes: list[list[int]]
+) -> None:
+    plan = planned(source, target, model(sizes), per_node=2)
+
+    def carried(hops: list[Hop] | None) -> int:
+        streams = (buckets_from(plan, rank, 4096, hops) for rank in range(source.ranks))
+        return sum(slot.nbytes for stream in streams for bucket in stream for slot in bucket.slots)
+
+    assert sum(carried([hop]) for hop in Hop) == carried(None)
+
+
+def test_a_tensor_that_is_written_while_it_is_sent_is_named() -> None:
+    tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    watch = Watch(tensors)
+    assert watch.written() == []
+
+    tensors["b"].add_(1)
+
+    assert watch.written() == ["b"]
+
+
+def test_an_optimizer_step_on_a_published_parameter_is_seen() -> None:
+    layer = torch.nn.Linear(2, 1, bias=False)
+    watch = Watch(read_tensors(layer).tensors)
+    layer(torch.ones(1, 2)).sum().backward()
+
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+    assert watch.written() == ["weight"]

@@ -1,0 +1,187 @@
+"""Source and target as roles of one group: one call per rank is both; and storage that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import phalanx as px
+from tests.weights.weight_workers import NAME, Accepter, Publisher, groups, told
+
+FULL = torch.arange(48, dtype=torch.float32).reshape(6, 8)
+
+
+class Rows(px.Worker):
+    """Has rows of a tensor, as many as there are for each rank."""
+
+    def __init__(self) -> None:
+        size = 6 // self.world_size
+        begin = self.rank * size
+        self.tensors = {"w": FULL[begin : begin + size].clone()}
+        stated = px.weights.ShardSpec((6, 8), (((begin, 0), (size, 8)),))
+        self.publish_weights(NAME, self.tensors, boxes={"w": stated}, step=lambda: 3)
+
+    @px.register
+    def train(self) -> None:
+        self.tensors["w"] += 1
+
+
+class Columns(px.Worker):
+    """Accepts columns of it."""
+
+    def __init__(self) -> None:
+        size = 8 // self.world_size
+        begin = self.rank * size
+        self.tensors = {"w": torch.zeros(6, size)}
+        self.accept_weights(
+            NAME, self.tensors, boxes={"w": px.weights.ShardSpec((6, 8), (((0, begin), (6, size)),))}
+        )
+
+    @px.register
+    def joined(self) -> torch.Tensor:
+        return self.tensors["w"]
+
+
+@pytest.fixture(scope="module")
+def group(backend: str) -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool, px.colocate({"actor": Rows, "rollout": Columns}))
+
+
+def test_pieces_go_from_role_to_role_within_a_rank_and_to_the_other_rank(group: px.WorkerGroup) -> None:
+    with px.WeightSync(group.actor, group.rollout, NAME, verify="full") as sync:
+        for number in (1, 2, 3):
+            group.actor.train()
+            version = sync()
+
+            assert version.changed == 1
+            assert torch.equal(torch.cat(group.rollout.joined(), 1), FULL + number)
+            assert {(one.source, one.target): one.nbytes for one in version.moved} == dict.fromkeys(
+                [(0, 0), (0, 1), (1, 0), (1, 1)], 3 * 4 * 4
+            )
+
+
+def test_what_stays_in_a_process_is_copied_and_the_rest_goes_over_the_ring(
+    group: px.WorkerGroup, backend: str
+) -> None:
+    with px.WeightSync(group.actor, group.rollout, NAME) as sync:
+        moved = {(one.source, one.target): one.mover for one in sync().moved}
+
+    other = "copy" if backend == "inline" else "segments"
+    assert moved == {(0, 0): "copy", (1, 1): "copy", (0, 1): other, (1, 0): other}
+
+
+def test_a_sync_of_roles_beside_calls_that_are_under_way_takes_its_turn(group: px.WorkerGroup) -> None:
+    with px.WeightSync(group.actor, group.rollout, NAME) as sync:
+        before = group.actor.train.submit()
+        version = sync.submit()
+        after = group.rollout.joined.submit()
+
+        parts = after.result()
+        assert before.result() == [None, None]
+        assert version.result().number >= 1
+        assert torch.equal(torch.cat(parts, 1), torch.cat(group.actor.run(lambda one: one.tensors["w"])))
+
+
+def test_a_source_role_that_refuses_is_told_at_once_and_not_waited_for(group: px.WorkerGroup) -> None:
+    with px.WeightSync(group.actor, group.rollout, NAME, timeout=5.0) as sync:
+        with pytest.raises(
+            px.weights.WeightsError, match="the source is at step 3, but step 4 was asked for"
+        ):
+            sync(step=4)
+
+        assert sync(step=3).step == 3
+
+
+class Sharer(px.Worker):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.model = torch.nn.Linear(3, 2).to(dtype)
+        self.accept_weights(NAME, self.model, share=True)
+
+    @px.register
+    def weight(self) -> tuple[torch.Tensor, int | None]:
+        return self.model.weight.detach(), px.weights.current_version(NAME, self)
+
+    @px.register
+    def where(self) -> int:
+        return self.model.weight.data_ptr()
+
+
+class Trainer(px.Worker):
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.publish_weights(NAME, self.model)
+
+    @px.register
+    def train(self) -> None:
+        with torch.no_grad():
+            self.model.weight.add_(1)
+
+    @px.register
+    def weight(self) -> torch.Tensor:
+        return self.model.weight.detach()
+
+    @px.register
+    def where(self) -> int:
+        return self.model.weight.data_ptr()
+
+
+def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
+    with groups(px.colocate({"actor": Trainer, "rollout": Sharer}), sizes=(2,)) as (group,):
+        sync = px.WeightSync(group.actor, group.rollout, NAME)
+        version = sync()
+        assert group.actor.where() == group.rollout.where()
+
+        group.actor.train()
+        found = group.rollout.weight()
+        assert all(map(torch.equal, [one[0] for one in found], group.actor.weight()))
+        assert [one[1] for one in found] == [version.number] * 2
+        assert (version.nbytes, version.moved) == (0, ())
+        assert sync().number == 2
+        assert sync().changed == 0
+
+
+def test_shared_weights_are_shared_again_after_a_restart() -> None:
+    with groups(px.colocate({"actor": Trainer, "rollout": Sharer})) as (group,):
+        sync = px.WeightSync(group.actor, group.rollout, NAME)
+        sync()
+        group.restart()
+        with pytest.raises(px.weights.WeightsTorn):
+            group.rollout.weight()
+        sync()
+
+        assert group.actor.where() == group.rollout.where()
+
+
+def test_storage_cannot_be_shared_with_another_process() -> None:
+    def tensors(_: int) -> dict[str, torch.Tensor]:
+        return {"w": torch.zeros(3)}
+
+    accepting = Accepter.bind(tensors, share=told(True))
+    with groups(Publisher.bind(tensors), accepting, sizes=(1, 2)) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        with pytest.raises(px.DeclarationError, match=r"share=True\) is for roles of one process"):
+            sync()
+
+
+def test_storage_cannot_be_shared_where_types_differ() -> None:
+    roles = px.colocate({"actor": Trainer, "rollout": Sharer.bind(torch.bfloat16)})
+    with groups(roles) as (group,):
+        sync = px.WeightSync(group.actor, group.rollout, NAME)
+        with pytest.raises(px.DeclarationError, match="share=True needs the source's layout and types"):
+            sync()
+
+
+def test_storage_cannot_be_shared_where_layouts_differ() -> None:
+    class Sharing(Columns):
+        def __init__(self) -> None:
+            super().__init__()
+            boxes = px.weights.ShardSpec((6, 8), (((0, self.rank * 4), (6, 4)),))
+            self.accept_weights(NAME, self.tensors, share=True, boxes={"w": boxes})
+
+    with groups(px.colocate({"actor": Rows, "rollout": Sharing}), sizes=(2,)) as (group,):
+        sync = px.WeightSync(group.actor, group.rollout, NAME)
+        with pytest.raises(px.DeclarationError, match="share=True"):
+            sync()

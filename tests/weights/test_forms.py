@@ -1,0 +1,329 @@
+"""What can be published and accepted, and how names, types and shapes of both sides meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from tests.weights.weight_workers import (
+    NAME,
+    Accepter,
+    Actor,
+    Publisher,
+    Rollout,
+    arrived,
+    groups,
+    joined,
+    network,
+    same,
+    told,
+)
+
+
+def ramp(*shape: int, dtype: torch.dtype = torch.float32, start: float = 0.0) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return torch.linspace(start, start + 1, count).reshape(shape).to(dtype)
+
+
+class Plain:
+    """No px.Worker."""
+
+    def __init__(self, publishes: bool) -> None:
+        self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
+        if publishes:
+            px.weights.publish(self, NAME, self.model)
+        else:
+            px.weights.accept(self, NAME, self.model)
+
+
+class Loading(px.Worker):
+    """Takes weights as an engine does: by name and tensor, into memory of its own."""
+
+    def __init__(self, like: Any = None, most: int | None = None) -> None:
+        self.loaded: dict[str, torch.Tensor] = {}
+        self.most = most
+        self.accept_weights(NAME, like, load=self.load)
+
+    def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in pairs:
+            self.loaded[name] = tensor.clone()
+            if len(self.loaded) == self.most:
+                return
+
+    @px.register
+    def fine(self) -> bool:
+        return True
+
+
+def test_a_class_that_is_no_worker_publishes_and_accepts() -> None:
+    with groups(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (source, target):
+        px.WeightSync(source, target, NAME)()
+
+        assert torch.equal(target.run(lambda plain: plain.model["w"])[0], ramp(4))
+
+
+class Changing(px.Worker):
+    """Publishes, or accepts, a tensor that is another one each time."""
+
+    def __init__(self, publishes: bool) -> None:
+        self.tensor = ramp(4) if publishes else torch.zeros(4)
+        verb = self.publish_weights if publishes else self.accept_weights
+        verb(NAME, lambda: {"w": self.tensor})
+
+    @px.register(needs_weights=False)
+    def put(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_a_function_that_gives_the_model_is_asked_at_each_sync() -> None:
+    with groups(Changing.bind(True), Changing.bind(False)) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        source.put(ramp(4, start=5))
+        target.put(torch.ones(4))
+        sync()
+
+        assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(4, start=5))
+
+
+def test_tensors_of_other_shapes_than_planned_are_refused_and_planned_anew() -> None:
+    with groups(Changing.bind(True), Changing.bind(False)) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        source.put(ramp(5))
+        target.put(torch.zeros(5))
+        with pytest.raises(
+            px.weights.WeightsMismatch, match="not what they were when this sync was planned: w"
+        ):
+            sync()
+        sync()
+
+        assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(5))
+
+
+def test_a_parameter_that_a_target_got_since_the_plan_is_not_left_out() -> None:
+    def grow(worker: Accepter) -> None:
+        worker.model["new"] = torch.zeros(2)
+
+    with joined({"w": ramp(4)}, {"w": torch.zeros(4)}) as (sync, target):
+        sync()
+        target.run(grow)
+        with pytest.raises(
+            px.weights.WeightsMismatch, match="not what they were when this sync was planned: new"
+        ):
+            sync()
+        with pytest.raises(px.weights.WeightsMismatch, match="new"):  # which the source does not have
+            sync()
+
+
+def test_what_loads_gets_every_name_and_tensor() -> None:
+    published = {"a": ramp(3), "b": ramp(2, 2)}
+    with groups(Publisher.bind(told(published)), Loading) as (source, target):
+        px.WeightSync(source, target, NAME)()
+
+        assert same(target.run(lambda worker: worker.loaded)[0], published)
+
+
+def test_what_loads_gets_tensors_of_the_types_that_it_states() -> None:
+    published = {"a": ramp(3), "b": ramp(2)}
+    like = {"a": torch.empty(3, dtype=torch.bfloat16, device="meta")}
+    with groups(Publisher.bind(told(published)), Loading.bind(like)) as (source, target):
+        px.WeightSync(source, target, NAME)()
+
+        assert same(target.run(lambda worker: worker.loaded)[0], {"a": ramp(3).bfloat16()})
+
+
+@pytest.mark.parametrize(
+    "rename", [{"w": "v"}, {"*w": "*v"}, lambda name: "v"], ids=["name", "pattern", "function"]
+)
+def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts(rename: Any) -> None:
+    def part(rank: int) -> dict[str, torch.Tensor]:
+        return {"w": ramp(4, 3)[2 * rank : 2 * rank + 2]}
+
+    def boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
+        return {"w": px.weights.ShardSpec((4, 3), (((2 * rank, 0), (2, 3)),))}
+
+    with groups(Publisher.bind(part, boxes=boxes), Loading, sizes=(2, 1)) as (source, target):
+        px.WeightSync(source, target, NAME, rename=rename)()
+
+        assert same(target.run(lambda worker: worker.loaded)[0], {"v": ramp(4, 3)})
+
+
+def test_what_loads_and_leaves_names_is_an_error_and_the_weights_are_torn() -> None:
+    published = {"a": ramp(3), "b": ramp(2, 2)}
+    with groups(Publisher.bind(told(published)), Loading.bind(most=1)) as (source, target):
+        with pytest.raises(px.weights.WeightsError, match=r"took 1 of 2 tensors and left [ab];"):
+            px.WeightSync(source, target, NAME)()
+
+        assert str(px.weights.status(target, NAME)[0]) == "torn(1)"
+        with pytest.raises(px.weights.WeightsTorn):
+            target.fine()
+
+
+def test_an_exception_of_what_loads_reaches_the_driver_with_its_type() -> None:
+    def load(pairs: object) -> None:
+        raise ZeroDivisionError("engine")
+
+    published = {"a": ramp(3)}
+    accepting = Accepter.bind(told(None), load=told(load))
+    with groups(Publisher.bind(told(published)), accepting) as (source, target):
+        with pytest.raises(ZeroDivisionError, match="engine"):
+            px.WeightSync(source, target, NAME)()
+
+        assert str(px.weights.status(target, NAME)[0]) == "torn(1)"
+
+
+def test_one_source_feeds_several_groups_in_one_version() -> None:
+    with groups(Actor, Rollout, Rollout, sizes=(1, 1, 2)) as (source, one, other):
+        sync = px.WeightSync(source, [one, other], NAME)
+        assert sync().number == 1
+        source.train()
+        version = sync()
+
+        assert version.number == 2
+        assert one.version() + other.version() == [2, 2, 2]
+        trained = source.values()[0]
+        assert all(same(found, trained) for found in one.values() + other.values())
+        assert version.nbytes == 3 * 4 * sum(one.numel() for one in trained.values())
+
+
+def test_the_two_sides_may_call_the_weights_by_other_names() -> None:
+    class Teacher(px.Worker):
+        def __init__(self) -> None:
+            self.publish_weights("teacher", network(0))
+
+    with groups(Teacher, Rollout) as (source, target):
+        px.WeightSync(source, target, NAME, source_name="teacher")()
+
+        assert same(target.values()[0], {name: one.detach() for name, one in network(0).named_parameters()})
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [{"model.*": "*"}, {"model.w": "w"}, lambda name: name.removeprefix("model.")],
+    ids=["pattern", "name", "function"],
+)
+def test_names_can_be_changed_on_the_way(rename: Any) -> None:
+    with joined({"model.w": ramp(3)}, {"w": torch.zeros(3)}, rename=rename) as (sync, target):
+        sync()
+
+        assert same(arrived(target), {"w": ramp(3)})
+
+
+PARTS = {
+    "a.q_proj.weight": ramp(8, 3),
+    "a.k_proj.weight": ramp(4, 3, start=2),
+    "a.v_proj.weight": ramp(4, 3, start=4),
+    "a.gate_proj.weight": ramp(5, 3, start=6),
+    "a.up_proj.weight": ramp(5, 3, start=8),
+}
+FUSED = {
+    "a.qkv_proj.weight": torch.cat([PARTS[f"a.{part}_proj.weight"] for part in "qkv"]),
+    "a.gate_up_proj.weight": torch.cat([PARTS[f"a.{part}_proj.weight"] for part in ("gate", "up")]),
+}
+
+
+@pytest.mark.parametrize(("published", "wanted"), [(PARTS, FUSED), (FUSED, PARTS)], ids=["fused", "split"])
+def test_projections_are_fused_and_split_on_the_way(
+    published: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
+) -> None:
+    blank = {name: torch.zeros_like(one) for name, one in wanted.items()}
+    with joined(published, blank) as (sync, target):
+        sync()
+
+        assert same(arrived(target), wanted)
+
+
+def test_a_rule_of_the_user_fuses_other_names() -> None:
+    parts, rule = {"a": ramp(2), "b": ramp(3, start=7)}, px.weights.Fused("ab", ("a", "b"))
+    with joined(parts, {"ab": torch.zeros(5)}, fused=[rule]) as (sync, target):
+        sync()
+
+        assert same(arrived(target), {"ab": torch.cat([ramp(2), ramp(3, start=7)])})
+
+
+def test_masters_are_cast_at_the_source_and_half_the_bytes_travel() -> None:
+    masters, blank = {"w": ramp(64, 8)}, {"w": torch.zeros(64, 8, dtype=torch.bfloat16)}
+    with joined(masters, blank, verify="full") as (sync, target):
+        version = sync()
+
+        assert "cast at the source: float32 to bfloat16 (1 tensors)" in str(sync.explain())
+        assert version.nbytes == 64 * 8 * 2
+        assert same(arrived(target), {"w": masters["w"].bfloat16()})
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, tied: bool, start: float) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 2)
+        self.lm_head = torch.nn.Linear(2, 5, bias=False)
+        self.embed.weight.data = ramp(5, 2, start=start)
+        self.lm_head.weight.data = ramp(5, 2, start=start + 9)
+        if tied:
+            self.lm_head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["one storage", "two"])
+def test_tied_weights_travel_once_and_arrive_under_both_names(tied: bool) -> None:
+    accepting = Accepter.bind(lambda _: Tied(tied, 3))
+    with groups(Publisher.bind(lambda _: Tied(True, 0)), accepting) as (source, target):
+        version = px.WeightSync(source, target, NAME)()
+        model = arrived(target)
+
+    assert version.nbytes == 5 * 2 * 4
+    assert torch.equal(model.embed.weight, ramp(5, 2))
+    assert torch.equal(model.lm_head.weight, ramp(5, 2))
+
+
+class Inferring(px.Worker):
+    """Has tensors that were made for inference."""
+
+    def __init__(self, publishes: bool) -> None:
+        with torch.inference_mode():
+            self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
+        verb = self.publish_weights if publishes else self.accept_weights
+        verb(NAME, self.model)
+
+
+def test_tensors_of_inference_mode_are_published_and_accepted() -> None:
+    with groups(Inferring.bind(True), Inferring.bind(False)) as (source, target):
+        px.WeightSync(source, target, NAME)()
+
+        assert torch.equal(arrived(target)["w"], ramp(4))
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", ramp(3, start=start))
+        self.register_buffer("scratch", ramp(3, start=start), persistent=False)
+
+
+def test_buffers_that_are_saved_travel_and_others_do_not() -> None:
+    with joined(Norm(0), Norm(4)) as (sync, target):
+        sync()
+        model = arrived(target)
+
+    assert torch.equal(model.mean, ramp(3))
+    assert torch.equal(model.scratch, ramp(3, start=4))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda worker: px.weights.publish(worker, "", {}),
+        lambda worker: px.weights.publish(worker, NAME, "model"),
+        lambda worker: px.weights.publish(worker, NAME, {}, step=3),  # type: ignore[arg-type]
+        lambda worker: px.weights.accept(worker, NAME),
+        lambda worker: px.weights.accept(worker, NAME, {}, load=3),  # type: ignore[arg-type]
+        lambda worker: px.weights.accept(worker, NAME, {}, load=print, share=True),
+        lambda worker: px.weights.current_version("nothing"),
+    ],
+)
+def test_what_cannot_be_published_or_accepted_is_refused_where_it_is_said(call: Any) -> None:
+    with groups(Actor) as (group,), pytest.raises(px.RemoteCallError, match="DeclarationError"):
+        group.run(call)

@@ -1,0 +1,96 @@
+"""Syncs of weights that tell a staleness which version is in training, and which one rows are generated with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import phalanx as px
+from tests.weights.weight_workers import NAME, Actor, Rollout
+
+SOAK_ON_RAY = True
+
+
+class Groups:
+    def __init__(self, pool: px.ResourcePool) -> None:
+        self.actor = px.WorkerGroup(pool[0:1], Actor, name="actor")
+        self.rollout = px.WorkerGroup(pool[1:2], Rollout, name="rollout")
+
+    def close(self) -> None:
+        self.actor.close()
+        self.rollout.close()
+
+
+@pytest.fixture
+def groups(pool: px.ResourcePool) -> Iterator[Groups]:
+    made = Groups(pool)
+    yield made
+    made.close()
+
+
+def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int, timeout: float = 0) -> int:
+    with staleness.begin(rows, timeout) as lease:
+        lease.put(channel, torch.zeros(rows, 1), lease.version)
+    return lease.version
+
+
+def test_each_sync_puts_its_version_into_training_and_service(groups: Groups) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
+    with (
+        px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync,
+        px.Channel() as channel,
+    ):
+        for number in (1, 2, 3):
+            assert sync().number == staleness.version == staleness.serving == number
+            assert generate(staleness, channel, 4) == number
+            with channel.take_rows(4) as batch:
+                batch.value()
+            groups.actor.train()
+        sync()
+    assert (staleness.paced.lags, staleness.paced.rows.dropped) == ({0: 12}, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_version_is_in_service_also_where_a_warning_of_its_sync_is_an_error(groups: Groups) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
+    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
+        sync()
+        with pytest.raises(RuntimeWarning, match="changed nothing"):
+            sync(expect_change=True)
+        assert (staleness.version, staleness.serving) == (2, 2)
+
+
+def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Groups) -> None:
+    staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
+    with (
+        px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync,
+        px.Channel() as channel,
+    ):
+        sync()
+        generate(staleness, channel, 4)
+        sync()
+        assert (staleness.paced.rows.trained, staleness.paced.rows.ready) == (0, 4)
+        groups.actor.train()
+        sync()
+        assert staleness.paced.lags == {1: 4}
+
+
+def test_numbers_go_on_from_a_loaded_staleness(groups: Groups) -> None:
+    staleness = px.StalenessManager.load(px.StalenessManager(1, 4, version=7).save())
+    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
+        assert sync().number == 8
+    assert staleness.serving == 8
+
+
+@pytest.mark.slow_on_cluster
+def test_a_sync_that_fails_leaves_the_staleness_alone(groups: Groups) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
+    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
+        sync()
+        with pytest.raises(px.weights.WeightsError):
+            sync(step=5)
+        assert (staleness.version, staleness.serving) == (1, 1)
+        groups.actor.train()
+        assert sync(step=1).number == staleness.serving == 2

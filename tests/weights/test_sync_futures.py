@@ -1,0 +1,163 @@
+"""A sync that was submitted is a future as any call's is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+
+import pytest
+import torch
+
+import phalanx as px
+from tests.weights.weight_workers import NAME, Actor, same
+
+SLOW_ON_RAY = True
+
+
+class Slow(px.Worker):
+    """Loads weights, and does not go on while it is held."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, torch.Tensor] = {}
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.fails = False
+        self.accept_weights(NAME, load=self.load)
+
+    def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.loaded = {name: one.clone() for name, one in pairs}
+        if self.fails:
+            raise ValueError("no room")
+        while not self.go_on.wait(0.02):
+            pass
+
+    @px.register(needs_weights=False)
+    def hold(self) -> None:
+        self.go_on.clear()
+
+    @px.register(needs_weights=False)
+    def fail(self, fails: bool) -> None:
+        self.fails = fails
+        self.go_on.set()
+
+    @px.register
+    def values(self) -> dict[str, torch.Tensor]:
+        return self.loaded
+
+
+@pytest.fixture(scope="module")
+def both(backend: str) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
+    with px.ResourcePool([2], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:2], Slow)
+
+
+@pytest.fixture
+def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]:
+    with px.WeightSync(*both, NAME) as made:
+        yield made
+
+
+def test_a_future_gives_the_version_again_and_again(sync: px.WeightSync) -> None:
+    future = sync.submit()
+
+    assert future.result(60) is future.result()
+    assert future.done() and not future.cancelled()
+    assert future.exception() is None
+
+
+def test_a_future_can_be_awaited(sync: px.WeightSync) -> None:
+    async def driver() -> tuple[int, int]:
+        first = await sync.submit()
+        future = sync.submit()
+        return first.number, (await future).number
+
+    first, second = asyncio.run(driver())
+    assert second == first + 1
+
+
+def test_a_future_that_failed_raises_each_time_it_is_asked_or_awaited(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
+    both[1].fail(True)
+    future = sync.submit()
+
+    async def driver() -> None:
+        await future
+
+    for ask in (future.result, future.result, lambda: asyncio.run(driver())):
+        with pytest.raises(ValueError, match="no room"):
+            ask()
+    assert isinstance(future.exception(), ValueError)
+    both[1].fail(False)
+    assert sync().number > 1
+    assert same(both[1].values()[0], both[0].values()[0])
+
+
+def test_futures_of_syncs_and_of_calls_are_gathered(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
+    version, values = px.gather(sync.submit(), both[0].values.submit())
+
+    assert version.number >= 1
+    assert len(values[0]) == 4
+
+
+def test_syncs_that_are_submitted_one_after_another_arrive_in_order(sync: px.WeightSync) -> None:
+    futures = [sync.submit(expect_change=False) for _ in range(2)]
+
+    numbers = [future.result(60).number for future in futures]
+    assert numbers[1] == numbers[0] + 1
+
+
+def test_the_future_of_a_sync_is_no_argument_of_a_call(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
+    future = sync.submit()
+
+    with pytest.raises(px.DeclarationError, match=r"pass its result\(\)"):
+        both[0].number_of(future)
+    assert both[0].number_of(future.result()) == [future.result().number]
+
+
+@pytest.fixture
+def in_the_middle(backend: str) -> None:
+    if backend != "ray":
+        pytest.skip("a sync in this process is over when it was submitted")
+
+
+@pytest.mark.usefixtures("in_the_middle")
+def test_a_wait_that_is_over_leaves_the_sync_under_way(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
+    both[1].hold()
+    future = sync.submit()
+    with pytest.raises(px.CallTimeout):
+        future.result(0.3)
+
+    assert not future.done()
+    with pytest.raises(px.CallTimeout):
+        future.exception(0.1)
+    future.cancel()
+    both[1].fail(False)
+
+
+@pytest.mark.usefixtures("in_the_middle")
+def test_a_sync_that_is_cancelled_in_the_middle_leaves_torn_weights_and_the_next_one_heals_them(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
+    both[1].hold()
+    future = sync.submit()
+    with pytest.raises(px.CallTimeout):
+        future.result(0.5)
+
+    assert future.cancel()
+    assert future.cancelled()
+    with pytest.raises(px.CallCancelled):
+        future.result()
+    assert px.weights.status(both[1], NAME)[0].status == "torn"
+    with pytest.raises(px.weights.WeightsTorn):
+        both[1].values()
+    both[1].fail(False)
+    sync()
+    assert same(both[1].values()[0], both[0].values()[0])

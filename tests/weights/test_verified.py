@@ -1,0 +1,176 @@
+"""What goes wrong between the plan and the parameters is found, named, and healed by the next sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.weights.planning import tensors as true
+from phalanx.weights.planning.buckets import Slot
+from phalanx.weights.planning.digests import Verify
+from phalanx.weights.worker import source as sending
+from phalanx.weights.worker import target as receiving
+from tests.weights.weight_workers import NAME
+
+ROWS = 8
+FULL = {
+    "a": torch.arange(ROWS * 64, dtype=torch.float32).reshape(ROWS, 64),
+    "b": torch.arange(ROWS * 64, dtype=torch.float32).reshape(ROWS, 64) + 1e4,
+}
+Tensors = dict[str, torch.Tensor]
+
+
+class Halves(px.Worker):
+    """Publishes rows of two tensors, half of them on each rank."""
+
+    def __init__(self) -> None:
+        begin = self.rank * ROWS // 2
+        self.tensors = {name: one[begin : begin + ROWS // 2].clone() for name, one in FULL.items()}
+        stated = px.weights.ShardSpec((ROWS, 64), (((begin, 0), (ROWS // 2, 64)),))
+        self.publish_weights(NAME, self.tensors, boxes=dict.fromkeys(self.tensors, stated))
+
+    @px.register
+    def plant(self, what: str) -> None:
+        sending.read_slot = PLANTED_AT_SOURCE.get(what, true.read_slot)
+
+
+class Whole(px.Worker):
+    def __init__(self) -> None:
+        self.tensors = {name: torch.zeros_like(one) for name, one in FULL.items()}
+        self.accept_weights(NAME, self.tensors)
+
+    @px.register
+    def arrived(self) -> Tensors:
+        return self.tensors
+
+    @px.register(needs_weights=False)
+    def plant(self, what: str) -> None:
+        receiving.write_slot = PLANTED_AT_TARGET.get(what, true.write_slot)
+
+
+def swapped_shards(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+    row, *rest = slot.target_at
+    return true.write_slot(tensors, slot._replace(target_at=((row + ROWS // 2) % ROWS, *rest)))
+
+
+def swapped_names(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+    return true.write_slot(tensors, slot._replace(target_name="b" if slot.target_name == "a" else "a"))
+
+
+def neighbours_piece(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+    return true.read_slot(tensors, slot).roll(1, 0)
+
+
+def flipped_bit(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+    found = true.read_slot(tensors, slot).clone()
+    found.view(torch.int32)[-1, -2] ^= 1
+    return found
+
+
+def written_meanwhile(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+    found = true.read_slot(tensors, slot)
+    tensors["a"].add_(0)
+    return found
+
+
+Plant = Callable[[true.Tensors, Slot], torch.Tensor]
+PLANTED_AT_SOURCE: dict[str, Plant] = {
+    "neighbour's piece": neighbours_piece,
+    "flipped bit": flipped_bit,
+    "written meanwhile": written_meanwhile,
+}
+PLANTED_AT_TARGET: dict[str, Plant] = {
+    "swapped shards": swapped_shards,
+    "swapped names": swapped_names,
+}
+Both = tuple[px.WorkerGroup, px.WorkerGroup]
+
+
+@pytest.fixture(scope="module")
+def groups(backend: str) -> Iterator[Both]:
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool[0:2], Halves), px.WorkerGroup(pool[2:3], Whole)
+
+
+@pytest.fixture
+def plant(groups: Both) -> Iterator[Callable[[str], None]]:
+    def both(what: str) -> None:
+        for group in groups:
+            group.plant(what)
+
+    yield both
+    both("nothing")
+
+
+def fine(target: px.WorkerGroup) -> bool:
+    return all(torch.equal(one, FULL[name]) for name, one in target.arrived()[0].items())
+
+
+@pytest.mark.parametrize("verify", ["sampled", "full"])
+@pytest.mark.parametrize("what", ["neighbour's piece", "swapped shards", "swapped names"])
+def test_pieces_in_the_wrong_place_are_found_and_healed(
+    groups: Both, plant: Callable[[str], None], what: str, verify: Verify
+) -> None:
+    sync = px.WeightSync(*groups, NAME, verify=verify)
+    sync()
+    plant(what)
+    with pytest.raises(
+        px.weights.WeightsVerificationError,
+        match=r"source rank \d are not on target rank 0 what was sent: [ab] \[",
+    ):
+        sync()
+
+    assert px.weights.status(groups[1], NAME)[0].status == "torn"
+    with pytest.raises(px.weights.WeightsTorn):
+        groups[1].arrived()
+    plant("nothing")
+    sync(expect_change=False)
+    assert fine(groups[1])
+    sync.close()
+
+
+def test_one_flipped_bit_is_found_where_every_bit_is_compared(
+    groups: Both, plant: Callable[[str], None]
+) -> None:
+    plant("flipped bit")
+    with px.WeightSync(*groups, NAME, verify="full") as sync:
+        with pytest.raises(px.weights.WeightsVerificationError, match="2 of 2 pieces"):
+            sync()
+        plant("nothing")
+        sync()
+
+    assert fine(groups[1])
+
+
+def test_nothing_is_found_where_nothing_is_compared(groups: Both, plant: Callable[[str], None]) -> None:
+    plant("flipped bit")
+    with px.WeightSync(*groups, NAME, verify="off") as sync:
+        sync()
+
+    assert not fine(groups[1])
+
+
+def test_tensors_that_are_written_while_they_are_read_are_found_by_name(
+    groups: Both, plant: Callable[[str], None]
+) -> None:
+    plant("written meanwhile")
+    with px.WeightSync(*groups, NAME) as sync:
+        with pytest.raises(
+            px.weights.WeightsError, match=r"1 tensors were written to while .*: a\. Let nothing train"
+        ):
+            sync()
+        assert px.weights.status(groups[1], NAME)[0].status == "torn"
+        plant("nothing")
+        sync()
+
+    assert fine(groups[1])
+
+
+def test_a_wrong_rename_of_equal_shapes_cannot_be_found(groups: Both) -> None:
+    with px.WeightSync(*groups, NAME, rename={"a": "b", "b": "a"}, verify="full") as sync:
+        sync()
+
+    assert torch.equal(groups[1].arrived()[0]["a"], FULL["b"])

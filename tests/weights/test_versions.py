@@ -1,0 +1,364 @@
+"""Of which version weights are, who may use them, and what a sync tells of itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.weights.worker.source import SourceRank
+from tests.weights.weight_workers import (
+    NAME,
+    Accepter,
+    Actor,
+    Publisher,
+    Rollout,
+    groups,
+    network,
+    same,
+)
+
+
+def statuses(group: px.WorkerGroup) -> list[str]:
+    return [str(one) for one in px.weights.status(group, NAME).values()]
+
+
+class Fussy(px.Worker):
+    """Takes weights until it is told not to; a second role of weights is not touched by that."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self.accept_weights(NAME, load=self.load)
+
+    def load(self, pairs: Iterable[object]) -> None:
+        for _ in pairs:
+            if self.refuses:
+                raise ValueError("out of memory")
+
+    @px.register
+    def generate(self, prompt: str = "") -> str:
+        return f"{prompt} {px.weights.current_version(NAME)}"
+
+    @px.register(needs_weights=False)
+    def refuse(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+
+class Critic(px.Worker):
+    @px.register
+    def judge(self) -> int:
+        return 7
+
+
+def test_numbers_count_up_from_one_and_never_go_back() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        numbers: list[int] = []
+        for _ in range(3):
+            source.train()
+            numbers.append(sync().number)
+        source.restart()
+        numbers.append(px.WeightSync(source, target, NAME)().number)
+        target.restart()
+        numbers.append(px.WeightSync(source, target, NAME)().number)
+
+        assert numbers == [1, 2, 3, 4, 5]
+        assert target.version() == [5]
+
+
+def test_a_new_source_goes_on_from_what_the_target_has() -> None:
+    with groups(Actor, Actor, Rollout) as (one, other, target):
+        for _ in range(3):
+            one.train()
+            px.WeightSync(one, target, NAME)()
+
+        assert px.WeightSync(other, target, NAME)().number == 4
+
+
+def test_weights_are_none_before_the_first_sync_and_usable() -> None:
+    with groups(Actor, Rollout, sizes=(1, 2)) as (_, target):
+        assert statuses(target) == ["none", "none"]
+        assert target.version() == [None, None]
+
+
+def test_weights_are_whole_of_the_version_that_the_sync_tells() -> None:
+    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
+        version = px.WeightSync(source, target, NAME)()
+
+        assert statuses(target) == [f"whole({version.number})"] * 2
+        assert target.version() == [version.number] * 2
+        assert source.run(lambda _: px.weights.current_version(NAME)) == [version.number] * 2
+
+
+def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
+    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
+        px.WeightSync(source[0:1], target[1:2], NAME)()
+
+        assert statuses(target) == ["none", "whole(1)"]
+
+
+def test_torn_weights_stop_registered_methods_until_a_sync_succeeds() -> None:
+    with groups(Actor, Fussy) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        target.refuse(True)
+        with pytest.raises(ValueError, match="out of memory"):
+            sync()
+
+        assert statuses(target) == ["torn(2)"]
+        for call in (
+            lambda: target.generate(),
+            lambda: target.generate("hello"),
+            lambda: target[0].generate(),
+        ):
+            with pytest.raises(
+                px.weights.WeightsTorn, match=r"weights 'policy'.*version 2 did not end.*version 1 before"
+            ):
+                call()
+        target.refuse(False)
+        source.train()
+        assert sync().number == 3
+        assert target.generate("hello") == ["hello 3"]
+
+
+def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
+    with groups(Actor, Fussy, sizes=(2, 2)) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        target[1].call("refuse", True)
+
+        with pytest.raises(ValueError, match="out of memory"):
+            sync()
+
+        assert statuses(target) == ["torn(2)", "torn(2)"]
+        with pytest.raises(px.weights.WeightsTorn, match="version 1 before"):
+            target[0].generate()
+        target.refuse(False)
+        sync()
+        assert statuses(target) == ["whole(3)", "whole(3)"]
+
+
+def test_weights_of_a_name_that_nobody_accepts_are_an_error_that_names_the_known_ones() -> None:
+    with groups(Actor, Rollout) as (_, target), pytest.raises(px.DeclarationError, match=rf"typo.*{NAME}"):
+        px.weights.status(target, "typo")
+
+
+def test_torn_weights_do_not_stop_run_nor_methods_that_need_none() -> None:
+    with groups(Actor, Fussy) as (source, target):
+        target.refuse(True)
+        with pytest.raises(ValueError, match="out of memory"):
+            px.WeightSync(source, target, NAME)()
+
+        assert target.run(lambda worker: worker.refuses) == [True]
+        assert target.run(lambda _: px.weights.current_version(NAME)) == [None]
+        target.refuse(False)
+
+
+def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
+    with groups(Actor, px.colocate({"rollout": Fussy, "critic": Critic})) as (source, target):
+        target.rollout.refuse(True)
+        with pytest.raises(ValueError, match="out of memory"):
+            px.WeightSync(source, target.rollout, NAME)()
+
+        assert target.critic.judge() == [7]
+        with pytest.raises(px.weights.WeightsTorn, match="role 'rollout'"):
+            target.rollout.generate()
+
+
+def test_a_restarted_group_that_had_a_version_is_refused_until_it_is_synced() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        target.restart()
+
+        assert statuses(target) == ["none"]
+        assert target.version_at_any_time() == [None]
+        with pytest.raises(px.weights.WeightsTorn, match="restarted since it had version 1"):
+            target.version()
+        sync()
+        assert target.version() == [2]
+
+
+def test_a_restarted_group_is_refused_also_where_nobody_asked_for_the_future_of_its_sync() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        px.WeightSync(source, target, NAME).submit()
+        target.restart()
+
+        with pytest.raises(px.weights.WeightsTorn, match="restarted since it had version 1"):
+            target.version()
+
+
+def test_a_restarted_group_that_had_none_is_usable() -> None:
+    with groups(Rollout) as (target,):
+        target.restart()
+
+        assert target.version() == [None]
+
+
+def test_the_next_sync_after_a_restart_of_either_side_plans_again() -> None:
+    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        for group in (source, target, source):
+            sync()
+            group.restart()
+        source.train()
+        sync()
+
+        assert all(same(one, source.values()[0]) for one in target.values())
+
+
+def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_in_a_row() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        assert sync().changed == 4
+        assert sync().changed == 0
+        with pytest.warns(RuntimeWarning, match="2 syncs in a row changed nothing"):
+            sync()
+        source.train()
+        assert sync().changed == 4
+        assert sync().changed == 0
+
+
+def test_what_changed_is_told_of_each_sync_from_a_source_by_itself() -> None:
+    with groups(Actor, Rollout, Rollout) as (source, one, other):
+        syncs = [px.WeightSync(source, group, NAME) for group in (one, other)]
+        for _ in range(3):
+            source.train()
+            assert [sync().changed for sync in syncs] == [4, 4]
+
+
+def test_a_sync_after_one_that_failed_tells_what_changed_since_the_last_whole_version() -> None:
+    with groups(Actor, Fussy) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        source.train()
+        target.refuse(True)
+        with pytest.raises(ValueError):
+            sync()
+        target.refuse(False)
+
+        assert sync().changed == 4
+
+
+@pytest.mark.parametrize("shape", [(4000,), (100, 40)])
+def test_a_change_is_seen_in_a_tensor_that_does_not_lie_together(shape: tuple[int, ...]) -> None:
+    def apart(_: int) -> dict[str, torch.Tensor]:
+        return {"w": torch.zeros(*shape, 2)[..., 0]}
+
+    with groups(Publisher.bind(apart), Accepter.bind(apart)) as both:
+        sync = px.WeightSync(*both, NAME)
+        sync()
+        both[0].run(lambda worker: worker.model["w"][..., 1:].add_(1).numel())
+
+        assert sync().changed == 1
+
+
+def test_what_a_dropped_sync_held_on_the_ranks_is_given_back_by_the_next_one() -> None:
+    def ends() -> int:
+        gc.collect()
+        return sum(isinstance(one, SourceRank) for one in gc.get_objects())
+
+    with groups(Actor, Rollout) as both:
+        before = ends()
+        for _ in range(3):
+            px.WeightSync(*both, NAME)()
+            ends()
+
+        assert ends() - before == 1
+
+
+def test_of_several_targets_a_change_counts_once() -> None:
+    with groups(Actor, Rollout, Rollout) as (source, one, other):
+        sync = px.WeightSync(source, [one, other], NAME)
+
+        assert [sync().changed, sync().changed] == [4, 0]
+
+
+def test_a_warning_of_stillness_points_at_the_line_of_the_user() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        with pytest.warns(RuntimeWarning) as told:
+            sync(expect_change=True)
+
+        assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_sync_that_expects_change_warns_at_once(always: bool) -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME, expect_change=always)
+        sync()
+        with pytest.warns(RuntimeWarning, match="the sync changed nothing"):
+            sync(expect_change=None if always else True)
+
+
+def test_how_many_tensors_changed_is_told() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        source.run(lambda worker: worker.model[0].bias.data.add_(1))
+
+        assert sync().changed == 1
+
+
+def test_the_count_of_optimizer_steps_goes_with_the_version() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        source.train()
+
+        assert sync(step=1).step == 1
+
+
+def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        source.train()
+        with pytest.raises(px.weights.WeightsError, match="at step 1, but step 2 was asked for"):
+            sync(step=2)
+
+        assert statuses(target) == ["none"]
+        initial = {name: one.detach() for name, one in network(1).named_parameters()}
+        assert same(target.values()[0], initial)
+        version = sync(step=1)
+        assert (version.step, version.number) == (1, 1)
+        assert sync().number == 2  # the number of the refused one was given again, but once
+
+
+def test_a_step_cannot_be_asked_of_a_source_that_tells_none() -> None:
+    class Untold(px.Worker):
+        def __init__(self) -> None:
+            self.publish_weights(NAME, {"w": torch.ones(2)})
+
+    class Taking(px.Worker):
+        def __init__(self) -> None:
+            self.accept_weights(NAME, {"w": torch.zeros(2)})
+
+    with groups(Untold, Taking) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        with pytest.raises(px.PhalanxError, match=r"publish_weights\(..., step=function\)"):
+            sync(step=1)
+
+
+def test_a_version_tells_bytes_seconds_and_what_moved_between_whom() -> None:
+    with groups(Actor, Rollout, sizes=(1, 2)) as (source, target):
+        version = px.WeightSync(source, target, NAME)()
+
+        size = 4 * sum(one.numel() for one in source.values()[0].values())
+        assert version.nbytes == 2 * size
+        assert version.seconds > 0
+        assert [(one.source, one.group, one.target, one.mover, one.nbytes) for one in version.moved] == [
+            (0, target.name, 0, "copy", size),
+            (0, target.name, 1, "copy", size),
+        ]
+        assert str(version).startswith("version 1: 824 B in ") and "4 tensors changed" in str(version)
+
+
+def test_two_drivers_objects_that_sync_one_source_take_numbers_in_turn() -> None:
+    with groups(Actor, Rollout, Rollout) as (source, one, other):
+        syncs = [px.WeightSync(source, one, NAME), px.WeightSync(source, other, NAME)]
+
+        assert [sync().number for sync in (*syncs, *syncs)] == [1, 2, 3, 4]

@@ -1,0 +1,346 @@
+"""Ranks that die, stop or hang in the middle of a sync, and what is left of syncs that were."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+import phalanx as px
+from phalanx.weights.planning import tensors as true
+from phalanx.weights.planning.buckets import Slot
+from phalanx.weights.worker import source as sending
+from phalanx.weights.worker import target as receiving
+from tests.support.fault_workers import is_there, taking_less_than, within
+from tests.weights.weight_workers import NAME
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
+SCRIPT = Path(__file__).with_name("fault_script.py")
+ROWS = 64
+
+
+def stalled(function: Callable[[true.Tensors, Slot], torch.Tensor], path: str, after: int) -> object:
+    """``function``, which after so many calls notes that in a file and comes to no end."""
+    calls: list[int] = []
+
+    def stall(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > after:
+            Path(path).touch()
+            time.sleep(120)
+        return function(tensors, slot)
+
+    return stall
+
+
+class Peer(px.Worker):
+    """Publishes a tensor by rows and accepts another whole, in many buckets."""
+
+    def __init__(self) -> None:
+        size = ROWS // self.world_size
+        begin = self.rank * size
+        self.own = {"w": torch.arange(size * 1024, dtype=torch.float32).reshape(size, 1024) + begin}
+        self.other = {"w": torch.zeros(ROWS, 1024)}
+        boxes = {"w": px.weights.ShardSpec((ROWS, 1024), (((begin, 0), (size, 1024)),))}
+        self.publish_weights(NAME, self.own, boxes=boxes)
+        self.accept_weights("other", self.other)
+
+    @px.register
+    def train(self) -> None:
+        self.own["w"] += 1
+
+    @px.register(needs_weights=False)
+    def own_rows(self) -> torch.Tensor:
+        return self.own["w"]
+
+    @px.register
+    def arrived(self) -> torch.Tensor:
+        return self.other["w"]
+
+    @px.register
+    def reduce(self) -> float:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return float(total)
+
+    @px.register(needs_weights=False)
+    def stall_sending(self, path: str) -> None:
+        sending.read_slot = stalled(true.read_slot, path, 8)
+
+    @px.register(needs_weights=False)
+    def stall_writing(self, path: str) -> None:
+        receiving.write_slot = stalled(true.write_slot, path, 2)
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([4], use_gpu=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def peers(pool: px.ResourcePool) -> tuple[px.WorkerGroup, px.WorkerGroup]:
+    return px.WorkerGroup(pool[0:2], Peer), px.WorkerGroup(pool[2:4], Peer)
+
+
+@pytest.fixture
+def both(peers: tuple[px.WorkerGroup, px.WorkerGroup]) -> tuple[px.WorkerGroup, px.WorkerGroup]:
+    for group in peers:
+        if group.state != "ready":
+            group.restart()
+    return peers
+
+
+@pytest.fixture
+def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]:
+    with px.WeightSync(*both, "other", source_name=NAME, bucket_bytes=4096, timeout=60) as made:
+        made()
+        both[0].train()
+        yield made
+
+
+def pids(group: px.WorkerGroup) -> list[int]:
+    return group.run(lambda _: os.getpid())
+
+
+def arrived_whole(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> bool:
+    wanted = torch.cat(both[0].own_rows())
+    return all(torch.equal(one, wanted) for one in both[1].arrived())
+
+
+def test_a_source_that_is_killed_in_the_middle_is_named_within_2_s_and_the_next_sync_heals(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], tmp_path: Path
+) -> None:
+    source, target = both
+    victim, flag = pids(source)[1], tmp_path / "stalled"
+    source[1].stall_sending(str(flag))
+    future = sync.submit()
+    assert within(20, flag.exists)
+
+    os.kill(victim, signal.SIGKILL)
+    with taking_less_than(2.0), pytest.raises(px.WorkerDiedError, match="rank 1") as raised:
+        future.result(30)
+
+    assert raised.value.group == source.name
+    assert {one.status for one in px.weights.status(target, "other").values()} == {"torn"}
+    with pytest.raises(px.weights.WeightsTorn):
+        target.arrived()
+    source.restart()
+    assert sync().number > 2
+    assert arrived_whole(both)
+
+
+def test_a_target_that_is_killed_in_the_middle_is_named_within_2_s_and_the_next_sync_heals(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], tmp_path: Path
+) -> None:
+    source, target = both
+    victim, flag = pids(target)[0], tmp_path / "stalled"
+    target[0].stall_writing(str(flag))
+    future = sync.submit()
+    assert within(20, flag.exists)
+
+    os.kill(victim, signal.SIGKILL)
+    with taking_less_than(2.0), pytest.raises(px.WorkerDiedError, match="rank 0") as raised:
+        future.result(30)
+
+    assert raised.value.group == target.name
+    assert source.state == "ready"
+    target.restart()
+    with pytest.raises(px.weights.WeightsTorn, match="restarted since"):
+        target.arrived()
+    sync()
+    assert arrived_whole(both)
+
+
+def test_a_target_that_fails_before_it_is_connected_does_not_hold_up_its_source(
+    both: tuple[px.WorkerGroup, px.WorkerGroup],
+) -> None:
+    source, target = both
+    with px.WeightSync(source, target, "other", source_name=NAME) as sync:
+        sync.explain()  # plans
+        target[0].run(lambda worker: worker.other.update(w=torch.zeros(ROWS, 8)))
+
+        with taking_less_than(20.0), pytest.raises(px.weights.WeightsMismatch, match="not what they were"):
+            sync()
+
+        assert source.state == "ready"
+        with taking_less_than(5.0):
+            source.train()
+        target[0].run(lambda worker: worker.other.update(w=torch.zeros(ROWS, 1024)))
+        sync()
+    assert arrived_whole(both)
+
+
+def test_a_source_that_is_stopped_is_an_error_when_the_time_is_over(
+    both: tuple[px.WorkerGroup, px.WorkerGroup],
+) -> None:
+    source, target = both
+    with px.WeightSync(source, target, "other", source_name=NAME, timeout=1.0) as sync:
+        sync()
+        victim = pids(source)[0]
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            with pytest.raises(px.weights.WeightsTransferError, match=r"source rank 0.*1(\.0)? s"):
+                sync.submit().result(60)
+        finally:
+            os.kill(victim, signal.SIGCONT)
+        source.train()
+        sync()
+
+    assert arrived_whole(both)
+
+
+def test_syncs_crosswise_beside_collectives_of_the_users_do_not_wait_for_each_other(
+    both: tuple[px.WorkerGroup, px.WorkerGroup],
+) -> None:
+    one, other = both
+    there = px.WeightSync(one, other, "other", source_name=NAME)
+    back = px.WeightSync(other, one, "other", source_name=NAME)
+    errors: list[BaseException] = []
+
+    def often(*work: Callable[[], object]) -> None:
+        try:
+            for _ in range(8):
+                for step in work:
+                    step()
+        except BaseException as error:
+            errors.append(error)
+
+    reduced: list[list[float]] = []
+    threads = [
+        threading.Thread(target=often, args=work, daemon=True)
+        for work in (
+            (one.train, there),
+            (other.train, back),
+            (lambda: reduced.append(one.reduce()), lambda: reduced.append(other.reduce())),
+            (lambda: reduced.append(other.reduce()), lambda: reduced.append(one.reduce())),
+        )
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert errors == []
+    assert reduced == [[2.0, 2.0]] * 32
+    there.close()
+    back.close()
+
+
+def open_files(group: px.WorkerGroup) -> list[int]:
+    return group.run(lambda _: len(os.listdir("/proc/self/fd")))
+
+
+def segments(group: px.WorkerGroup) -> list[int]:
+    """Mappings of segments in each rank."""
+    return group.run(lambda _: Path("/proc/self/maps").read_text().count("memfd:phalanx-weights"))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("restarts", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_no_file_descriptors_grow_over_50_syncs_and_some_changes_of_epoch(
+    both: tuple[px.WorkerGroup, px.WorkerGroup], restarts: int
+) -> None:
+    source, target = both
+    with px.WeightSync(source, target, "other", source_name=NAME) as sync:
+        for _ in range(2):
+            source.train()
+            sync()
+        before = open_files(source), open_files(target), segments(source), segments(target)
+        for _ in range(50):
+            source.train()
+            sync()
+        assert (open_files(source), open_files(target), segments(source), segments(target)) == before
+        for _ in range(restarts):
+            target.restart()
+            source.train()
+            sync()
+        assert (open_files(source), segments(source), segments(target)) == (before[0], *before[2:])
+    assert within(5, lambda: segments(source) == segments(target) == [0, 0])
+
+
+def test_nothing_is_held_after_a_sync_is_closed_or_its_other_side(
+    both: tuple[px.WorkerGroup, px.WorkerGroup], pool: px.ResourcePool
+) -> None:
+    source, target = both
+    sync = px.WeightSync(source, target, "other", source_name=NAME)
+    sync()
+    held = segments(source), segments(target)
+    target.restart()
+    sync()
+    assert (segments(source), segments(target)) == held
+    sync.close()
+
+    assert all(all(counts) for counts in held)
+    assert within(5, lambda: segments(source) == segments(target) == [0, 0])
+
+
+def test_a_source_keeps_nothing_for_a_group_that_was_closed(
+    both: tuple[px.WorkerGroup, px.WorkerGroup],
+) -> None:
+    with px.ResourcePool([1], use_gpu=False) as apart:
+        target = px.WorkerGroup(apart, Peer)
+        sync = px.WeightSync(both[0], target, "other", source_name=NAME)
+        sync()
+        assert all(segments(both[0]))
+        target.close()
+        with pytest.raises(px.GroupClosed):
+            sync()
+
+    assert within(5, lambda: segments(both[0]) == [0, 0])
+
+
+def test_nothing_is_left_5_s_after_the_driver_was_killed() -> None:
+    shared = set(os.listdir("/dev/shm"))
+    address = ray.get_runtime_context().gcs_address
+    driver = subprocess.Popen([sys.executable, str(SCRIPT), address], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    ranks: list[int] = json.loads(driver.stdout.readline())
+
+    driver.kill()
+    driver.communicate()
+
+    assert len(ranks) == 2
+    assert within(5, lambda: not any(map(is_there, ranks)))
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+class Messenger(px.Worker):
+    """Another driver: calls a group of which it was given a view."""
+
+    @px.register
+    def ask(self, group: px.WorkerGroup) -> str:
+        try:
+            group.arrived()
+        except px.weights.WeightsTorn as error:
+            return type(error).__name__
+        return "arrived"
+
+
+def test_torn_weights_stop_calls_of_other_drivers_too(
+    both: tuple[px.WorkerGroup, px.WorkerGroup], pool: px.ResourcePool
+) -> None:
+    source, target = both
+    with px.WeightSync(source, target, "other", source_name=NAME) as sync:
+        sync()
+        with px.ResourcePool([1], use_gpu=False) as apart:
+            messenger = px.WorkerGroup(apart, Messenger)
+            assert messenger.ask(target) == ["arrived"]
+            target.restart()
+
+            assert messenger.ask(target)[0].endswith("WeightsTorn]")

@@ -1,0 +1,80 @@
+"""Weights from a trainer to a rollout, as the page of the library shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+from tests.weights.weight_workers import NAME, Actor, Rollout, same
+
+Both = tuple[px.WorkerGroup, px.WorkerGroup]
+
+
+@pytest.fixture(scope="module")
+def both(backend: str) -> Iterator[Both]:
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:3], Rollout)
+
+
+@pytest.fixture
+def sync(both: Both) -> Iterator[px.WeightSync]:
+    with px.WeightSync(*both, NAME) as made:
+        yield made
+
+
+def test_a_sync_brings_the_trained_weights_to_every_rank(sync: px.WeightSync, both: Both) -> None:
+    actor, rollout = both
+    for _ in range(2):
+        actor.train()
+        version = sync()
+
+        assert version.changed == 4
+        assert all(same(one, actor.values()[0]) for one in rollout.values())
+        assert rollout.version() == [version.number] * 2
+        assert {str(one) for one in px.weights.status(rollout, NAME).values()} == {f"whole({version.number})"}
+
+
+def test_a_sync_explains_what_it_will_move_before_it_has(sync: px.WeightSync, backend: str) -> None:
+    text = str(sync.explain())
+
+    hop, mover = ("same process", "copy") if backend == "inline" else ("same node", "segments")
+    assert f"by hop: {hop} 824 B" in text
+    assert text.count(mover) == 2
+
+
+def test_a_sync_that_is_closed_explains_nothing_and_asks_nobody(sync: px.WeightSync) -> None:
+    sync.close()
+
+    with pytest.raises(px.DeclarationError, match="was closed"):
+        sync.explain()
+
+
+def test_a_restart_of_either_side_is_planned_for_again(sync: px.WeightSync, both: Both) -> None:
+    actor, rollout = both
+    number = sync().number
+    rollout.restart()
+    with pytest.raises(px.weights.WeightsTorn, match="restarted since"):
+        rollout.values()
+    assert sync().number == number + 1
+    actor.restart()
+    actor.train()
+    version = sync()
+
+    assert version.number == number + 2
+    assert all(same(one, actor.values()[0]) for one in rollout.values())
+
+
+def test_calls_made_before_and_after_a_sync_see_the_version_of_their_turn(
+    sync: px.WeightSync, both: Both
+) -> None:
+    actor, rollout = both
+    number = sync().number
+    before = rollout.version.submit()
+    actor.train.submit()
+    version = sync.submit()
+    after = rollout.version.submit()
+
+    assert [before.result(), after.result()] == [[number] * 2, [number + 1] * 2]
+    assert version.result().number == number + 1

@@ -1,0 +1,121 @@
+"""Workers that publish and accept weights, and a way to have groups of them without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import phalanx as px
+
+NAME = "policy"
+
+
+def network(seed: int) -> torch.nn.Module:
+    """Two linear layers, whose values ``seed`` gives."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
+
+
+class Actor(px.Worker):
+    """Publishes a small network and trains it by adding to it."""
+
+    def __init__(self) -> None:
+        self.model = network(0)
+        self.steps = 0
+        self.publish_weights(NAME, self.model, step=lambda: self.steps)
+
+    @px.register
+    def train(self) -> None:
+        self.steps += 1
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(1.0)
+
+    @px.register
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: one.detach() for name, one in self.model.named_parameters()}
+
+    @px.register
+    def number_of(self, version: Any) -> int:
+        return version.number
+
+
+class Rollout(px.Worker):
+    """Accepts a small network in place."""
+
+    def __init__(self) -> None:
+        self.model = network(1)
+        self.accept_weights(NAME, self.model)
+
+    @px.register
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: one.detach() for name, one in self.model.named_parameters()}
+
+    @px.register
+    def version(self) -> int | None:
+        return px.weights.current_version(NAME)
+
+    @px.register(needs_weights=False)
+    def version_at_any_time(self) -> int | None:
+        return px.weights.current_version(NAME)
+
+
+class Publisher(px.Worker):
+    """Publishes what a function of the rank gives."""
+
+    def __init__(self, make: Callable[[int], Any], **stated: Any) -> None:
+        self.model = make(self.rank)
+        self.publish_weights(NAME, self.model, **{key: of(self.rank) for key, of in stated.items()})
+
+
+class Accepter(px.Worker):
+    """Accepts into what a function of the rank gives."""
+
+    def __init__(self, make: Callable[[int], Any], **stated: Any) -> None:
+        self.model = make(self.rank)
+        self.accept_weights(NAME, self.model, **{key: of(self.rank) for key, of in stated.items()})
+
+
+def told(value: Any) -> Callable[[int], Any]:
+    """The same for each rank."""
+    return lambda rank: value
+
+
+@contextmanager
+def groups(*bound: Any, sizes: tuple[int, ...] = ()) -> Generator[list[px.WorkerGroup]]:
+    """A group of ranks in this process for each class, of one rank if ``sizes`` says no other number."""
+    found: list[px.WorkerGroup] = []
+    pools: list[px.ResourcePool] = []
+    try:
+        for index, one in enumerate(bound):
+            pools.append(px.ResourcePool([sizes[index] if sizes else 1], use_gpu=False, backend="inline"))
+            found.append(px.WorkerGroup(pools[-1], one))
+        yield found
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+@contextmanager
+def joined(published: Any, accepted: Any, **options: Any) -> Generator[tuple[px.WeightSync, px.WorkerGroup]]:
+    """A sync from one rank to another in this process, and the group of the target.
+
+    Ranks have copies of what is given here, as anywhere.
+    """
+    with groups(Publisher.bind(told(published)), Accepter.bind(told(accepted))) as (source, target):
+        yield px.WeightSync(source, target, NAME, **options), target
+
+
+def arrived(target: px.WorkerGroup, rank: int = 0) -> Any:
+    """What a rank of ``target`` accepts into, as it is now."""
+    return target[rank].run(lambda worker: worker.model)
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether names, types and every bit are equal."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )

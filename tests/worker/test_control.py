@@ -1,0 +1,160 @@
+"""A call that is cancelled in the very moment in which it begins is interrupted, not run."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.wire import call_page as side_channel
+from phalanx.wire.codec import encode
+from phalanx.wire.failure import RankFailure
+from phalanx.wire.messages import RankConfig
+from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
+from phalanx.worker.worker_runtime import WorkerRuntime
+from tests.worker.test_host import Services
+
+if not side_channel.available():
+    pytest.skip("there is no side channel on this platform", allow_module_level=True)
+
+
+class Cancelled:
+    """Cancels a call right after it has asked whether it was."""
+
+    def __init__(self, control: Control) -> None:
+        self._page = control.page
+        self._asked = control.page.cancelled
+        self.done = False
+
+    def __call__(self, number: int) -> bool:
+        answer = self._asked(number)
+        if not self.done:
+            self.done = True
+            side_channel.cancel(self._page.fd, number)
+            signal.raise_signal(INTERRUPT_SIGNAL)
+        return answer
+
+
+@pytest.fixture
+def control(monkeypatch: pytest.MonkeyPatch) -> Generator[Control]:
+    """A side channel that lets the test cancel a call while it begins."""
+    monkeypatch.setenv(MARK_VARIABLE, "")
+    before = signal.getsignal(INTERRUPT_SIGNAL)
+    made = Control()
+    monkeypatch.setattr(made.page, "cancelled", Cancelled(made))
+    yield made
+    signal.signal(INTERRUPT_SIGNAL, before)
+    faulthandler.unregister(STACKS_SIGNAL)
+
+
+class Worker(px.Worker):
+    def ping(self) -> int:
+        return self.rank
+
+
+@pytest.fixture
+def host(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
+    """Rank 0 of one, as in a process of its own."""
+    made = WorkerRuntime(Services())
+    setup = RankConfig(0, 1, 0, 1, "g", 3, {})
+    made.setup(setup.pack(pickle.dumps(encode({"": (Worker, (), {})}))), ())
+    monkeypatch.setattr(made._presence, "control", control)
+    return made
+
+
+def test_a_call_that_is_cancelled_while_it_begins_is_interrupted(control: Control) -> None:
+    ran: list[Any] = []
+    with pytest.raises(Interrupted), control.call(70000, "ping"):
+        ran.append(1)
+    assert (ran, control.running) == ([], 0)
+
+
+def test_a_call_without_a_message_that_is_cancelled_while_it_begins_is_interrupted(
+    host: WorkerRuntime,
+) -> None:
+    with pytest.raises(RankFailure) as failure:
+        host.run_bare("", "ping")
+    assert failure.value.report.kind == "cancelled"
+
+
+def test_an_item_of_a_call_that_is_cancelled_while_it_begins_is_not_made(control: Control) -> None:
+    with control.stream(70000, "items") as steps, pytest.raises(Interrupted), steps:
+        pytest.fail("the item was made")
+    assert control.running == 0
+
+
+def test_the_call_after_one_that_was_interrupted_runs(host: WorkerRuntime) -> None:
+    with pytest.raises(RankFailure):
+        host.run_bare("", "ping")
+    assert host.run_bare("", "ping") == 0
+
+
+def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # of `cancelled`
+    sent: list[int] = []
+    kill = signal.pthread_kill
+
+    def unheard_at_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 2:
+            kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", unheard_at_first)
+    waiting = threading.Event()
+    with pytest.raises(Interrupted), control.call(70000, "wait"):
+        side_channel.cancel(control.page.fd, 70000)
+        os.write(control.describe().control, b"i")
+        waiting.wait(60)
+
+    assert sent == [INTERRUPT_SIGNAL] * 3
+    assert control.running == 0
+
+
+def _connected() -> tuple[socket.socket, socket.socket, socket.socket]:
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    return server, client, server.accept()[0]
+
+
+def _open(one: socket.socket) -> bool:
+    one.setblocking(False)
+    try:
+        return one.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_only_connections_of_process_groups_are_cut(control: Control) -> None:
+    before = _connected()
+    with control.making_group():
+        of_a_group, of_a_store = _connected(), _connected()
+        control.keep_port(of_a_store[0].getsockname()[1])
+    after = _connected()  # such as one of Ray's, made while the rank works
+
+    control._sever()
+
+    assert [_open(one) for one in (*before[1:], *after[1:])] == [True] * 4
+    assert [_open(one) for one in of_a_group[1:]] == [False] * 2
+    assert not _open(of_a_store[1])  # the client's end was made for the group; here both are in one process
+    for trio in (before, of_a_group, of_a_store, after):
+        for one in trio:
+            one.close()
+
+
+def test_a_thread_that_waits_while_a_group_is_made_is_freed(control: Control) -> None:
+    with control.making_group():
+        server, client, accepted = _connected()
+        control._sever()
+        assert not _open(client)
+    for one in (server, client, accepted):
+        one.close()

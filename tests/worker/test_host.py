@@ -1,0 +1,120 @@
+"""The host refuses calls of another epoch; nothing is sent, so no backend is needed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.collect.failures import combine
+from phalanx.topology.slots import SlotFacts
+from phalanx.wire.codec import encode
+from phalanx.wire.failure import RankFailure
+from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankConfig, host_call
+from phalanx.wire.outputs import OUTPUT
+from phalanx.worker import handlers as questions
+from phalanx.worker.worker_runtime import WorkerRuntime
+
+
+class Services:
+    in_driver = True
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
+
+    def folder(self) -> str:
+        return ""
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        return list(refs)
+
+
+class Worker(px.Worker):
+    def ping(self) -> int:
+        return self.rank
+
+    async def wait(self) -> str:
+        return "waited"
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def give_up(self) -> None:
+        raise GeneratorExit("gave up")
+
+
+@pytest.fixture
+def host() -> WorkerRuntime:
+    """Rank 0 of one, in epoch 3."""
+    made = WorkerRuntime(Services())
+    setup = RankConfig(0, 1, 0, 1, "g", 3, {})
+    made.setup(setup.pack(pickle.dumps(encode({"": (Worker, (), {})}))), ())
+    return made
+
+
+def message(method: str, epoch: int) -> bytes:
+    return RankCall(70000, epoch, "", method, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
+
+
+@pytest.mark.parametrize("epoch", [3, ANY_EPOCH])
+def test_a_call_of_its_epoch_and_one_that_names_none_run(host: WorkerRuntime, epoch: int) -> None:
+    assert host.run(message("ping", epoch)) == 0
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_a_call_of_another_epoch_is_refused(host: WorkerRuntime, epoch: int) -> None:
+    with pytest.raises(RankFailure, match="epoch 3; make the call again") as raised:
+        host.run(message("ping", epoch))
+    assert raised.value.report.kind == "stale"
+
+
+def test_what_a_rank_refused_is_a_stale_epoch_at_the_driver(host: WorkerRuntime) -> None:
+    with pytest.raises(RankFailure) as raised:
+        host.run(message("ping", 2))
+    error = combine("g", "ping", [raised.value.report])
+    assert isinstance(error, px.errors.StaleEpoch)
+    assert (error.epoch, error.current) == (2, 3)
+
+
+def test_questions_of_the_library_are_answered_whatever_their_epoch(host: WorkerRuntime) -> None:
+    host.run(host_call(questions.keep_record, b"kept", call=70000, epoch=9))
+    assert host.run(host_call(questions.recall_record, call=70001, epoch=9)) == b"kept"
+
+
+def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: WorkerRuntime) -> None:
+    host.run(host_call(questions.enter_epoch, 4, call=70000, epoch=3))
+    assert host.run(message("ping", 4)) == 0
+    with pytest.raises(RankFailure):
+        host.run(message("ping", 3))
+
+
+def test_a_rank_that_stays_takes_no_call_without_a_message(host: WorkerRuntime) -> None:
+    assert host.run_bare("", "ping") == 0
+    host.enter_epoch(4)
+    with pytest.raises(RankFailure, match="earlier epoch") as raised:
+        host.run_bare("", "ping")
+    assert raised.value.report.kind == "stale"
+
+
+def test_an_async_method_runs_to_its_end(host: WorkerRuntime) -> None:
+    assert host.run(message("wait", 3)) == "waited"
+    assert host.run_bare("", "wait") == "waited"
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_is_no_answer_to_it(
+    host: WorkerRuntime, bare: bool
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        host.run_bare("", "interrupt") if bare else host.run(message("interrupt", 3))
+
+
+def test_whatever_else_is_raised_is_an_answer(host: WorkerRuntime) -> None:
+    with pytest.raises(RankFailure, match="GeneratorExit: gave up"):
+        host.run(message("give_up", 3))

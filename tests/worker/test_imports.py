@@ -1,0 +1,73 @@
+"""What a rank's process does while it imports the users' modules."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.worker.imports import importing
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def test_nothing_is_collected_during_imports() -> None:
+    before = collections()
+    with importing():
+        kept = [[] for _ in range(20_000)]
+        during = collections()
+    assert during == before
+    assert len(kept) == 20_000
+
+
+def test_what_was_imported_is_left_out_of_later_collections() -> None:
+    frozen = gc.get_freeze_count()
+    with importing():
+        kept = [[] for _ in range(5_000)]
+    assert gc.get_freeze_count() >= frozen + len(kept)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["all well", "an import fails"])
+def test_collecting_goes_on_as_before(fails: bool) -> None:
+    before = gc.get_threshold()
+    try:
+        with importing():
+            if fails:
+                raise ImportError("no such module")
+    except ImportError:
+        pass
+    assert gc.get_threshold() == before
+    assert gc.isenabled()
+
+
+def test_thresholds_that_a_module_sets_stand() -> None:
+    with importing():
+        gc.set_threshold(50_000, 20, 20)
+    assert gc.get_threshold() == (50_000, 20, 20)
+
+
+@pytest.mark.slow
+def test_a_rank_collects_garbage(ray_cluster: Any) -> None:
+    class Sees(px.Worker):
+        @px.register
+        def settings(self) -> tuple[tuple[int, int, int], bool, int]:
+            return gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
+
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool, px.WorkerGroup(pool, Sees) as group:
+        threshold, enabled, frozen = group.settings()[0]
+    assert threshold == gc.get_threshold()
+    assert enabled
+    assert frozen > 10_000

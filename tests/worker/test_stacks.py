@@ -1,0 +1,52 @@
+"""Where the threads of a process stand, as one of them reads it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from phalanx.worker.thread_stacks import stacks
+
+
+def test_all_threads_are_there_the_main_one_last_and_innermost_frames_first() -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def waiting() -> None:
+        waits.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    waits.wait()
+    blocks = stacks().split("Thread 0x")[1:]
+    go_on.set()
+    thread.join()
+
+    assert [block for block in blocks if "in waiting" in block] != []
+    main = blocks[-1].splitlines()
+    own = next(i for i, line in enumerate(main) if "in test_all_threads_are_there" in line)
+    assert "in stacks" in main[own - 1]
+    assert main[own].startswith(f'  File "{__file__}", line ')
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_shown() -> None:
+    def deep(more: int) -> str:
+        return deep(more - 1) if more else stacks()
+
+    main = deep(150).split("Thread 0x")[-1].rstrip().splitlines()
+
+    assert len(main) == 102
+    assert main[-1] == "  ..."
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_collector_is_as_it_was(collecting: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        stacks()
+        assert gc.isenabled() == collecting
+    finally:
+        (gc.enable if before else gc.disable)()

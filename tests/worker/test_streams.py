@@ -1,0 +1,130 @@
+"""A rank's side of a stream, on a host in this process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import phalanx as px
+from phalanx.topology.slots import SlotFacts
+from phalanx.wire.codec import encode
+from phalanx.wire.failure import RankFailure
+from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankConfig
+from phalanx.wire.outputs import OUTPUT, StreamEnd
+from phalanx.worker.hooks import Hooks, Seen
+from phalanx.worker.worker_runtime import WorkerRuntime
+
+
+class Services:
+    in_driver = True
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
+
+    def folder(self) -> str:
+        return ""
+
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        return list(refs)
+
+
+class Source(px.Worker):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def numbers(self) -> Iterator[int]:
+        try:
+            for number in (1, 2, 3):
+                self.notes.append(f"made {number}")
+                yield number
+        finally:
+            self.notes.append("over")
+
+    async def numbers_async(self) -> AsyncIterator[int]:
+        for number in self.numbers():
+            yield number
+
+    def one(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def host() -> WorkerRuntime:
+    """Rank 0 of one, in epoch 3."""
+    made = WorkerRuntime(Services())
+    made.setup(RankConfig(0, 1, 0, 1, "g", 3, {}).pack(pickle.dumps(encode({"": (Source, (), {})}))), ())
+    return made
+
+
+def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> bytes:
+    return RankCall(70000, epoch, "", method, keep, OUTPUT, False, False, NO_ARGUMENTS).pack()
+
+
+@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
+def test_items_come_one_by_one_and_their_number_last(host: WorkerRuntime, method: str) -> None:
+    assert list(host.stream(message(method))) == [1, 2, 3, StreamEnd(3)]
+
+
+def test_an_item_is_made_when_it_is_asked_for(host: WorkerRuntime) -> None:
+    items = host.stream(message("numbers"))
+    assert [next(items), next(items)] == [1, 2]
+
+    assert host.instances[""].notes == ["made 1", "made 2"]
+    list(items)
+
+
+def test_closing_it_in_the_middle_lets_the_method_clean_up_and_interrupts_the_call(
+    host: WorkerRuntime,
+) -> None:
+    items = host.stream(message("numbers"))
+    next(items)
+    with pytest.raises(RankFailure) as raised:
+        items.close()
+
+    assert raised.value.report.kind == "cancelled"
+    assert host.instances[""].notes == ["made 1", "over"]
+
+
+@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
+def test_without_a_stream_the_items_come_as_a_list(host: WorkerRuntime, method: str) -> None:
+    assert pickle.loads(pickle.dumps(host.run(message(method)))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
+def test_a_call_of_which_nothing_is_kept_runs_to_its_end(host: WorkerRuntime, method: str) -> None:
+    assert host.run(message(method, keep=False)) is None
+    assert host.instances[""].notes[-1] == "over"
+
+
+def test_the_stream_of_another_epoch_is_refused(host: WorkerRuntime) -> None:
+    with pytest.raises(RankFailure, match="belongs to epoch 2"):
+        next(host.stream(message("numbers", epoch=2)))
+
+
+def test_what_does_not_yield_has_no_items(host: WorkerRuntime) -> None:
+    with pytest.raises(RankFailure, match=r"it returned a int: call it without \.stream\(\)"):
+        next(host.stream(message("one")))
+
+
+class Noting:
+    """A hook that notes the end of a call."""
+
+    def __init__(self) -> None:
+        self.ended: list[BaseException | None] = []
+
+    def begin(self, seen: Seen) -> Callable[[BaseException | None], None]:
+        return self.ended.append
+
+    def finish(self) -> None: ...
+
+
+def test_a_hook_lasts_until_the_last_item() -> None:
+    hooks, noting, source = Hooks(), Noting(), Source()
+    hooks.add("one", noting)
+    items = hooks.around(Seen("", "numbers"), source.numbers, (), {})
+
+    assert (next(items), noting.ended) == (1, [])
+    assert (list(items), noting.ended) == ([2, 3], [None])
