@@ -1,4 +1,4 @@
-"""Errors of the drop-in: instances both of this library's and of what verl raises in the same place."""
+"""Errors that are both this library's and of the type that verl raises in the same place."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from phalanx.errors import DeclarationError, DispatchError, PlacementError
 
 
 class CheckFailed(DeclarationError, AssertionError):
-    """Something was declared or configured wrongly, where verl has an assertion."""
+    """A wrong declaration or option, for which verl has an assertion."""
 
 
 class CallCheckFailed(DispatchError, AssertionError):
-    """Arguments of a call, or outputs of its ranks, do not fit its mode, where verl has an assertion."""
+    """Arguments or outputs that do not fit the dispatch mode, for which verl has an assertion."""
 
 
 class UnusableName(DeclarationError, ValueError):
-    """A registered method cannot be bound under its name."""
+    """A registered method whose name a group cannot use."""
 
 
 class NoSharedBase(DeclarationError, ValueError, AssertionError):
-    """Roles of one process do not all derive from ``Worker``; verl has an assertion or a ValueError, by their names."""
+    """Roles of one process that do not all derive from ``Worker``."""
 
 
 class NoFreePort(CheckFailed, RuntimeError):
@@ -26,11 +26,11 @@ class NoFreePort(CheckFailed, RuntimeError):
 
 
 class SystemVariables(DeclarationError, ValueError):
-    """Variables for a group's ranks include some that the controller itself sets."""
+    """Variables for a group's ranks that the controller itself sets."""
 
 
 class NoAccelerators(DeclarationError, ValueError):
-    """Ranks with accelerators are asked for on slots that have none."""
+    """A request for accelerators on slots that have none."""
 
 
 class NotEnoughGpus(PlacementError, ValueError):
@@ -38,11 +38,11 @@ class NotEnoughGpus(PlacementError, ValueError):
 
 
 class DirectCallOnly(DispatchError, NotImplementedError):
-    """A method that serves rollout clients was called through its group."""
+    """A call through the group of a method that serves rollout clients."""
 
 
 class AlreadyImported(DeclarationError, ImportError):
-    """Something of verl is in use in this process that was to come from here."""
+    """A module of verl that was imported before Phalanx could replace it."""
 
 
 class UnfitVerl(DeclarationError, ImportError):

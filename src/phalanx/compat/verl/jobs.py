@@ -1,4 +1,4 @@
-"""How the overlay reaches the Ray processes of a driver, on a cluster that is up already as well."""
+"""Variables that bring the overlay to the Ray processes of a driver, on a running cluster too."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 from phalanx.config import own_variables
 
-#: What verl imports at the end of its own import, named in a variable of verl's.
+#: The module that verl imports at the end of its own import, and verl's variable that names it.
 PLUGIN, HOOK = "phalanx.compat.verl_plugin", "VERL_USE_EXTERNAL_MODULES"
 ASKED = "PHALANX_VERL"
-#: Where Ray tells the process of a job (`ray job submit`) what the job was submitted with.
+#: Ray's variable in the process of a job (`ray job submit`) with the job's configuration.
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that bring the overlay to another process, given those that it has."""
+    """Return the variables that bring the overlay to another process with this environment."""
     modules = [name for name in environment.get(HOOK, "").split(",") if name and name != PLUGIN]
     return {ASKED: "1", HOOK: ",".join([PLUGIN, *modules])}
 
 
 def reach_jobs() -> None:
-    """Every Ray process that works for this driver: ``ray.init`` tells Ray the variables for them. Idempotent."""
+    """Make ``ray.init`` pass the variables to every Ray process of this driver. Idempotent."""
     import ray
 
     if getattr(ray.init, "phalanx_overlay", False):
@@ -44,7 +44,7 @@ def reach_jobs() -> None:
 
 
 def _with_environment(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``ray.init`` whose processes get the overlay, and the settings of this library."""
+    """Return arguments of ``ray.init`` with the overlay's variables and this library's settings."""
     config = kwargs.get("job_config")
     if config is None or kwargs.get("runtime_env") is not None:
         return {**kwargs, "runtime_env": _amended(kwargs.get("runtime_env"))}
@@ -53,10 +53,10 @@ def _with_environment(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_a_job(kwargs: Mapping[str, Any], submitted: str) -> tuple[dict[str, Any], str]:
-    """The same, and what the job was submitted with, for a process that ``ray job submit`` started.
+    """Return arguments of ``ray.init`` and the job's configuration, for a process that ``ray job submit`` started.
 
-    Ray refuses a variable that both have, with one value as well; so what the job has already is changed there. Of
-    ``job_config`` Ray takes no runtime_env here.
+    Ray rejects a variable that both name, even with equal values. So a variable that the job names is changed there.
+    Ray ignores the runtime_env of ``job_config`` here.
     """
     given = kwargs.get("runtime_env") or {}
     runtime_env = _amended(given)
@@ -68,7 +68,7 @@ def _in_a_job(kwargs: Mapping[str, Any], submitted: str) -> tuple[dict[str, Any]
 
 
 def _amended(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A runtime_env with the variables of the overlay and of this library besides its own."""
+    """Return a runtime_env with the variables of the overlay and of this library added."""
     runtime_env = dict(given or {})
     theirs = dict(runtime_env.get("env_vars") or {})
     hooks = {HOOK: theirs.get(HOOK, os.environ.get(HOOK, ""))}

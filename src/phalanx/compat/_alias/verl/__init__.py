@@ -1,4 +1,4 @@
-"""Stands for verl in processes that import it by this folder; the drop-in takes its place."""
+"""Stand-in for verl in processes that import it by this folder: it installs the tutorial's names."""
 
 from phalanx.compat.verl import install_here
 

@@ -1,4 +1,4 @@
-"""Megatron's configuration from a plain one."""
+"""Conversion of a plain configuration to Megatron's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _dtype(given: Any) -> torch.dtype:
 
 
 def init_model_parallel_config(config: Mapping[str, Any]) -> Any:
-    """Megatron's ``ModelParallelConfig`` from a mapping or an OmegaConf node.
+    """Return Megatron's ``ModelParallelConfig`` from a mapping or an OmegaConf node.
 
     ``param_dtype`` may be a name ("fp32", "bf16", "fp16"). Entries that megatron-core's class does not have
     (``pipeline_model_parallel_rank``, ...) are left out: they describe the rank, not the model. Weights are made

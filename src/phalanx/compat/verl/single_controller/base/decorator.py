@@ -45,14 +45,14 @@ MAGIC_ATTR = "attrs_3141562937"
 
 
 class Dispatch(DynamicEnum):
-    """How arguments reach ranks and results return."""
+    """Dispatch modes: the split of arguments and the join of results."""
 
     _registry: dict[str, Any] = {}
     _next_value: int = 0
 
 
 class Execute(DynamicEnum):
-    """Which ranks run a method."""
+    """Execute modes: the ranks that run a method."""
 
     _registry: dict[str, Any] = {}
     _next_value: int = 0
@@ -105,19 +105,19 @@ _EXECUTE_FN = {
 
 
 def get_predefined_dispatch_fn(dispatch_mode: Any) -> dict[str, Callable[..., Any]]:
-    """The ``{"dispatch_fn", "collect_fn"}`` pair of a mode. Raises KeyError for one that is not in the table."""
+    """Return the ``{"dispatch_fn", "collect_fn"}`` pair of a mode. Raises KeyError for an unknown mode."""
     return DISPATCH_MODE_FN_REGISTRY[dispatch_mode]
 
 
 def get_predefined_execute_fn(execute_mode: Any) -> dict[str, str]:
-    """``{"execute_fn_name": ...}``, the name of the group's method that calls the ranks of an execute mode."""
+    """Return ``{"execute_fn_name": ...}``: the group's method that calls the ranks of an execute mode."""
     return _EXECUTE_FN[execute_mode]
 
 
 def register_dispatch_mode(
     dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> None:
-    """Add a mode that is then known as ``Dispatch.<dispatch_mode_name>``.
+    """Add a mode, named ``Dispatch.<dispatch_mode_name>``.
 
     Raises:
         ValueError: there is one of that name.
@@ -130,7 +130,7 @@ def register_dispatch_mode(
 def update_dispatch_mode(
     dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> None:
-    """Give a mode other functions; groups that exist keep the ones they were made with.
+    """Replace a mode's functions. Existing groups keep theirs.
 
     Raises:
         CheckFailed: there is no such mode.
@@ -145,7 +145,7 @@ def update_dispatch_mode(
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:
-    """A mode that splits rows over the dp ranks which the workers registered for ``mesh_name``."""
+    """Return a mode that splits rows over the dp ranks that the workers registered for ``mesh_name``."""
     return _pair(
         partial(dispatch_lazy_compute_data_proto, mesh_name),
         partial(collect_lazy_compute_data_proto, mesh_name),
@@ -175,7 +175,7 @@ def _check_execute_mode(execute_mode: Any) -> None:
 
 
 def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the value in place of each ``DataProtoFuture``."""
+    """Return the arguments with each ``DataProtoFuture`` replaced by its value."""
 
     def value(given: Any) -> Any:
         return given.get() if is_future(given) else given
@@ -184,7 +184,7 @@ def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], di
 
 
 def references_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Ray's references behind those arguments of a call that are a ``DataProtoFuture``."""
+    """Return Ray's references of all ``DataProtoFuture`` arguments of a call."""
     return [ref for value in (*args, *kwargs.values()) if is_future(value) for ref in value.futures]
 
 

@@ -1,4 +1,4 @@
-"""The functions behind the dispatch modes: from the caller's arguments to one list per argument, and back.
+"""Functions of the dispatch modes: from the caller's arguments to one list per argument, and back.
 
 A dispatch function gives every argument as a list with one element per rank; a collect function gets the
 outputs (or Ray's references to them) by rank.
@@ -26,17 +26,17 @@ def _each(function: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str,
 
 
 def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
-    """The same to every rank."""
+    """Repeat each argument for every rank."""
     return _each(lambda value: [value] * worker_group.world_size, args, kwargs)
 
 
 def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
-    """The arguments as they are; ``execute_all`` deals them out where all are lists of world_size elements."""
+    """Return the arguments unchanged. ``execute_all`` deals them if all are lists of world_size elements."""
     return args, kwargs
 
 
 def collect_all_to_all(worker_group: Any, output: Any) -> Any:
-    """The outputs as they are."""
+    """Return the outputs unchanged."""
     return output
 
 
@@ -56,7 +56,7 @@ def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Argumen
 
 
 def collect_dp_compute(worker_group: Any, output: Any) -> Any:
-    """One output per rank."""
+    """Return one output per rank."""
     if len(output) != worker_group.world_size:
         raise CallCheckFailed(
             f"{len(output)} outputs of a group of {worker_group.world_size}: expected one of each rank"
@@ -65,7 +65,7 @@ def collect_dp_compute(worker_group: Any, output: Any) -> Any:
 
 
 def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
-    """Each argument cut into ``chunks`` equal pieces; futures are cut when they are there."""
+    """Split each argument into ``chunks`` equal shards. Futures are split when their value is there."""
     batches = protocol()
 
     def cut(value: Any, where: str) -> list[Any]:
@@ -85,7 +85,7 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arg
 
 
 def _split_future(future: Any, chunks: int) -> list[Any]:
-    """Futures of ``chunks`` consecutive parts, which differ by one row at most."""
+    """Return futures of ``chunks`` consecutive shards, whose sizes differ by one row at most."""
     return [
         protocol().DataProtoFuture(
             collect_fn=future.collect_fn,
@@ -97,7 +97,7 @@ def _split_future(future: Any, chunks: int) -> list[Any]:
 
 
 def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch: Any) -> Any:
-    """Part ``index`` of a joined batch, after the future's own ``dispatch_fn``."""
+    """Return shard ``index`` of a joined batch, after the future's own ``dispatch_fn``."""
     if earlier is not None:
         batch = earlier(batch)
     size, longer = divmod(len(batch), chunks)
@@ -106,7 +106,7 @@ def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch:
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
-    """As :func:`_split_args_kwargs_data_proto`; a ``DataProto`` with auto padding is first padded (a copy of it).
+    """Split each argument. A copy of a ``DataProto`` with auto padding is padded before.
 
     The number of rows added is in the keyword arguments, under ``_padding_size_key``.
     """
@@ -138,12 +138,12 @@ def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **k
 
 
 def dispatch_dp_compute_data_proto(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
-    """Rows split over the ranks."""
+    """Split rows over the ranks."""
     return _split_args_kwargs_data_proto_with_auto_padding(worker_group.world_size, *args, **kwargs)
 
 
 def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
-    """First a function, which goes to every rank; the rest as rows."""
+    """Send the first argument, a function, to every rank, and split the rows of the others."""
     if not args or not isinstance(args[0], FunctionType):
         given = type(args[0]).__name__ if args else "nothing"
         raise CallCheckFailed(
@@ -156,7 +156,7 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
 
 
 def _concat_data_proto_or_future(output: list[Any]) -> Any:
-    """The rows of all outputs as one; of references, a future of that."""
+    """Join the rows of all outputs. Of references, return a future of the join."""
     return protocol().BatchData(output).concat()
 
 
@@ -172,14 +172,14 @@ def _concatable(output: list[Any]) -> list[Any]:
 
 
 def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:
-    """The rows of all ranks as one."""
+    """Join the rows of all ranks."""
     return _concat_data_proto_or_future(collect_dp_compute(worker_group, _concatable(output)))
 
 
 def dispatch_nd_compute(
     dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any
 ) -> Arguments:
-    """Each argument a list of dp_size elements; rank ``r`` gets element ``dp_rank_mapping[r]``."""
+    """Deal lists of dp_size elements: rank ``r`` gets element ``dp_rank_mapping[r]``."""
 
     def deal(value: Any) -> list[Any]:
         _check_list("an argument", value, dp_size, "dp_size")
@@ -191,7 +191,7 @@ def dispatch_nd_compute(
 
 
 def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> list[Any]:
-    """The outputs of the ranks whose mask is set, in rank order."""
+    """Return the outputs of the ranks whose mask is set, in rank order."""
     if len(output) != worker_group.world_size:
         raise CallCheckFailed(
             f"{len(output)} outputs of a group of {worker_group.world_size}: expected one of each rank"
@@ -202,13 +202,13 @@ def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any)
 def dispatch_nd_compute_dataproto(
     dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any
 ) -> Arguments:
-    """Rows split over dp; ranks of one dp rank get the same piece."""
+    """Split rows over dp. The ranks of a dp rank get the same shard."""
     args, kwargs = _split_args_kwargs_data_proto_with_auto_padding(dp_size, *args, **kwargs)
     return dispatch_nd_compute(dp_rank_mapping, dp_size, worker_group, *args, **kwargs)
 
 
 def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, output: Any) -> Any:
-    """The rows of the ranks whose mask is set, as one."""
+    """Join the rows of the ranks whose mask is set."""
     return _concat_data_proto_or_future(_concatable(collect_nd_compute(collect_mask, worker_group, output)))
 
 
@@ -225,19 +225,19 @@ def _asked_once(known: dict[str, Any], mesh_name: str, query: str, worker_group:
 def dispatch_lazy_compute_data_proto(
     mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any
 ) -> Arguments:
-    """Rows split over the dp ranks of a mesh that the workers registered; they are asked at the first call."""
+    """Split rows over the dp ranks of a registered mesh. The first call queries the workers."""
     mapping = _asked_once(worker_group._dispatch_info, mesh_name, "_query_dispatch_info", worker_group)
     return dispatch_nd_compute_dataproto(mapping, max(mapping) + 1, worker_group, *args, **kwargs)
 
 
 def collect_lazy_compute_data_proto(mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
-    """The rows of the ranks that the mesh collects from, as one."""
+    """Join the rows of the ranks that the mesh collects from."""
     mask = _asked_once(worker_group._collect_info, mesh_name, "_query_collect_info", worker_group)
     return collect_nd_compute_dataproto(mask, worker_group, *args, **kwargs)
 
 
 def dummy_direct_rollout_call(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuses: the method is for clients that hold a rank's handle."""
+    """Raise DirectCallOnly: the method is for clients with a rank's handle."""
     raise DirectCallOnly(
         "Direct rollout call is forbidden. A method registered with Dispatch.DIRECT_ROLLOUT_METHOD is called on a "
         "rank's handle, not through the group: ray.get(group.workers[0].<method>.remote(...))"

@@ -15,7 +15,7 @@ from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execu
 
 @dataclass
 class DistRankInfo:
-    """Place of one rank in Megatron's parallel state."""
+    """Coordinates of a rank in Megatron's parallel state."""
 
     tp_rank: int
     dp_rank: int
@@ -49,18 +49,18 @@ class WorkerHelper:
             return probe.getsockname()[1]
 
     def get_available_master_addr_port(self) -> tuple[str, str]:
-        """This node's address, and a port that nobody listens on now (somebody may before it is used)."""
+        """Return this node's address and a free port, which another process may take before it is used."""
         return self._get_node_ip(), str(self._get_free_port())
 
 
 class Worker(WorkerHelper):
-    """Base class of workers: who they are, from the environment of their process."""
+    """Base class of workers. Rank and world size come from the process's environment."""
 
     fused_worker_attr_name = "fused_worker_dict"
 
     @classmethod
     def env_keys(cls) -> list[str]:
-        """The variables that describe a rank."""
+        """Return the variables that describe a rank."""
         return [
             "WORLD_SIZE",
             "RANK",
@@ -94,7 +94,7 @@ class Worker(WorkerHelper):
         self.__collect_dp_rank: dict[str, bool] = {}
 
     def _configure_with_store(self, store: dict[str, Any]) -> None:
-        """Take over what ``store`` says of the rank, as ``_<variable in lower case>``, here and in the environment."""
+        """Set attributes and variables of the rank from ``store``, whose keys are ``_<variable in lower case>``."""
         for key in self.env_keys():
             attribute = f"_{key.lower()}"
             value = store.get(attribute)
@@ -115,19 +115,19 @@ class Worker(WorkerHelper):
         return self._world_size
 
     def get_master_addr_port(self) -> tuple[str | None, str | None]:
-        """Where the ranks of the group meet."""
+        """Return the rendezvous address and port of the group."""
         return self._master_addr, self._master_port
 
     def get_cuda_visible_devices(self) -> str:
-        """The device mask of this process, or ``"not set"``."""
+        """Return the device mask of this process, or ``"not set"``."""
         return os.environ.get(self.env_keys()[-1], "not set")
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
-        """The role of that name in this process, or None."""
+        """Return the role of that name in this process, or None."""
         return self.fused_worker_dict.get(worker_name)
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Declare this rank's dp rank in a mesh, and whether its outputs are collected.
+        """Register this rank's dp rank in a mesh, and whether its outputs are collected.
 
         Raises:
             ValueError: the mesh was declared before.
@@ -150,26 +150,26 @@ class Worker(WorkerHelper):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_dispatch_info(self, mesh_name: str) -> int:
-        """This rank's dp rank in a mesh."""
+        """Return this rank's dp rank in a mesh."""
         return self.__known(self.__dispatch_dp_rank, mesh_name)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_collect_info(self, mesh_name: str) -> bool:
-        """Whether this rank's outputs are collected in a mesh."""
+        """Return whether this rank's outputs are collected in a mesh."""
         return self.query_collect_info(mesh_name)
 
     def query_collect_info(self, mesh_name: str) -> bool:
-        """Whether this rank's outputs are collected in a mesh."""
+        """Return whether this rank's outputs are collected in a mesh."""
         return self.__known(self.__collect_dp_rank, mesh_name)
 
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
-        """All registered meshes: ``{"dispatch_dp_rank": {name: dp rank}, "collect_dp_rank": {name: bool}}``."""
+        """Return all registered meshes: ``{"dispatch_dp_rank": {name: dp rank}, "collect_dp_rank": {name: bool}}``."""
         return {"dispatch_dp_rank": self.__dispatch_dp_rank, "collect_dp_rank": self.__collect_dp_rank}
 
     def set_dispatch_collect(
         self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
     ) -> None:
-        """Register under ``mesh_name`` what another role of this process registered.
+        """Register the mesh of another role of this process as ``mesh_name``.
 
         Args:
             dispatch_dp_rank, collect_dp_rank: as ``get_dispatch_collect`` of the other role gives them. Of several
@@ -191,10 +191,10 @@ class Worker(WorkerHelper):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``func(worker, *args, **kwargs)`` on every rank, rows split."""
+        """Run ``func(worker, *args, **kwargs)`` on every rank, with rows split."""
         return func(self, *args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
     def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``func(*args, **kwargs)`` on rank 0."""
+        """Run ``func(*args, **kwargs)`` on rank 0."""
         return func(*args, **kwargs)

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ResourcePool:
-    """How many processes each node gets: ``ResourcePool([8, 8])`` is two nodes of 8."""
+    """Numbers of processes by node: ``ResourcePool([8, 8])`` is two nodes of 8."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ResourcePool:
         self.n_gpus_per_node = n_gpus_per_node
 
     def add_node(self, process_count: int) -> None:
-        """One more node of ``process_count`` processes."""
+        """Add a node of ``process_count`` processes."""
         self._store.append(process_count)
 
     @property
@@ -54,16 +54,16 @@ class ResourcePool:
         return self._store
 
     def local_world_size_list(self) -> list[int]:
-        """By rank: processes on its node."""
+        """Return by rank the number of processes on its node."""
         return [count for count in self._store for _ in range(count)]
 
     def local_rank_list(self) -> list[int]:
-        """By rank: its place on its node."""
+        """Return by rank its local rank on its node."""
         return [index for count in self._store for index in range(count)]
 
 
 class ClassWithInitArgs:
-    """A class and the arguments that it is made with, when called."""
+    """A class and its constructor arguments. A call returns an instance."""
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         self.cls = cls
@@ -76,7 +76,7 @@ class ClassWithInitArgs:
 
 
 def check_workers_alive(workers: list[Any], is_alive: Callable[[Any], bool], gap_time: float = 1) -> None:
-    """Look every ``gap_time`` seconds; raise SIGABRT in this process as soon as a worker is gone.
+    """Check the workers every ``gap_time`` seconds. Raise SIGABRT in this process if a worker died.
 
     Returns when ``is_alive`` raises GroupClosed: the cluster was left, and its workers went with it.
     """
@@ -90,7 +90,7 @@ def check_workers_alive(workers: list[Any], is_alive: Callable[[Any], bool], gap
 
 
 class WorkerGroup:
-    """What groups of any backend share: the workers, and registered methods as attributes."""
+    """Base class of groups: the workers, and registered methods as attributes."""
 
     fused_worker_execute_fn_name = "_fuw_execute"
 
@@ -121,7 +121,7 @@ class WorkerGroup:
             time.sleep(1)
 
     def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
-        """Watch the workers from a thread that aborts this process (SIGABRT) when one is gone."""
+        """Start a thread that aborts this process (SIGABRT) if a worker dies."""
         self._block_until_all_workers_alive()
         self._checker_thread = threading.Thread(
             target=check_workers_alive,
@@ -132,7 +132,7 @@ class WorkerGroup:
         self._checker_thread.start()
 
     def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Any]) -> list[str]:
-        """Make every registered method of a class an attribute of this group.
+        """Add every registered method of a class as an attribute of this group.
 
         Args:
             func_generator: ``f(group, method_name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)``.

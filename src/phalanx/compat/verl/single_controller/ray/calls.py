@@ -1,4 +1,4 @@
-"""How a group's methods are called, and what Ray is given to carry."""
+"""Methods of a group, and the encoding of their arguments for Ray."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GroupMethod:
-    """One registered method of a group: dispatch, call, collect."""
+    """A registered method of a group: it dispatches, calls and collects."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ def _future_class(base: type) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """A dispatch function may change the lists that it is given: not the caller's."""
+    """Return a copy of a list or dict: a dispatch function may change its arguments, but not the caller's."""
     return value.copy() if type(value) in (list, dict) else value
 
 
@@ -126,12 +126,12 @@ def _trimmed(padding: int, total: int, output: Any) -> Any:
 
 
 def traced(call: Call | None, nbytes: int) -> dict[str, Any]:
-    """What a rank is told besides the arguments of a call that is in a trace."""
+    """Return the extra argument of a traced call."""
     return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
 
 
 def failed_ranks(refs: Sequence[Any]) -> str:
-    """The ranks whose call has raised by now, of Ray's references by rank."""
+    """Return the ranks whose call has raised, from Ray's references by rank."""
     done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
     failed: list[int] = []
     for rank, ref in enumerate(refs):
@@ -144,9 +144,10 @@ def failed_ranks(refs: Sequence[Any]) -> str:
 
 
 class PayloadEncoder:
-    """The arguments of one call as Ray is to carry them; what several ranks get is encoded and stored once.
+    """Encoder of one call's arguments. A value for several ranks is encoded and stored once.
 
-    ``stored`` counts the bytes that come to lie in the object store: Ray puts there what is large, and not shared.
+    Attributes:
+        stored: bytes that are put into the object store. Ray stores large values that are not shared.
     """
 
     def __init__(self) -> None:
@@ -155,7 +156,7 @@ class PayloadEncoder:
         self.stored = 0
 
     def of(self, value: Any, shared: bool) -> Any:
-        """``value``, to be sent to one rank, or to several where it is ``shared``."""
+        """Return the payload of ``value`` for one rank, or for several ranks if ``shared``."""
         known = self._made.get(id(value))
         if known is None:
             made = portable(value)
@@ -168,5 +169,5 @@ class PayloadEncoder:
         return known[1]
 
     def nbytes(self, values: Iterable[Any]) -> int:
-        """Bytes of values that were encoded, as one rank gets them."""
+        """Return the bytes of encoded values, as received by one rank."""
         return sum(self._made[id(value)][2] for value in values if id(value) in self._made)

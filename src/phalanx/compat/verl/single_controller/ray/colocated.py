@@ -1,4 +1,4 @@
-"""Several workers in one process per rank: classes made of others."""
+"""Classes of several roles that share one process per rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEPARATOR = "_fwmn_"
 
 
 def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
-    """The base class that all roles share: ``MegatronWorker`` where all derive from it, else ``Worker``.
+    """Return the base class of all roles: ``MegatronWorker`` if all derive from it, else ``Worker``.
 
     Raises:
         NoSharedBase: a role is no ``Worker``.
@@ -54,7 +54,7 @@ def _made(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
-    """A class whose instances hold one worker of each role; its methods are named ``{role}_{method}``.
+    """Return a class whose instances hold one worker of each role, with methods ``{role}_{method}``.
 
     ``RayWorkerGroup(pool, cls).spawn(roles)`` gives a group for each role.
     """
@@ -75,7 +75,7 @@ def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> 
 
 
 def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) -> None:
-    """Give ``cls`` the registered methods of a role, under the role's name.
+    """Add a role's registered methods to ``cls``, as ``{role}_{method}``.
 
     Raises:
         UnusableName: the name of a method for rollout clients is taken.
@@ -117,7 +117,7 @@ def _forward(role: str, name: str, alias: str, registered: dict[str, Any], is_as
 
 
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
-    """A plain class whose instances hold one worker of each role, as attributes named by role; to derive from."""
+    """Return a plain class, to derive from, with one worker of each role as attributes named by role."""
     classes, base = _classes(class_dict)
     arguments = {role: given.args for role, given in class_dict.items()}
     keywords = {role: given.kwargs for role, given in class_dict.items()}
@@ -153,7 +153,7 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
 
 
 def create_colocated_worker_cls_fused(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
-    """As :func:`create_colocated_worker_raw_cls`, ready for a group; roles see each other in ``fused_worker_dict``."""
+    """Return the class of ``create_colocated_worker_raw_cls`` for a group. Roles share ``fused_worker_dict``."""
     bound = RayClassWithInitArgs(cls=ray.remote(create_colocated_worker_raw_cls(class_dict)))
     bound.fused_worker_used = True
     return bound

@@ -21,6 +21,7 @@ from phalanx.compat.verl.single_controller.ray.calls import (
     traced,
 )
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
+from phalanx.compat.verl.single_controller.ray.group_serialization import reduce_group
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
 from phalanx.compat.verl.single_controller.ray.start import (
@@ -28,7 +29,6 @@ from phalanx.compat.verl.single_controller.ray.start import (
     check_request,
     start,
 )
-from phalanx.compat.verl.single_controller.ray.travel import travelling
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, TrackedCalls  # loads the runtime
@@ -145,7 +145,7 @@ class RayWorkerGroup(WorkerGroup):
         ray_cls_with_init: RayClassWithInitArgs | None = None,
         **kwargs: Any,
     ) -> RayWorkerGroup:
-        """A group of workers that exist, by their names or handles; it does not own them."""
+        """Return a group of existing workers, by their names or handles. It does not own them."""
         return cls(
             resource_pool=None,
             ray_cls_with_init=ray_cls_with_init,
@@ -213,7 +213,7 @@ class RayWorkerGroup(WorkerGroup):
             setattr(self, role, group)
 
     def _execute_remote_single_worker(self, worker: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Ray's reference to the result of one call on one worker."""
+        """Call one worker and return Ray's reference to the result."""
         if self.sub_cls_name:
             remote = getattr(worker, self.fused_worker_execute_fn_name)
             return remote.remote(f"{self.sub_cls_name}_fwmn_{method_name}", *args, **kwargs)
@@ -225,19 +225,19 @@ class RayWorkerGroup(WorkerGroup):
         return getattr(self._user_class, "role_methods")[self._role].get(method_name, method_name)  # noqa: B009
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call rank 0 with the arguments as they are, and wait."""
+        """Call rank 0 with the arguments unchanged, and wait."""
         return self._wait(self.execute_rank_zero_async(method_name, *args, **kwargs), method_name)
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call rank 0 with the arguments as they are: Ray's reference to its result."""
+        """Call rank 0 with the arguments unchanged. Return Ray's reference to the result."""
         return self._send(self._workers[:1], method_name, args, kwargs)[0]
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """The same as :meth:`execute_rank_zero_async`."""
+        """Call :meth:`execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The same as :meth:`execute_all_async`."""
+        """Call :meth:`execute_all_async`."""
         return self.execute_all_async(method_name, *args, **kwargs)
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -245,7 +245,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._wait(self.execute_all_async(method_name, *args, **kwargs), method_name)
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call every rank: Ray's references to the results, by rank.
+        """Call every rank. Return Ray's references to the results, by rank.
 
         Where all arguments are lists of world_size elements they are dealt out, one element to each rank;
         otherwise all ranks get the same.
@@ -256,7 +256,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._send(self._workers, method_name, args, kwargs)
 
     def _check_cluster(self) -> None:
-        """See to it that the cluster of the workers is still the one of this process. Raises GroupClosed."""
+        """Check that this process is still connected to the workers' cluster. Raises GroupClosed."""
         if self._connection is not None:
             self._connection.check()
 
@@ -267,7 +267,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._deal(workers, method_name, columns, named)
 
     def _begin(self, method_name: str, ranks: int, payloads: PayloadEncoder) -> Call | None:
-        """A call that is looked after, where this process started the ranks under the real verl."""
+        """Begin a tracked call, if this process started the ranks under the overlay."""
         if self._calls is None:
             return None
         return self._calls.begin(self._on_handle(method_name), ranks, payloads.stored)
@@ -279,7 +279,7 @@ class RayWorkerGroup(WorkerGroup):
         return refs
 
     def _call_of(self, output: Any) -> Call | None:
-        """The call that this thread has just made, if ``output`` is what it gave: its references, or the only one."""
+        """Return this thread's last call, if ``output`` is its references or its only reference."""
         call, refs = self._made.__dict__.pop("last", (None, ()))
         return call if call is not None and (output is refs or output is refs[0]) else None
 
@@ -310,7 +310,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._sent(call, refs)
 
     def _wait(self, output: Any, method_name: str) -> Any:
-        """The values of references; an error tells the ranks that raised it."""
+        """Return the values of references. An error gets a note with the ranks that raised it."""
         call = self._call_of(output)
         if call is not None:
             values = call.result(None)
@@ -361,4 +361,4 @@ class RayWorkerGroup(WorkerGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def __reduce__(self) -> Any:
-        return travelling(self)
+        return reduce_group(self)

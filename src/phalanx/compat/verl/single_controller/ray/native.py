@@ -1,6 +1,6 @@
-"""All that the drop-in uses of the library's own runtime: slots, the start of ranks, and what the commands are told.
+"""The library's own runtime for this package: slots, the start of ranks, tracked calls, and registry records.
 
-No other module of the drop-in imports from the packages of the driver.
+No other module of this package imports from the packages of the driver.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 
 
 def transport() -> Backend:
-    """The Ray cluster that this process uses; one is started or joined where there is none."""
+    """Return this process's connection to Ray. Starts or joins a cluster if there is none."""
     return connection.transport("ray")
 
 
 def shown_by_choice() -> bool:
-    """Whether somebody has said whose output is shown: ``PHALANX_SHOW_RANKS``, or ``px.init(show_ranks=)``."""
+    """Return whether ``PHALANX_SHOW_RANKS`` or ``px.init(show_ranks=)`` is set."""
     return "PHALANX_SHOW_RANKS" in own_variables() or connection.show_ranks() != Settings.show_ranks
 
 
@@ -63,7 +63,7 @@ def pool_on(
     max_colocate_count: int,
     detached: bool,
 ) -> ResourcePool:
-    """A pool over slots that are reserved already, which owns nothing.
+    """Return a pool over reserved slots. It does not own them.
 
     Args:
         places: by rank: index of the placement group, and of the bundle in it.
@@ -87,7 +87,7 @@ def pool_on(
 
 @dataclass(frozen=True)
 class Names:
-    """What the processes of a group are called: the group, each of them by slot, and the methods of their handles."""
+    """Names of a group, of its actors by slot, and of the methods of their handles."""
 
     group: str
     actors: tuple[str, ...]
@@ -107,7 +107,7 @@ class TrackedCalls:
         self._with_deadline: deque[Call] = deque()
 
     def begin(self, method: str, ranks: int, stored: int) -> Call:
-        """A call of the first ``ranks`` ranks, which is about to be sent, with so many bytes in the object store.
+        """Begin a call of the first ``ranks`` ranks, with ``stored`` bytes in the object store.
 
         Raises:
             GroupBroken, GroupClosed: the group takes no calls.
@@ -125,7 +125,7 @@ class TrackedCalls:
         return call
 
     def sent(self, call: Call, refs: Sequence[Any]) -> None:
-        """Note Ray's references to its outputs, by rank."""
+        """Record Ray's references to a call's outputs, by rank."""
         core = self._core
         call.arrivals = DirectArrivals(core.transport, [Ticket(ref) for ref in refs])
         call.was_sent = True
@@ -162,7 +162,7 @@ def start(
     options: GroupOptions,
     amend: Callable[[RankConfig], RankConfig],
 ) -> StartedRanks:
-    """Start one actor per slot and wait for their constructors. ``amend`` has the last word on what each is told.
+    """Start one actor per slot and wait for their constructors. ``amend`` returns each rank's final config.
 
     Ranks end with this process at the latest, unless they are to be detached.
 
@@ -228,7 +228,7 @@ def _settle(launched: Launched, core: Group, timeout: float) -> None:
 
 
 def _published(core: Group, names: Names) -> Callable[[], None]:
-    """Let the commands see the group; what to call when it is gone."""
+    """Publish the group for the commands. Return the function that withdraws it."""
     entry = replace(
         group_entry(core.life),
         number=next(_numbers),

@@ -38,12 +38,12 @@ _SAME_IN_BOTH = {
 
 
 def get_random_string(length: int) -> str:
-    """Letters and digits, different in every process, whatever seed the user set."""
+    """Return letters and digits that do not depend on the user's seed."""
     return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
 
 
 def _cpus_beside(pool: RayResourcePool, nodes: Sequence[NodeCapacity]) -> float | None:
-    """CPUs of a slot with an accelerator, into which verl places servers of rollouts: as many as in verl.
+    """Return the CPUs of a slot with an accelerator, as in verl, which places rollout servers there.
 
     None where the cluster has not so many; ranks need none of them.
     """
@@ -88,7 +88,7 @@ class RayResourcePool(ResourcePool):
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
     ) -> list[PlacementGroup]:
-        """The placement groups, by node address; reserved at the first call.
+        """Return the placement groups, by node address. The first call reserves them.
 
         Raises:
             PlacementError: the cluster cannot hold them, with a table of what it has; or this process has left the
@@ -120,7 +120,7 @@ class RayResourcePool(ResourcePool):
         return self.pgs
 
     def _places(self) -> list[tuple[int, int]]:
-        """By rank: index of the placement group, and of the bundle in it."""
+        """Return by rank the indices of the placement group and of its bundle."""
         groups = self.get_placement_groups()
         sizes = _fitted(self._store, groups)
         return [(index, bundle) for index, size in enumerate(sizes) for bundle in range(size)]
@@ -158,7 +158,7 @@ class SubRayResourcePool(RayResourcePool):
 
 
 def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
-    """``sizes`` in the order of the groups: sorting by node address may have exchanged groups of unlike size."""
+    """Return ``sizes`` in the order of the groups, which were sorted by node address."""
     counts = [pg.bundle_count for pg in groups]
     if sorted(sizes) == sorted(counts):
         return counts
@@ -170,7 +170,7 @@ def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
 
 
 def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> native.ResourcePool:
-    """The library's own view of a pool's slots, in rank order, with or without their accelerators; it owns nothing."""
+    """Return the library's own pool on these slots, in rank order. It does not own them."""
     from phalanx.compat.verl.single_controller.ray import native
 
     groups = pool.get_placement_groups(device_name=device_name)
@@ -190,7 +190,7 @@ def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> nativ
 
 
 def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
-    """By address of the node (as numbers), then by where the group was created."""
+    """Sort placement groups by node address (as numbers), then in order of creation."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
     def key(pg: PlacementGroup) -> tuple[Any, ...]:
@@ -208,7 +208,7 @@ def _address_key(address: str) -> tuple[Any, ...]:
 
 
 def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
-    """The slots of both pools; groups on it share the accelerators with theirs.
+    """Return a pool of both pools' slots. Its groups share the accelerators with theirs.
 
     Raises:
         CheckFailed: the pools differ in use_gpu, max_colocate_count, detached or accelerator_type.
@@ -235,7 +235,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
 def split_resource_pool(
     resource_pool: RayResourcePool, split_size: int | list[int]
 ) -> list[SubRayResourcePool]:
-    """Pools of consecutive slots: of ``split_size`` each, or of these sizes where it is a list.
+    """Split a pool into pools of consecutive slots, of ``split_size`` each or of the listed sizes.
 
     Raises:
         CheckFailed: the sizes do not add up to the pool's.
@@ -278,7 +278,7 @@ def split_resource_pool(
 
 @dataclass
 class ResourcePoolManager:
-    """Pools by name, and which pool each role is on.
+    """Pools by name, and the pool of each role.
 
     Attributes:
         resource_pool_spec: pool name to slots by node.
@@ -292,7 +292,7 @@ class ResourcePoolManager:
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
 
     def create_resource_pool(self) -> None:
-        """Make all pools, and check that the cluster has the accelerators for them."""
+        """Create all pools, and check that the cluster has enough accelerators."""
         for name, process_on_nodes in self.resource_pool_spec.items():
             self.resource_pool_dict[name] = RayResourcePool(
                 process_on_nodes,
@@ -303,11 +303,11 @@ class ResourcePoolManager:
         self._check_resource_available()
 
     def get_resource_pool(self, role: Any) -> RayResourcePool:
-        """The pool of a role."""
+        """Return the pool of a role."""
         return self.resource_pool_dict[self.mapping[role]]
 
     def get_n_gpus(self) -> int:
-        """Number of accelerators of all pools together."""
+        """Return the number of accelerators of all pools."""
         return sum(count for counts in self.resource_pool_spec.values() for count in counts)
 
     def _check_resource_available(self) -> None:
@@ -338,5 +338,5 @@ def _free_port(port_range: list[int] | None) -> int:
 
 @ray.remote(num_cpus=0)
 def get_master_addr_port(master_port_range: list[int] | None = None) -> tuple[str, str]:
-    """The address of the node where it runs, and a free port there, the first of a range if one is given."""
+    """Return the address of this task's node and a free port there, the first of a range if given."""
     return ray.util.get_node_ip_address().strip("[]"), str(_free_port(master_port_range))

@@ -1,4 +1,4 @@
-"""Starting the ranks of a drop-in group: the library's own launch, under the names that verl's code relies on."""
+"""Start of a group's ranks: the library's own launch, with the names that verl's code relies on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ASYNC_CONCURRENCY = 1000  # what Ray gives an actor with async methods
 
 @dataclass(frozen=True)
 class StartRequest:
-    """What a group asks for when its ranks are started."""
+    """A group's options for the start of its ranks."""
 
     pool: RayResourcePool
     cls: RayClassWithInitArgs
@@ -91,7 +91,7 @@ def start(request: StartRequest) -> native.StartedRanks:
 
 
 def callables(cls: type) -> list[str]:
-    """Names of the methods by which a handle may call a worker of this class."""
+    """Return the names of a worker class's methods that handles may call."""
     return [
         name
         for name in dir(cls)
@@ -134,7 +134,7 @@ def _options(request: StartRequest, cls: type) -> native.GroupOptions:
 
 
 def _master(request: StartRequest, pool: native.ResourcePool) -> tuple[str, str] | None:
-    """Where the user wants the ranks to meet; None leaves it to the library, whose rank 0 holds the port already."""
+    """Return the user's rendezvous address; None keeps the library's, whose port rank 0 holds."""
     address, port = request.master
     if request.port_range is None and address is None and port is None:
         return None
@@ -149,7 +149,7 @@ def _master(request: StartRequest, pool: native.ResourcePool) -> tuple[str, str]
 def _amended(
     setup: native.RankSetup, request: StartRequest, master: tuple[str, str] | None
 ) -> native.RankSetup:
-    """The variables that verl's workers find beside torch's own."""
+    """Return a rank's config with the variables of verl's workers, besides torch's own."""
     local = {
         "RAY_LOCAL_RANK": str(setup.local_rank),
         "LOCAL_WORLD_SIZE": "1",  # each process sees its own device only

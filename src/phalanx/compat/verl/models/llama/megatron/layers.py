@@ -1,4 +1,4 @@
-"""Llama's layers cut over Megatron's tp ranks, made from a model's configuration."""
+"""Llama's layers, sharded over Megatron's tp ranks."""
 
 from __future__ import annotations
 

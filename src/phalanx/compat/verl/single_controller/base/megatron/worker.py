@@ -1,4 +1,4 @@
-"""Workers that know their place in Megatron's parallel state."""
+"""Workers with coordinates in Megatron's parallel state."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from phalanx.parallel.megatron import parallel_state
 
 
 class MegatronWorker(Worker):
-    """A worker that initialises Megatron's parallel state in its constructor; its group then asks for it."""
+    """A worker that initializes Megatron's parallel state in its constructor; its group then asks for it."""
 
     def get_megatron_global_info(self) -> DistGlobalInfo:
-        """Sizes of the parallel state."""
+        """Return the sizes of the parallel state."""
         state = parallel_state()
         return DistGlobalInfo(
             tp_size=state.get_tensor_model_parallel_world_size(),
@@ -20,7 +20,7 @@ class MegatronWorker(Worker):
         )
 
     def get_megatron_rank_info(self) -> DistRankInfo:
-        """This rank's place in the parallel state."""
+        """Return this rank's coordinates in the parallel state."""
         state = parallel_state()
         return DistRankInfo(
             tp_rank=state.get_tensor_model_parallel_rank(),

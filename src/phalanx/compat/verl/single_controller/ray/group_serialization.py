@@ -1,4 +1,4 @@
-"""Groups that are sent to other processes: there they call the same workers, and do not own them."""
+"""Serialization of groups: in another process a group calls the same workers, and does not own them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, func_generator
 
 _OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_made")
-"""Attributes that do not travel."""
+"""Attributes that are not serialized."""
 
 
-def travelling(group: Any) -> Any:
-    """What ``__reduce__`` of a group gives."""
+def reduce_group(group: Any) -> Any:
+    """Return the value of a group's ``__reduce__``."""
     state = {
         key: value
         for key, value in group.__dict__.items()
