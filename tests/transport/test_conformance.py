@@ -1,4 +1,4 @@
-"""The published conformance suite, on each backend that is shipped."""
+"""Group conformance tests on each backend."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 import phalanx as px
 from phalanx.runtime.session import connection
-from phalanx.testing.conformance import TransportConformance
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.transport import SimulatedTransport
+from tests.conformance.groups import TransportConformance
 from tests.conftest import through_relays
 from tests.runtime.groups.relayed_door import local_door
 

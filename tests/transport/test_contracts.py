@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from phalanx.runtime.session import connection
-from phalanx.testing.contracts import TransportContracts
 from phalanx.transport.base import Transport
 from phalanx.transport.inline import InlineTransport
 from phalanx.transport.simulated.model import Model
 from phalanx.transport.simulated.transport import SimulatedTransport
+from tests.conformance.transports import TransportContracts
 
 
 class TestInline(TransportContracts):
