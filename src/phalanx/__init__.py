@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phalanx import engines as engines
-    from phalanx.collect.join import collect_all_to_all as collect_all_to_all
     from phalanx.collect.join import join_rows as join_rows
     from phalanx.declare.bind import ClassWithInitArgs as ClassWithInitArgs
     from phalanx.declare.bind import colocate as colocate
@@ -87,8 +86,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.links.versions import weights as weights
     from phalanx.runtime.links.weight_sync import WeightSync as WeightSync
     from phalanx.runtime.pools.pool import ResourcePool as ResourcePool
-    from phalanx.runtime.pools.pool import merge_resource_pool as merge_resource_pool
-    from phalanx.runtime.pools.pool import split_resource_pool as split_resource_pool
     from phalanx.runtime.saving.future import SaveFuture as SaveFuture
     from phalanx.runtime.saving.run import Run as Run
     from phalanx.runtime.saving.verbs import Saved as Saved
@@ -164,7 +161,6 @@ _HOME = {
     "WorkerInitError": "phalanx.errors",
     "accept_weights": "phalanx.declare.weights",
     "attach": "phalanx.runtime.api.attach",
-    "collect_all_to_all": "phalanx.collect.join",
     "colocate": "phalanx.declare.bind",
     "count_rows": "phalanx.dispatch.split",
     "endpoints": "phalanx.engines.endpoints",
@@ -173,7 +169,6 @@ _HOME = {
     "init": "phalanx.runtime.session.connection",
     "join_rows": "phalanx.collect.join",
     "load": "phalanx.runtime.saving.verbs",
-    "merge_resource_pool": "phalanx.runtime.pools.pool",
     "notices": "phalanx.runtime.api.notices",
     "nsight": "phalanx.runtime.tools.profile",
     "progress": "phalanx.show.progress",
@@ -192,7 +187,6 @@ _HOME = {
     "snapshot": "phalanx.runtime.api.replace",
     "shutdown": "phalanx.runtime.session.connection",
     "span": "phalanx.tracing.spans",
-    "split_resource_pool": "phalanx.runtime.pools.pool",
     "split_rows": "phalanx.dispatch.split",
     "statistics": "phalanx.runtime.calls.counts",
     "status": "phalanx.runtime.api.explain",

@@ -87,11 +87,6 @@ def join_rows(pieces: Sequence[Any]) -> Value:
     return _Join([f"piece {index}" for index in range(len(pieces))]).whole(list(pieces))
 
 
-def collect_all_to_all(group: Value, outputs: list[Any]) -> list[Any]:
-    """The outputs as they are, by rank: a ``collect_fn`` for custom modes."""
-    return outputs
-
-
 def places_of(
     order: Sequence[int] | None, rows: Sequence[int] | None, counts: Sequence[int]
 ) -> list[int] | None:
