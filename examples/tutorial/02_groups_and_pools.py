@@ -41,7 +41,7 @@ def main() -> None:
         assert numbers(values) == [1, 2, 3, 4]
 
         # The merge of two pools is a view over the slots of both: it reserves nothing of its own.
-        both = px.merge_resource_pool(first, second)  # or first + second
+        both = first + second
         group_second = px.WorkerGroup(second, Accumulator, name="two")
         group_both = px.WorkerGroup(both, Accumulator, name="both")
 

@@ -1,4 +1,4 @@
-"""The published conformance suite, on each backend that is shipped."""
+"""Group conformance tests on each backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from phalanx.testing.conformance import TransportConformance
+from tests.conformance.groups import TransportConformance
 
 
 class TestInline(TransportConformance):

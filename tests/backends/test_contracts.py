@@ -7,7 +7,7 @@ import pytest
 from phalanx.backends.api import Backend
 from phalanx.backends.inline import InlineBackend
 from phalanx.session import session as connection
-from phalanx.testing.contracts import TransportContracts
+from tests.conformance.transports import TransportContracts
 
 
 class TestInline(TransportContracts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import phalanx as px
 from phalanx.engines import SamplingParams
 from phalanx.engines.transformers import TransformersRollout
-from phalanx.testing.engines import Reference, Source
+from tests.conformance.engines import Reference, Source
 from tests.engines.test_transformers import THREADS, small_llama
 
 SOAK_ON_RAY = True

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import phalanx as px
 from phalanx.engines import SamplingParams
 from phalanx.engines.transformers import TransformersRollout
-from phalanx.testing.engines import EngineConformance, Reference, Source
+from tests.conformance.engines import EngineConformance, Reference, Source
 
 SOAK_ON_RAY = True
 THREADS = {"OMP_NUM_THREADS": "1"}

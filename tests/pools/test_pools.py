@@ -45,12 +45,12 @@ def test_groups_on_a_merged_pool_share_the_accelerators_of_its_parts(backend: st
         whole = px.WorkerGroup(merged, Where)
         assert whole.place() == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
         assert whole.accelerators()[0] == px.WorkerGroup(a, Where).accelerators()[0]
-        assert px.merge_resource_pool(a, b).world_size == 3
+        assert (a + b).world_size == 3
 
 
 def test_split_gives_parts_of_a_size_or_of_these_sizes(backend: str) -> None:
     with px.ResourcePool([4], use_gpu=False) as pool:
-        assert [part.world_size for part in px.split_resource_pool(pool, 2)] == [2, 2]
+        assert [part.world_size for part in pool.split(2)] == [2, 2]
         assert [part.world_size for part in pool.split([3, 1])] == [3, 1]
         with pytest.raises(px.DeclarationError, match="world size 4"):
             pool.split(3)

@@ -1,7 +1,6 @@
 """What a backend provides, as five contracts: placing, calling, storing, watching, noticing.
 
-Everything above speaks only to these. A new backend can meet them one by one, in this order: each has a conformance
-suite in :mod:`phalanx.testing.contracts`.
+Modules above use only these contracts. Each has a suite of tests in ``tests/conformance/transports.py``.
 
 A *reservation* is what a pool holds; an *endpoint* is one worker process; a *reference* stands for one value that
 is stored or still being computed. Only the transport looks inside them.

@@ -22,7 +22,7 @@ class Follower(Protocol):
 
 
 class Machine(Protocol):
-    """A machine of :mod:`phalanx.flow`."""
+    """A state machine."""
 
     @property
     def wake_at(self) -> float | None:

@@ -209,7 +209,8 @@ class CheckpointManager:
         if layout["groups"] != sorted(self._groups):
             raise CheckpointMismatch(
                 f"the run was saved with groups {', '.join(layout['groups']) or 'none'} and has "
-                f"{', '.join(sorted(self._groups)) or 'none'}; give px.checkpoint.CheckpointManager(groups=) the same names"
+                f"{', '.join(sorted(self._groups)) or 'none'}; give "
+                f"px.checkpoint.CheckpointManager(groups=) the same names"
             )
 
     def _chosen(self, parts: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:

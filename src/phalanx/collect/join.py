@@ -62,8 +62,8 @@ def join_rows(pieces: Sequence[Any]) -> Value:
     Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
     concatenated; pieces of zero rows only count where all are empty, so that their dtype and row shape do not
     matter. Leaves without rows come back once where they are plain values that are equal in all pieces (numbers,
-    texts, None, paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of one piece they are the value
-    itself. The result shares no memory with the pieces.
+    texts, None, paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of one piece they are
+    the value itself. The result shares no memory with the pieces.
 
     Raises:
         DispatchError: there are no pieces, or they cannot be joined; the message names those that differ.
@@ -71,11 +71,6 @@ def join_rows(pieces: Sequence[Any]) -> Value:
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
     return _Join([f"piece {index}" for index in range(len(pieces))]).whole(list(pieces))
-
-
-def collect_all_to_all(group: Value, outputs: list[Any]) -> list[Any]:
-    """The outputs as they are, by rank: a ``collect_fn`` for custom modes."""
-    return outputs
 
 
 def places_of(

@@ -162,7 +162,8 @@ def split_rows(value: Any, parts: int) -> list[Any]:
     in ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, one is a ``px.data.PerShard`` or a table of an unknown type, or
+        DispatchError: leaves have different numbers of rows, one is a ``px.data.PerShard`` or a table of an unknown
+        type, or
             ``parts`` is not a whole number from 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:

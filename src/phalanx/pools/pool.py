@@ -174,10 +174,21 @@ class ResourcePool:
         return self.world_size
 
     def __add__(self, other: ResourcePool) -> ResourcePool:
-        """A view over the slots of both: this pool's, then the other's."""
+        """Return a view over the slots of this pool, then those of the other; groups share accelerators.
+
+        Raises:
+            DeclarationError: the pools share a slot, or belong to different backends.
+        """
         if not isinstance(other, ResourcePool):
             return NotImplemented
-        return merge_resource_pool(self, other)
+        if self.backend != other.backend:
+            raise DeclarationError(
+                f"cannot merge a pool of backend {self.backend!r} with one of {other.backend!r}; make both pools "
+                "with the same backend="
+            )
+        holdings = {**self._holdings, **other._holdings}
+        whole = self._whole and other._whole
+        return ResourcePool.of(f"{self.name}+{other.name}", self._view + other._view, holdings, whole=whole)
 
     def __getitem__(self, key: int | slice) -> ResourcePool:
         """A view over some slots, in rank order: ``pool[0:4]``."""
@@ -366,20 +377,3 @@ class ResourcePool:
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
         unbook(self._holdings, self._view.slots if slots is None else slots, group)
-
-
-def merge_resource_pool(a: ResourcePool, b: ResourcePool) -> ResourcePool:
-    """A view over the slots of ``a``, then those of ``b``; groups on it share the accelerators with theirs.
-
-    Raises:
-        DeclarationError: the pools share a slot, or belong to different backends.
-    """
-    if a.backend != b.backend:
-        raise DeclarationError(f"cannot merge a pool of backend {a.backend!r} with one of {b.backend!r}")
-    holdings = {**a._holdings, **b._holdings}
-    return ResourcePool.of(f"{a.name}+{b.name}", a._view + b._view, holdings, whole=a._whole and b._whole)
-
-
-def split_resource_pool(pool: ResourcePool, split_size: int | Sequence[int]) -> tuple[ResourcePool, ...]:
-    """The same as ``pool.split(split_size)``."""
-    return pool.split(split_size)

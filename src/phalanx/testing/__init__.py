@@ -1,1 +1,1 @@
-"""Helpers for tests of code that uses Phalanx, and the conformance suite of transports."""
+"""Helpers for tests of code that uses Phalanx."""

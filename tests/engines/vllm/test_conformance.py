@@ -12,7 +12,7 @@ import pytest
 
 import phalanx as px
 from phalanx.engines.vllm import AsyncVllmRollout, VllmRollout
-from phalanx.testing.engines import EngineConformance
+from tests.conformance.engines import EngineConformance
 from tests.engines.vllm.conftest import (
     engine_processes,
     file_of_output,

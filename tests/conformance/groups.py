@@ -1,13 +1,4 @@
-"""What every transport must do, as tests: subclass :class:`TransportConformance` and say how a pool is made.
-
-    class TestMyBackend(TransportConformance):
-        @pytest.fixture(scope="class")
-        def pool(self):
-            with px.ResourcePool([3], use_gpu=False, backend="mine") as pool:
-                yield pool
-
-The pool has at least 3 slots; one group is started on it for all tests of the class.
-"""
+"""Tests of groups that every backend passes; a subclass provides the pool, of at least 3 slots."""
 
 from __future__ import annotations
 
@@ -106,7 +97,7 @@ class Probe(px.Worker):
 
 
 class TransportConformance:
-    """Behaviours of a group that do not depend on where its ranks run."""
+    """Behavior of a group that does not depend on the backend."""
 
     @pytest.fixture(scope="class")
     def group(self, pool: px.ResourcePool) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What every engine must do, as tests; see :class:`EngineConformance`."""
+"""Tests that every engine passes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _all_tokens(items: Sequence[Tokens]) -> tuple[int, ...]:
 
 
 class EngineConformance:
-    """What every engine must do, as tests: subclass it, and say how an engine is made.
+    """Behavior of an engine; a subclass provides the engine.
 
         class TestMyEngine(EngineConformance):
             @pytest.fixture(scope="class")

@@ -1,12 +1,6 @@
-"""What each contract of a transport promises, as tests of its verbs themselves, without pools and groups.
+"""Tests of the five contracts of a backend, without pools and groups; a subclass provides the transport.
 
-    class TestMyBackend(PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract):
-        @pytest.fixture(scope="class")
-        def transport(self):
-            return MyTransport()
-
-A new backend meets them in this order, each with the ones before it; then :mod:`phalanx.testing.conformance`, which
-looks at whole groups. Two slots with a tenth of a CPU are reserved once for all tests of a class.
+Two slots with a tenth of a CPU are reserved once for all tests of a class.
 """
 
 from __future__ import annotations
