@@ -28,14 +28,14 @@ def four() -> Iterator[px.ResourcePool]:
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """What happens once, after states were copied and before others are given the copies."""
     todo: list[Callable[[], None]] = []
-    send = snapshots._send
+    run_on = snapshots.run_on
 
-    def sent(core: Any, what: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def sent(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if function is questions.hold and todo:
             todo.pop()()
-        return send(core, what, function, *arguments)
+        return run_on(group, function, *args, **options)
 
-    monkeypatch.setattr(snapshots, "_send", sent)
+    monkeypatch.setattr(snapshots, "run_on", sent)
     return todo
 
 

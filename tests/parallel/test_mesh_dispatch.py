@@ -116,7 +116,7 @@ def test_the_peers_of_a_dp_coordinate_saw_the_same_bytes(group: px.WorkerGroup, 
 
 
 @pytest.mark.parametrize("numbers", [6, LARGE], ids=["small", "large"])
-def test_a_piece_is_encoded_once_for_all_of_its_peers_and_those_of_a_node_are_stored_together(
+def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers(
     group: px.WorkerGroup, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded, stored = [], []
@@ -124,8 +124,8 @@ def test_a_piece_is_encoded_once_for_all_of_its_peers_and_those_of_a_node_are_st
     monkeypatch.setattr(sender, "encode", lambda value, **kw: (encoded.append(value), encode(value, **kw))[1])
     monkeypatch.setattr(group.core.transport, "put", lambda value: (stored.append(value), put(value))[1])
     group.rows(torch.arange(numbers))
-    assert len(encoded) <= 2  # one of two pieces that are alike is told by the other
-    assert len(stored) == (1 if numbers == LARGE else 0)
+    assert len(encoded) == 2
+    assert len(stored) == (2 if numbers == LARGE else 0)
 
 
 def test_an_odd_number_of_rows_is_split_as_evenly_as_it_goes(group: px.WorkerGroup) -> None:

@@ -13,11 +13,11 @@ import cloudpickle
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.rank_rpc import ask, gather_before_end
+from phalanx.calls.run_on import gather_before_end, only_answer, run_on
 from phalanx.calls.timeouts import bounded
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, as_bound
-from phalanx.errors import DeclarationError, GroupClosed, PhalanxError, PlacementError
+from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.pools.pool import ResourcePool
@@ -78,9 +78,10 @@ def leave_record(core: Group, pool: ResourcePool) -> None:
             key: core.transport.reservation_keys(held.reservation) for key, held in pool.holdings.items()
         },
     )
-    answer = ask(core, "keep_record", (0,), questions.keep_record, record.to_bytes()).answers(None)[0]
-    if isinstance(answer, PhalanxError):
-        raise answer
+    kept = run_on(
+        core, questions.keep_record, record.to_bytes(), ranks=(0,), title="keep_record", checked=False
+    )
+    only_answer(kept, None)
 
 
 class AttachedGroup(GroupView):

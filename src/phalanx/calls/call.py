@@ -24,12 +24,13 @@ from phalanx.calls.submitter import PendingResults
 from phalanx.calls.timeouts import bounded
 from phalanx.collect.join import gather
 from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.errors import CallCancelled, CallTimeout, PhalanxError, StaleEpoch
+from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
 from phalanx.group.epoch import Epoch, GroupState
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
+_REFUSED = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 
 
 class Call:
@@ -168,6 +169,26 @@ class Call:
         except Exception as error:
             # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
             return Raised(error.with_traceback(None))
+
+    def answers(self, timeout: float | None) -> dict[int, Any]:
+        """Wait at most ``timeout`` seconds, and return the output of each rank; raises nothing.
+
+        A rank without an output has an error in its place: ``NotReady`` if it has not ended, ``DeclarationError`` if it
+        refused the request, else a ``PhalanxError`` with its reason.
+        """
+        positions = range(len(self.plan.ranks))
+        _, late_positions = self.arrivals.wait(positions, len(positions), timeout)
+        monitor = watch(self)
+        found: dict[int, Any] = {}
+        for position, rank in enumerate(self.plan.ranks):
+            if position in late_positions:
+                found[rank] = NotReady(f"rank {rank} has not answered: it is at a call")
+            elif (report := monitor.report(position)) is None:
+                found[rank] = self.arrivals.output(position)
+            else:
+                error = DeclarationError if report.type_name == _REFUSED else PhalanxError
+                found[rank] = error(f"rank {rank}: {report.message}")
+        return found
 
     def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
         """``(rank, output)`` as they come. Raises as :meth:`result` does."""

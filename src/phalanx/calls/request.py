@@ -16,7 +16,7 @@ class CallRequest(NamedTuple):
     of the call, in seconds, where it has its own. ``describe`` asks each rank for the row count of its output beside
     the output, for a future that may be handed on by reference. ``began`` is when the caller began to plan it, for a
     trace. ``chosen`` says that its rank is the least busy one. ``streaming`` says how items of a method that yields are
-    to come one by one. ``mends``: a group that is broken is mended for it, as its policy says.
+    to come one by one.
     """
 
     plan: CallPlan
@@ -29,4 +29,3 @@ class CallRequest(NamedTuple):
     began: int = 0
     chosen: bool = False
     streaming: Streaming | None = None
-    mends: bool = True

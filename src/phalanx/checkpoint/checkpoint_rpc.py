@@ -8,14 +8,11 @@ from typing import Any
 
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
-from phalanx.calls.request import CallRequest
-from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.calls.run_on import run_on
 from phalanx.display.progress import progress
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError, RankReport, RemoteCallError
 from phalanx.group.group import Group
 from phalanx.weights.sync_sides import Ranks
-from phalanx.wire.messages import HOST
 
 __all__ = ["Count", "answers_of", "ask_same", "checked_group", "counting", "outputs_of", "send_each"]
 
@@ -42,17 +39,14 @@ def send_each(group: Ranks, title: str, function: Callable[..., Any], values: Se
     Raises:
         GroupClosed, GroupBroken: the group takes no calls.
     """
-    plan = CallPlan(
-        tuple(group.ranks), (Same(function), Each(values)), {}, GatherPlan("list", range(len(group.ranks)))
-    )
-    return group.core.send(CallRequest(plan, MethodSpec(HOST, title=title), ""))
+    group.core.ensure_ready()
+    return run_on(group.core, function, ranks=group.ranks, each=values, title=title)
 
 
 def ask_same(group: Ranks, title: str, function: Callable[..., Any], *values: Any) -> list[Any]:
     """The same to all ranks; waits for their answers."""
-    given = tuple(map(Same, (function, *values)))
-    plan = CallPlan(tuple(group.ranks), given, {}, GatherPlan("list", range(len(group.ranks))))
-    return answers_of(group, group.core.send(CallRequest(plan, MethodSpec(HOST, title=title), "")))
+    group.core.ensure_ready()
+    return answers_of(group, run_on(group.core, function, *values, ranks=group.ranks, title=title))
 
 
 def answers_of(group: Ranks, call: Call) -> list[Any]:

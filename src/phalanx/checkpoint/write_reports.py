@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import NotReady
-from phalanx.calls.rank_rpc import PendingRpc, ask
+from phalanx.calls.call import Call
+from phalanx.calls.run_on import run_on
 from phalanx.checkpoint.storage.storage import place_at
 from phalanx.checkpoint.worker import checkpoint_handlers as questions
 from phalanx.checkpoint.worker.checkpoint_requests import RankFiles, note_of
@@ -42,7 +43,7 @@ class Notes:
         self._folder = folder
         self._place = place_at(folder)
         self._due = time.monotonic() + _ASK_S
-        self._asked: PendingRpc | None = None
+        self._asked: Call | None = None
 
     def wait(self, cancelled: Callable[[], bool]) -> list[RankFiles]:
         """What each rank wrote, once all have.
@@ -81,14 +82,15 @@ class Notes:
         """Have the threads stop, and wait until none of them writes any more."""
         left = set(range(len(self._group.ranks)))
         until = time.monotonic() + _REST_S
-        asked: PendingRpc | None = None
+        asked: Call | None = None
         with contextlib.suppress(PhalanxError):  # a group that is closed or broken takes no questions
-            asked = ask(
+            asked = run_on(
                 self._group.core,
-                "px.save",
-                self._group.ranks,
                 questions.rest,
                 self._folder,
+                ranks=self._group.ranks,
+                title="px.save",
+                checked=False,
                 epoch=self._epoch,
             )
         while left and time.monotonic() < until:
@@ -124,7 +126,14 @@ class Notes:
         # Of a group that is closed, or has lost a rank: that is seen apart.
         with contextlib.suppress(PhalanxError):
             if self._asked is None:
-                self._asked = ask(self._group.core, "px.save", ranks, questions.told, self._folder)
+                self._asked = run_on(
+                    self._group.core,
+                    questions.told,
+                    self._folder,
+                    ranks=ranks,
+                    title="px.save",
+                    checked=False,
+                )
             found = self._asked.answers(0.0)
         if not any(isinstance(one, NotReady) for one in found.values()):
             self._asked, self._due = None, time.monotonic() + _ASK_S

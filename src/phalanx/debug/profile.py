@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.api.selection import Selection
-from phalanx.calls.rank_rpc import ask
-from phalanx.errors import DeclarationError, DispatchError
+from phalanx.calls.call import Call
+from phalanx.calls.run_on import run_on
+from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 from phalanx.group.group import Group
 from phalanx.worker.hooks import Wanted
 from phalanx.worker.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
@@ -67,16 +68,19 @@ class Profile:
 
     def _begin(self) -> None:
         """Have the ranks begin; if one refuses, none does."""
-        armed = ask(self._core, "profile", self._ranks, arm_profile, self._key, self._order)
+        armed = self._run(arm_profile, self._key, self._order, ranks=self._ranks)
         self._core.life.before_end.append(self._end)
         try:
-            armed.check(_REFUSED_WITHIN_S)
+            _check_refusals(self._core.name, armed)
         except BaseException:
             self._core.life.before_end.remove(self._end)
-            ask(
-                self._core, "profile", self._ranks, end_profile, self._key
-            )  # disarm ranks that did not refuse
+            self._run(end_profile, self._key, ranks=self._ranks)  # disarm ranks that did not refuse
             raise
+
+    def _run(self, function: Callable[..., Any], *args: Any, ranks: Sequence[int]) -> Call:
+        return run_on(
+            self._core, function, *args, ranks=ranks, title="profile", checked=False, epoch=self._epoch
+        )
 
     def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
         """Wait until the calls that were made have ended, end the profile, and fetch the traces.
@@ -127,8 +131,7 @@ class Profile:
                 self._fetch(alive, timeout)
 
     def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
-        ended = ask(self._core, "profile", ranks, end_profile, self._key, epoch=self._epoch)
-        answers = ended.answers(timeout)
+        answers = self._run(end_profile, self._key, ranks=ranks).answers(timeout)
         for rank, answer in answers.items():
             if isinstance(answer, ProfileReport):
                 self._take(rank, answer)
@@ -198,6 +201,14 @@ def start_profile(
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
     order = ProfileOrder(calls, wanted, tool, None if activities is None else tuple(activities), options)
     return Profile(core, chosen, where.absolute(), order)
+
+
+def _check_refusals(group: str, armed: Call) -> None:
+    """Raise the error of a rank that refused the profile, or failed; a rank at a call may still refuse later."""
+    answers = armed.answers(_REFUSED_WITHIN_S)
+    errors = [answer for answer in answers.values() if isinstance(answer, PhalanxError)]
+    for error in sorted(errors, key=lambda error: not isinstance(error, DeclarationError)):
+        raise type(error)(f"group {group!r}, {error}")
 
 
 def _check_calls(where: str, calls: int) -> None:

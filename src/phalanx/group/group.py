@@ -37,7 +37,7 @@ from phalanx.group.epoch import Epoch, GroupCard, GroupState
 from phalanx.group.lifecycle import Lifecycle, State
 from phalanx.group.live_groups import open_groups
 from phalanx.group.membership_refresh import MembershipCache
-from phalanx.group.owner_handle import Brings, OwnerHandle
+from phalanx.group.owner_handle import OwnerHandle, Resync
 from phalanx.members.meshes import mesh_of
 from phalanx.session.monitor import monitor
 from phalanx.topology.mesh import Mesh
@@ -92,7 +92,7 @@ class Group:
         #: None where another process owns the group.
         self.owned: OwnerHandle | None = None
         #: What brings weights to ranks that are new, before they get calls.
-        self.weights_by: weakref.WeakSet[Brings] = weakref.WeakSet()
+        self.weights_by: weakref.WeakSet[Resync] = weakref.WeakSet()
         self._preparing: int | None = None
         if not transport.immediate:
             meters.watch(card.name, self.book.counts)
@@ -145,7 +145,7 @@ class Group:
             StaleEpoch: it was restarted while the call was being made; nothing was sent.
             DispatchError: an argument cannot be pickled.
         """
-        epoch = self.check(mend=request.mends)
+        epoch = self.check()
         plan, spec, streaming = request.plan, request.spec, request.streaming
         if self.card.independent or self.follower is not None:
             self._check_there(epoch, request)
@@ -193,9 +193,8 @@ class Group:
             raise self.lifecycle.stale_error(epoch.number, request.spec.name)
 
     def began(self) -> int:
-        """Note that a call will be planned; now, in nanoseconds since 1970, where somebody hears of it, else 0."""
-        if self.follower is not None:
-            self.follower.look()
+        """Return the time at which planning of a call begins, in ns since 1970; 0 if no listener needs it."""
+        self.ensure_ready()
         return time.time_ns() if self.listeners.heard.planned else 0
 
     @property
@@ -207,17 +206,25 @@ class Group:
         """
         return self.life.owner and not self.debug and not self.listeners.heard.planned
 
-    def check(self, *, mend: bool = True) -> Epoch:
-        """See to it that a call can be sent now, by mending a broken group if its policy says so; the epoch it is of.
+    def ensure_ready(self) -> None:
+        """Recover a broken group, or move its ranks off draining nodes, if the group's policy says so.
+
+        Called before a call is planned, and never by a thread that holds ``order`` or the lock of a sync.
+        """
+        if self.follower is not None:
+            self.follower.look()
+        if len(self._recent) >= self._most_under_way:
+            self.under_way.make_room(self._most_under_way)  # may take long, and the group may break: first
+        if self.life.lifecycle.state is State.BROKEN or self.life.notices.urgent:
+            self._mend()
+
+    def check(self) -> Epoch:
+        """Return the epoch to which a call can be sent now.
 
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
         """
-        if len(self._recent) >= self._most_under_way:
-            self.under_way.make_room(self._most_under_way)  # which may take long: first
         lifecycle = self.life.lifecycle
-        if (lifecycle.state is State.BROKEN or self.life.notices.urgent) and mend:
-            self._mend()
         epoch = self.life.epoch  # before the state: one that has no processes yet is then not taken
         if lifecycle.state is not State.READY and not self._prepared_here():
             lifecycle.check_callable()

@@ -9,11 +9,11 @@ from typing import Protocol
 from phalanx.group.epoch import GroupState
 from phalanx.group.roster import Change
 
-__all__ = ["Brings", "OwnerHandle"]
+__all__ = ["Resync", "OwnerHandle"]
 
 
-class Brings(Protocol):
-    """Brings weights to a group, and so to ranks of it that are new: a sync of which it is a target."""
+class Resync(Protocol):
+    """Resync weights to a group, and so to ranks of it that are new: a sync of which it is a target."""
 
     def newest(self, key: tuple[str, str]) -> int | None:
         """The newest version that it sent to weights of that role and name; 0: none yet; None: it does not go there."""
@@ -49,5 +49,5 @@ class OwnerHandle:
     resize: Callable[[Change, float | None], None]
     #: Starts it anew with so many ranks.
     restart: Callable[[int], None]
-    #: Brings a broken group back, or ranks away from nodes that go, as its policy says; None where it has none.
+    #: Resync a broken group back, or ranks away from nodes that go, as its policy says; None where it has none.
     revive: Callable[[], None] | None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from phalanx.calls.rank_rpc import PendingRpc, ask
+from phalanx.calls.call import Call
+from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupClosed
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
@@ -45,6 +46,7 @@ class Members:
         if change.joining:
             mend_sources(self._core)
         with self._core.restarting:
+            self._core.ensure_ready()
             self._core.check()
             self._finish(timeout)  # whoever had not finished the last time
             # Where a restart ended those, their slots are booked still.
@@ -79,17 +81,20 @@ class Members:
         with core.order:  # what was sent before is before the question, and nothing comes after it
             epoch = core.life.change(core.endpoints, core.world_size - count)
             tail = range(epoch.size, len(epoch.endpoints))
-            self._leaving = ask(core, "leave", tail, questions.leave)
+            self._leaving = run_on(core, questions.leave, ranks=tail, title="leave", checked=False)
             self._tell(epoch)
 
-    _leaving: PendingRpc | None = None
+    _leaving: Call | None = None
 
     def _tell(self, epoch: Epoch) -> None:
         """Tell the ranks of the group how many they are, each after the calls that it has; and views elsewhere."""
         publish(self._core.life, self._core.roster_key)
         meshes = {name: self._core.mesh(name) for name in self._core.card.meshes}
-        asked = ask(self._core, "follow", epoch.everyone, questions.follow, epoch.number, epoch.size, meshes)
-        asked.watch.arrivals.disregard()
+        told = (epoch.number, epoch.size, meshes)
+        call = run_on(
+            self._core, questions.follow, *told, ranks=epoch.everyone, title="follow", checked=False
+        )
+        call.arrivals.disregard()
 
     def _finish(self, timeout: float | None) -> None:
         """Wait for the ranks that leave, and end their processes."""
@@ -135,7 +140,7 @@ class Members:
         """Those that have not answered within a while, or work on nevertheless."""
         core, asked = self._core, self._leaving
         if asked is not None:
-            _, late = asked.watch.arrivals.wait(range(len(tail)), len(tail), seconds)
+            _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)
             if late:
                 return [tail[position] for position in late]
         if not core.card.asynchronous or core.transport.immediate:

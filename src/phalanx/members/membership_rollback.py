@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.rank_rpc import PendingRpc, ask
+from phalanx.calls.call import Call
+from phalanx.calls.run_on import run_on
 from phalanx.group.group import Group
 from phalanx.worker import handlers as questions
 
@@ -25,7 +26,7 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     ranks = [rank for rank, one in enumerate(endpoints) if one in staying and transport.alive(one)]
     if not ranks:
         return
-    asked = ask(core, "settle", ranks, questions.meet)
+    asked = run_on(core, questions.meet, ranks=ranks, title="settle", checked=False)
     late = _late(asked, ranks, _ANSWER_S)
     for rank, sight in zip(late, transport.sights([endpoints[rank] for rank in late], False), strict=True):
         for number in sight.running:
@@ -37,7 +38,7 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     transport.kill([endpoints[rank] for rank in late])
 
 
-def _late(asked: PendingRpc, ranks: Sequence[int], seconds: float) -> list[int]:
+def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:
     """Those that have not answered within a while."""
     positions = range(len(ranks))
-    return [ranks[position] for position in asked.watch.arrivals.wait(positions, len(positions), seconds)[1]]
+    return [ranks[position] for position in asked.arrivals.wait(positions, len(positions), seconds)[1]]

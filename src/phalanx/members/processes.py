@@ -9,7 +9,7 @@ from dataclasses import replace
 from phalanx.backends.backend_types import NotReady, Reservation
 from phalanx.calls.call import Call
 from phalanx.calls.call_status import raisable
-from phalanx.calls.rank_rpc import ask, gather_before_end
+from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.declare.bind import BoundClass
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.group.epoch import Epoch
@@ -187,8 +187,16 @@ class GroupProcesses:
         among = range(len(epoch.endpoints)) if among is None else among
         ranks = [rank for rank in among if alive(epoch.endpoints[rank])]
         if ranks:
-            asked = ask(self._core, "close", ranks, questions.close, number=CLOSE_CALL, epoch=epoch)
-            asked.watch.arrivals.wait(range(len(ranks)), len(ranks), patience)
+            call = run_on(
+                self._core,
+                questions.close,
+                ranks=ranks,
+                title="close",
+                checked=False,
+                epoch=epoch,
+                number=CLOSE_CALL,
+            )
+            call.arrivals.wait(range(len(ranks)), len(ranks), patience)
 
     def restart(self, size: int | None = None) -> None:
         """End what is left of the group and start it anew, on the first ``size`` slots; see ``WorkerGroup.restart``."""

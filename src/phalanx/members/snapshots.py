@@ -9,18 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.backends.backend_types import NotReady
-from phalanx.calls.rank_rpc import PendingRpc, ask
-from phalanx.calls.request import CallRequest
+from phalanx.calls.run_on import run_on
 from phalanx.checkpoint.worker import checkpoint_handlers as questions
 from phalanx.checkpoint.worker.checkpoint_requests import Restore, Take, Taken
-from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import CallTimeout, CheckpointError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
-from phalanx.wire.messages import HOST
 
 __all__ = ["check_held", "from_peer", "go_back", "has_state", "restore", "take", "take_together"]
 
@@ -32,7 +28,7 @@ def take(core: Group) -> Snapshot:
 
 def has_state(core: Group) -> bool:
     """Whether any rank has a state, as the ranks themselves say, once the calls before have ended."""
-    return any(_send(core, "px.snapshot", questions.has_state))
+    return any(run_on(core, questions.has_state, title="px.snapshot").result(None))
 
 
 def take_together(cores: Sequence[Group]) -> list[Snapshot]:
@@ -69,13 +65,13 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
     order = Take(number, whole, core.life.snapshot_epoch == epoch.number)
     ranks = range(epoch.size)
     held_by = holders(epoch.nodes)
-    taken: list[Taken] = _send(core, "px.snapshot", questions.take, Same(order))
+    taken: list[Taken] = run_on(core, questions.take, order, title="px.snapshot").result(None)
     if epoch.size > 1:
         wards = {
             holder: {rank: taken[rank].copy for rank in ranks if held_by[rank] == holder} for holder in ranks
         }
-        kept = Each([wards[rank] for rank in ranks])
-        _send(core, "px.snapshot", questions.hold, Same(number), Same(whole), kept)
+        kept = [wards[rank] for rank in ranks]
+        run_on(core, questions.hold, number, whole, each=kept, title="px.snapshot").result(None)
     return Snapshot(
         number,
         held_by,
@@ -104,6 +100,7 @@ def _gone_back(core: Group) -> bool:
 
     A loss that another group has told of may not be known of this one when it is asked.
     """
+    core.ensure_ready()
     core.check()
     found = core.life.snapshot
     if found is None:
@@ -112,19 +109,13 @@ def _gone_back(core: Group) -> bool:
             "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
         )
     try:
-        _send(core, "px.restore", questions.restore, Same(Restore(found.number)))
+        run_on(core, questions.restore, Restore(found.number), title="px.restore").result(None)
     except WorkerDiedError:
         owned = core.owned
         if owned is None or owned.revive is None or core.lifecycle.state is not State.BROKEN:
             raise
         return False
     return True
-
-
-def _send(core: Group, what: str, function: Callable[..., Any], *arguments: Same | Each) -> list[Any]:
-    ranks = range(core.world_size)
-    plan = CallPlan(ranks, (Same(function), *arguments), {}, GatherPlan("list", ranks))
-    return core.send(CallRequest(plan, MethodSpec(HOST, title=what), "")).result(None)
 
 
 def check_held(core: Group, gone: Collection[int]) -> Snapshot:
@@ -165,32 +156,34 @@ def restore(core: Group, found: Snapshot, new: Collection[int], seconds: float) 
     orders: Mapping[int, Restore] = {
         rank: Restore(found.number, given.get(rank)) for rank in range(core.world_size)
     }
-    for one in [
-        ask(core, "px.replace_ranks", [rank], questions.restore, order) for rank, order in orders.items()
-    ]:
-        _only(core, one, seconds)
+    each = [orders[rank] for rank in range(core.world_size)]
+    call = run_on(core, questions.restore, each=each, title="px.replace_ranks", checked=False)
+    for answer in call.answers(seconds).values():
+        _checked(core, answer, seconds)
 
 
 def _answer(
     core: Group, what: str, rank: int, function: Callable[..., Any], *args: Any, seconds: float
 ) -> Any:
-    return _only(core, ask(core, what, [rank], function, *args), seconds)
+    (answer,) = (
+        run_on(core, function, *args, ranks=[rank], title=what, checked=False).answers(seconds).values()
+    )
+    return _checked(core, answer, seconds)
 
 
-def _only(core: Group, asked: PendingRpc, seconds: float) -> Any:
-    """The answer of one rank.
+def _checked(core: Group, answer: Any, seconds: float) -> Any:
+    """Return the answer of a rank.
 
     Raises:
         CallTimeout: it gave none within so many seconds.
         PhalanxError: it failed, or was lost.
     """
-    (answer,) = asked.answers(seconds).values()
     if isinstance(answer, NotReady):
         raise CallTimeout(
             f"group {core.name!r}: {answer}, for {seconds:g} s, while states were brought back after a replacement; "
             "restart() makes all ranks anew",
             group=core.name,
-            method=asked.watch.method,
+            method="px.replace_ranks",
             timeout=seconds,
         )
     if isinstance(answer, BaseException):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from phalanx.errors import PhalanxError
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.group.owner_handle import Brings
+from phalanx.group.owner_handle import Resync
 
 __all__ = ["bring_to_joined", "bring_to_replaced", "mend_sources"]
 
@@ -42,7 +42,7 @@ def bring_to_replaced(core: Group, new: Collection[int]) -> None:
     Raises:
         PhalanxError: the group lost a rank meanwhile.
     """
-    made: dict[Brings, str] = {}
+    made: dict[Resync, str] = {}
     for (role, name), found in _brought(core).items():
         why = "" if found else "no px.WeightSync that brought them is there any more"
         for one in found:
@@ -61,7 +61,7 @@ def bring_to_replaced(core: Group, new: Collection[int]) -> None:
             )
 
 
-def _tried(core: Group, one: Brings) -> str:
+def _tried(core: Group, one: Resync) -> str:
     """Bring weights; why they did not get there, in words."""
     try:
         with core.preparing():
@@ -73,14 +73,14 @@ def _tried(core: Group, one: Brings) -> str:
     return ""
 
 
-def _all_brought(core: Group) -> set[Brings]:
+def _all_brought(core: Group) -> set[Resync]:
     return {by for found in _brought(core).values() for by in found}
 
 
-def _brought(core: Group) -> dict[tuple[str, str], Sequence[Brings]]:
+def _brought(core: Group) -> dict[tuple[str, str], Sequence[Resync]]:
     """By role and name of the weights that the group has: what brought them."""
     by = list(core.weights_by)
-    found: dict[tuple[str, str], Sequence[Brings]] = {}
+    found: dict[tuple[str, str], Sequence[Resync]] = {}
     for key, number in core.life.had_weights.items():
         sent = {one: newest for one in by if (newest := one.newest(key)) is not None}
         # One made since may take the place of the one that brought them.

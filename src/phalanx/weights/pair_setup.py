@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.calls.call import Call
-from phalanx.calls.rank_rpc import ask
+from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, RemoteCallError
 from phalanx.group.epoch import Epoch
 from phalanx.weights.planning.boxes import Patch, whole
@@ -94,7 +94,7 @@ class Pair:
             # Where the processes are others, the former ones are gone, and all that they held.
             ranks = [rank for rank in everyone if rank not in dead and core.epoch.takes((rank,), epoch)]
             with contextlib.suppress(PhalanxError):
-                ask(core, "px.WeightSync", ranks, questions.leave, self.key)
+                run_on(core, questions.leave, self.key, ranks=ranks, title="px.WeightSync", checked=False)
 
 
 def make_pair(source: SyncSide, target: SyncSide, plans: Plans, options: PairOptions) -> Pair:

@@ -38,7 +38,7 @@ class Pairs:
         targets = self._targets if among is None else among
         try:
             for side in (self._source, *targets):
-                side.core.check(mend=False)
+                side.core.check()
         except GroupError:  # what the other side keeps for it is of no use any more
             self.part()
             raise

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phalanx.calls.call import Call
-from phalanx.calls.rank_rpc import ask
-from phalanx.calls.request import CallRequest
-from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.group.group import Group
 from phalanx.weights.worker.weight_requests import Asked, Side
-from phalanx.wire.messages import HOST
 from phalanx.wire.value import Value
 
 __all__ = ["Ranks", "SyncSide", "all_in_order", "ask_each", "send_to", "side_of"]
@@ -80,9 +76,7 @@ def send_to(
     Raises:
         GroupClosed, GroupBroken, StaleEpoch: the group takes no calls.
     """
-    given = tuple(map(Same, (function, *args)))
-    plan = CallPlan(tuple(ranks), given, {}, GatherPlan("list", range(len(ranks))))
-    return core.send(CallRequest(plan, MethodSpec(HOST, title=title), "", mends=False))
+    return run_on(core, function, *args, ranks=ranks, title=title)
 
 
 def ask_each(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Value) -> None:
@@ -91,7 +85,8 @@ def ask_each(core: Group, ranks: Sequence[int], function: Callable[..., Any], *a
         return
     dead = set(core.epoch.dead(core.transport))
     with contextlib.suppress(PhalanxError):
-        ask(core, "px.WeightSync", [rank for rank in ranks if rank not in dead], function, *args)
+        there = [rank for rank in ranks if rank not in dead]
+        run_on(core, function, *args, ranks=there, title="px.WeightSync", checked=False)
 
 
 @contextlib.contextmanager

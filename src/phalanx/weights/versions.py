@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from phalanx.calls.rank_rpc import ask
+from phalanx.calls.run_on import run_on
 from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError, PhalanxError, WeightsError
 from phalanx.weights.planning.version_table import Weights
@@ -77,10 +77,13 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
     if not ranks:
         return {}
     title = f"px.weights.status({side.title!r}, {name!r})"
-    asked = ask(side.core, title, ranks, questions.state, Asked("target", group.role, name))
-    answers = asked.answers(timeout)
-    if unknown := asked.refusal():
-        raise DeclarationError(f"{title}: {unknown}")
+    asked = Asked("target", group.role, name)
+    answers = run_on(side.core, questions.state, asked, ranks=ranks, title=title, checked=False).answers(
+        timeout
+    )
+    refused = [answer for answer in answers.values() if isinstance(answer, DeclarationError)]
+    if refused:
+        raise DeclarationError(f"{title}: {refused[0]}")
     late = {rank: answer for rank, answer in answers.items() if isinstance(answer, Exception)}
     if late:
         rank, why = next(iter(late.items()))

@@ -155,7 +155,7 @@ class WeightSync:
         """
         for side in (self._source, *self._targets):
             with contextlib.suppress(GroupBroken, GroupClosed):  # which is said under the lock
-                side.core.check()
+                side.core.ensure_ready()
 
     def _begin(
         self,
@@ -195,7 +195,7 @@ class WeightSync:
     def mend_source(self) -> None:
         """Have the source mended, if it is broken and its policy says so."""
         with contextlib.suppress(GroupBroken, GroupClosed):  # which the sync says
-            self._source.core.check()
+            self._source.core.ensure_ready()
 
     def bring(self, to: GroupState) -> None:
         """Bring the source's present weights to all ranks of a target, and of the other targets that can be called."""

@@ -94,7 +94,7 @@ def take(host: WorkerRuntime, order: Take) -> Taken:
     return Taken(host.put(sent), copy.nbytes, sent.nbytes)
 
 
-async def hold(host: WorkerRuntime, number: int, last: int, copies: Mapping[int, BackendRef]) -> None:
+async def hold(host: WorkerRuntime, copies: Mapping[int, BackendRef], number: int, last: int) -> None:
     """Keep copies of other ranks' states."""
     for rank, ref in copies.items():
         _of(host).copies.hold(rank, number, last, await _fetched(host, ref))

@@ -113,10 +113,11 @@ class TrackedCalls:
             GroupBroken, GroupClosed: the group takes no calls.
         """
         core = self._core
+        began = core.began()
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
         call = core.call(
-            epoch, CallRequest(plan, MethodSpec(method), "", began=core.began()), method, core.new_number()
+            epoch, CallRequest(plan, MethodSpec(method), "", began=began), method, core.new_number()
         )
         call.numbers = [PLAIN_CALL] * ranks  # as the ranks know it
         call.tell(call.heard.planned)

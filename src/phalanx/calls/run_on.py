@@ -1,0 +1,99 @@
+"""Run library functions on the ranks of a group, in the order of each rank's calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phalanx.backends.backend_types import NotReady
+from phalanx.calls.call import Call
+from phalanx.calls.compose import messages
+from phalanx.calls.listeners import Listeners
+from phalanx.calls.request import CallRequest
+from phalanx.calls.rules import CallRules
+from phalanx.calls.submitter import Outgoing
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.errors import PhalanxError
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.wire.messages import HOST, RankCall
+from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.value import Value
+
+_UNCHECKED = CallRules(grace_s=0.5, consequences=False)
+
+
+def run_on(
+    group: Group,
+    function: Callable[..., Any],
+    *args: Value,
+    ranks: Sequence[int] | None = None,
+    each: Sequence[Value] | None = None,
+    role: str = "",
+    title: str = "",
+    checked: bool = True,
+    epoch: Epoch | None = None,
+    number: int | None = None,
+) -> Call:
+    """Send ``function(runtime, *args)`` to ranks, behind the calls that they have; return the call without waiting.
+
+    Use ``Call.result`` for a value that all ranks must give, and ``Call.answers`` for the values that are there.
+
+    Args:
+        group: the group, ready or not.
+        function: a function of the library; ``runtime`` is the rank's ``WorkerRuntime``.
+        args: its further arguments, the same for every rank.
+        ranks: None: all ranks.
+        each: one value for each rank, passed before ``args``.
+        role: the role that the call belongs to in traces.
+        title: name of the call in errors and traces.
+        checked: whether the call counts as a call of a user: it is refused by a group that takes no calls, and breaks
+            the group if it fails. An unchecked call is also sent while the group starts, is broken or closes, and
+            has no effect on its state.
+        epoch: the epoch of the ranks, for an unchecked call; None: the present one.
+        number: the call's number, for an unchecked call to which ranks give a meaning; None: a new one.
+
+    Raises:
+        GroupClosed, GroupBroken, StaleEpoch: a checked call was refused.
+    """
+    epoch = group.epoch if epoch is None else epoch
+    called = tuple(range(epoch.size) if ranks is None else ranks)
+    own = () if each is None else (Each(each),)
+    plan = CallPlan(
+        called, (Same(function), *own, *map(Same, args)), {}, GatherPlan("list", range(len(called)))
+    )
+    if checked:
+        return group.send(CallRequest(plan, MethodSpec(HOST, title=title), role))
+    return _send_unchecked(group, epoch, plan, title, group.new_number() if number is None else number)
+
+
+def _send_unchecked(group: Group, epoch: Epoch, plan: CallPlan, title: str, number: int) -> Call:
+    header = RankCall(number, epoch.number, "", HOST, True, OUTPUT, False, False, None)
+    call = Call(group.life, epoch, plan.without_arguments(), "", title, number, _UNCHECKED, Listeners())
+    composed = messages(group.outlet, plan, header)
+    call.arrivals = group.door.submit(epoch, Outgoing("", HOST, plan.ranks, composed))
+    call.was_sent = True
+    return call
+
+
+def only_answer(call: Call, seconds: float | None) -> Any:
+    """Wait for the answer of a call to one rank, and return it.
+
+    Raises:
+        PhalanxError: the rank raised it, or was lost.
+        NotReady: there is no answer within ``seconds``.
+    """
+    (answer,) = call.answers(seconds).values()
+    if isinstance(answer, PhalanxError | NotReady):
+        raise answer
+    return answer
+
+
+def gather_before_end(group: Group, seconds: float) -> None:
+    """Fetch the data that traces and profiles gathered on ranks, before the ranks' processes end."""
+    for gather in list(group.life.before_end):
+        with contextlib.suppress(PhalanxError, NotReady, OSError):
+            gather(seconds)
+    group.life.before_end.clear()
