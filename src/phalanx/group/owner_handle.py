@@ -9,7 +9,7 @@ from typing import Protocol
 from phalanx.group.epoch import GroupState
 from phalanx.group.roster import Change
 
-__all__ = ["Resync", "OwnerHandle"]
+__all__ = ["OwnerHandle", "Resync"]
 
 
 class Resync(Protocol):
