@@ -31,11 +31,6 @@ class Accelerator:
     lower: tuple[str, ...] = ()
 
 
-def mask_variables() -> frozenset[str]:
-    """All variables that mask devices of any kind."""
-    return frozenset(name for kind in ACCELERATORS for name in (*kind.visible, *kind.lower))
-
-
 def _noset(variable: str) -> str:
     return f"RAY_EXPERIMENTAL_NOSET_{variable}"
 

@@ -16,7 +16,7 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.backends.backend_types import ReserveRequest, StoreSpace
 from phalanx.backends.ray.draining import going_nodes
@@ -232,11 +232,6 @@ def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSched
     return PlacementGroupSchedulingStrategy(
         reservations[slot.pool].ids[slot.block], placement_group_bundle_index=slot.bundle
     )
-
-
-def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """Ray's way to say: on this node, and in no slot."""
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _accelerator_ids() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -93,8 +93,3 @@ def run_in_process(plan: Plan, sources: Sequence[Tensors], targets: Sequence[Ten
     for tensors in targets:
         echo(plan, tensors)
     return moved
-
-
-def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the elements of ``tensors``, not of their storages."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
