@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from phalanx.backends.ray import cluster
+from phalanx.backends.ray import cluster, private
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def note(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
-    monkeypatch.setattr(cluster.ray_utils, "read_ray_address", lambda: address)
+    monkeypatch.setattr(private, "last_address", lambda: address)
 
 
 @pytest.mark.parametrize("noted", ["127.0.0.1:1", "127.0.0.1:365111", "nothing"])

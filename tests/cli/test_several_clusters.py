@@ -10,8 +10,8 @@ from phalanx.backends.ray import cluster_reader
 
 def test_each_cluster_is_listed_with_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster_reader.services, "find_gcs_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
-    monkeypatch.setattr(cluster_reader.services, "find_bootstrap_address", lambda _: None)
+    monkeypatch.setattr(cluster_reader.private, "cluster_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
+    monkeypatch.setattr(cluster_reader.private, "bootstrap_address", lambda: None)
     said = {"127.0.0.1:1": "train.py (pid 7): trainer"}
     monkeypatch.setattr(
         cluster_reader, "_drivers_of", lambda address: said.get(address, "no driver of phalanx")

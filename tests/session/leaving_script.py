@@ -1,7 +1,6 @@
 """A driver that leaves its cluster with groups open, and joins another, twice: ``leaving_script.py HOW START``.
 
-HOW is "native" (``ray.shutdown`` as it is found), "unseen" (the function as it was before phalanx was loaded) or
-"drop-in" (the groups of verl); START is "px" or "ray", whose ``init`` is called.
+HOW is "native" or "drop-in" (the groups of verl); START is "px" or "ray", whose ``init`` is called.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from typing import Any
 
 import ray
 
-unseen_shutdown = ray.shutdown
-
-import phalanx as px  # noqa: E402
+import phalanx as px
 
 
 class Adder(px.Worker):
@@ -78,7 +75,7 @@ def play(how: str, start: str) -> object:
     made = DropIn() if how == "drop-in" else Native()
     assert made.add(1) == [1, 2]
     made.leave_waiting()
-    (unseen_shutdown if how == "unseen" else ray.shutdown)()
+    ray.shutdown()
     time.sleep(3)  # what runs in the background has looked several times by then
     assert not ray.is_initialized()
     try:

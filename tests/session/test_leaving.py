@@ -34,7 +34,6 @@ def left_behind(mark: str) -> list[str]:
     ("how", "start"),
     [
         ("native", "px"),
-        ("unseen", "ray"),
         pytest.param("native", "ray", marks=pytest.mark.soak),
         pytest.param("drop-in", "ray", marks=pytest.mark.soak),  # test_left.py has it in CI
     ],

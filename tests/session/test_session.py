@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.backends.ray import cluster
+from phalanx.backends.ray import cluster, private
 from phalanx.session import monitor
 from phalanx.session import session as connection
 from phalanx.testing.scripted import ScriptedTransport, scripted
@@ -114,60 +114,14 @@ def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
         px.ResourcePool([1])
 
 
-def start_in(module: str, flag: object) -> bool:
-    """What Ray decides where a function of that module calls it without a cluster."""
-    names = {"__name__": "ray._private.auto_init_hook", "flag": flag}
-    exec("def decide():\n    return bool(flag)", names)
-    caller = {"__name__": module, "decide": names["decide"]}
-    exec("def call():\n    return decide()", caller)
-    return caller["call"]()
-
-
-@pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "global_worker", SimpleNamespace(connected=False, node=None))
-    monkeypatch.setattr(cluster, "ray", SimpleNamespace(is_initialized=lambda: False))
-
-
-@pytest.mark.parametrize(
-    "module", ["phalanx.backends.ray.agents", "phalanx.compat.verl.single_controller.ray.calls"]
-)
-def test_a_late_call_of_the_library_starts_no_cluster(without_ray: None, module: str) -> None:
-    with pytest.raises(px.GroupClosed, match="too late"):
-        start_in(module, cluster._AutoConnect(True))
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_calls_of_others_start_a_cluster_as_they_did(without_ray: None, flag: bool) -> None:
-    assert start_in("trainer.main", cluster._AutoConnect(flag)) is flag
-
-
 def test_a_connection_is_over_when_ray_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = SimpleNamespace(connected=True, node=object())
-    monkeypatch.setattr(cluster, "global_worker", worker)
+    known = SimpleNamespace(connected=True, node=object())
+    monkeypatch.setattr(private, "is_connected", lambda: known.connected)
+    monkeypatch.setattr(private, "connection", lambda: known.node)
     made = cluster.Connection()
     before = made.open
-    worker.node = object()  # left, and joined anew
+    known.node = object()  # left, and joined anew
 
     assert (before, made.open) == (True, False)
     with pytest.raises(px.GroupClosed):
         made.check()
-
-
-@pytest.mark.parametrize("trouble", [None, OSError("no")])
-def test_ray_is_left_between_what_comes_before_and_after(
-    monkeypatch: pytest.MonkeyPatch, trouble: Exception | None
-) -> None:
-    steps: list[str] = []
-
-    def before() -> None:
-        steps.append("before")
-        if trouble is not None:
-            raise trouble
-
-    rays = SimpleNamespace(shutdown=lambda: steps.append("left"))
-    monkeypatch.setattr(cluster, "ray", rays)
-    cluster.around_shutdown(before, lambda: steps.append("after"))
-    rays.shutdown()
-
-    assert steps == ["before", "left", "after"]

@@ -144,9 +144,8 @@ def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
     modified = metadata.modified_class
     options = {key: value for key, value in dict(cls._default_options).items() if value is not None}
     _check_ray_options(modified.__name__, options)
-    return getattr(modified, "__ray_actor_class__", modified), {
-        key: value for key, value in options.items() if key in HONOURED_RAY_OPTIONS
-    }
+    user_class = modified.__bases__[0]  # Ray derives its class from the user's
+    return user_class, {key: value for key, value in options.items() if key in HONOURED_RAY_OPTIONS}
 
 
 def _check_ray_options(class_name: str, options: Mapping[str, Any]) -> None:

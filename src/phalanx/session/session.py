@@ -43,7 +43,6 @@ class _State:
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
         self.show_ranks: Shown | None = None
-        self.sees_ray_shutdown = False
         self.letting_go: list[tuple[Step, LetGo]] = []
         self.ending: list[Callable[[], None]] = []
 
@@ -148,9 +147,6 @@ def transport(backend: str | None = None) -> Backend:
             known = _state.transports.get("ray")
             if known is not None and not known.connected():
                 lost(known)
-            if not _state.sees_ray_shutdown:
-                ray_cluster.around_shutdown(_before_ray_shutdown, _after_ray_shutdown)
-                _state.sees_ray_shutdown = True
             return _state.transports.get("ray") or _state.transports.setdefault("ray", RayBackend())
         from phalanx.backends.inline import InlineBackend  # not needed beside Ray
 
@@ -228,18 +224,6 @@ def lost(transport: Backend) -> None:
             _state.started_ray = False
     _let_go(transport)
     transport.leave()
-
-
-def _before_ray_shutdown() -> None:
-    transport = _state.transports.get("ray")
-    if transport is not None:
-        _let_go(transport)
-
-
-def _after_ray_shutdown() -> None:
-    transport = _state.transports.get("ray")
-    if transport is not None:
-        lost(transport)
 
 
 def show_ranks() -> Shown:

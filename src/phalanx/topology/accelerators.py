@@ -1,6 +1,6 @@
 """One table of accelerators, and the arithmetic of their visible-device masks.
 
-Variables and resources are named as in Ray's accelerator managers (``ray._private.accelerators``) and the
+Variables and resources are named as in Ray's accelerator managers (its accelerator plugins) and the
 vendors' runtimes.
 """
 

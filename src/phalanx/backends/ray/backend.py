@@ -27,10 +27,9 @@ from phalanx.backends.backend_types import (
     Ticket,
 )
 from phalanx.backends.file_ranges import read_file
-from phalanx.backends.ray import metrics
+from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, job_id
-from phalanx.backends.ray.cluster_reader import publish, published
 from phalanx.backends.ray.draining import ended_nodes, going_nodes
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.backends.ray.ray_errors import (
@@ -42,7 +41,6 @@ from phalanx.backends.ray.ray_errors import (
     with_post_mortem,
 )
 from phalanx.backends.ray.ray_streams import stream
-from phalanx.backends.ray.ray_values import DEAD, address_of, reference_to, state_of_actors
 from phalanx.backends.ray.sending import submit
 from phalanx.backends.ray.start import NAMESPACE, started
 from phalanx.errors import PlacementError
@@ -101,7 +99,7 @@ class RayBackend:
             reports = started(request, handles, prepare)
         except BaseException as error:
             for handle in handles.values():
-                ray.kill(handle)
+                private.kill(handle)
             self._agents.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
                 raise PlacementError(
@@ -121,24 +119,24 @@ class RayBackend:
         ]
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
-        return Ticket(endpoint.handle._px_setup.remote(data, list(refs)))
+        return Ticket(private.call(endpoint.handle, "_px_setup", data, list(refs)))
 
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
 
     stream = staticmethod(stream)
 
     def put(self, value: Value) -> Ref:
-        return ray.put(value)
+        return private.put(value)
 
     def store(self) -> StoreSpace | None:
         return placement.store_space()
 
     def address_of(self, ref: Ref) -> Any:
-        return address_of(ref)
+        return private.address_of(ref)
 
     def at(self, address: Any) -> Ref:
         self._connection.check()
-        return reference_to(address)
+        return private.reference_to(address)
 
     def ref_types(self) -> tuple[type, ...]:
         return (ray.ObjectRef,)
@@ -146,7 +144,7 @@ class RayBackend:
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         self._connection.check()
         try:
-            return ray.get(list(refs), timeout=timeout)
+            return private.get(list(refs), timeout=timeout)
         except rayx.GetTimeoutError as error:
             raise NotReady from error
         except rayx.RayError as error:
@@ -155,13 +153,13 @@ class RayBackend:
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         self._connection.check()
         positions = {ref: index for index, ref in enumerate(refs)}
-        done, rest = ray.wait(list(refs), num_returns=count, timeout=timeout, fetch_local=False)
+        done, rest = private.wait(list(refs), num_returns=count, timeout=timeout, fetch_local=False)
         return sorted(positions[ref] for ref in done), sorted(positions[ref] for ref in rest)
 
     def outcome(self, ref: Ref) -> RankOutcome:
         self._connection.check()
         try:
-            return RankOutcome(ray.get(ref))
+            return RankOutcome(private.get(ref))
         except rayx.RayError as error:
             return outcome_of(error)
 
@@ -175,7 +173,7 @@ class RayBackend:
 
     def find(self, name: str) -> Any | None:
         try:
-            return ray.get_actor(name, namespace=NAMESPACE)
+            return private.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return None
 
@@ -187,14 +185,14 @@ class RayBackend:
             placement.release_keys(keys)
 
     def alive(self, endpoint: Endpoint) -> bool:
-        return self.connected() and endpoint.handle._get_local_state() != DEAD
+        return self.connected() and private.actor_state(endpoint.handle) != private.DEAD
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():
             return list(range(len(endpoints)))
-        state = state_of_actors()
-        ids = [endpoint.handle._ray_actor_id for endpoint in endpoints]
-        return [position for position, actor in enumerate(ids) if state(actor) == DEAD]
+        state = private.actor_states()
+        ids = [private.actor_id(endpoint.handle) for endpoint in endpoints]
+        return [position for position, actor in enumerate(ids) if state(actor) == private.DEAD]
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         if not self.connected() or not endpoints:
@@ -203,7 +201,7 @@ class RayBackend:
         self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
-                ray.kill(endpoint.handle)
+                private.kill(endpoint.handle)
         deadline = time.monotonic() + _KILLED_WITHIN_S
         while any(self.alive(endpoint) for endpoint in endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -256,7 +254,7 @@ class RayBackend:
 
     def _own_node(self) -> str:
         if self._node is None and self.connected():
-            self._node = ray.get_runtime_context().get_node_id()
+            self._node = private.runtime_context().get_node_id()
         return self._node or ""
 
     def job(self) -> str:
@@ -267,10 +265,10 @@ class RayBackend:
 
     def publish(self, key: str, value: bytes | None) -> None:
         if self.connected():
-            publish(key, value)
+            private.write_key(key, value)
 
     def published(self, key: str) -> bytes | None:
-        return published(key) if self.connected() else None
+        return private.read_key(key) if self.connected() else None
 
     def going_nodes(self) -> Sequence[DrainingNode]:
         return going_nodes() if self.connected() else ()
@@ -293,7 +291,7 @@ class RayBackend:
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
         """Why an actor is dead: any call on it says so."""
         try:
-            ray.get(endpoint.handle._px_report.remote(), timeout=_SIGHT_WITHIN_S)
+            private.get(private.call(endpoint.handle, "_px_report"), timeout=_SIGHT_WITHIN_S)
         except rayx.GetTimeoutError:
             pass  # Ray has not noticed it yet
         except rayx.RayError as error:

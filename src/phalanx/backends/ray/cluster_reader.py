@@ -5,38 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import ray
-from ray._private import services
-from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
-from ray.experimental import internal_kv
-
+from phalanx.backends.ray import private
 from phalanx.config import running_cluster
 from phalanx.display.registry_records import ClusterRegistry, read_notices
 from phalanx.errors import PlacementError
 
-_NAMESPACE = b"phalanx"
-_AUTH_VARIABLE = "RAY_AUTH_MODE"
 _ANSWERS_WITHIN_S = 5.0
 _CONNECTS_WITHIN_S = 2.0
-
-
-def publish(key: str, value: bytes | None) -> None:
-    """Write a key of this cluster, or remove it."""
-    if not ray.is_initialized():
-        return
-    if value is None:
-        internal_kv._internal_kv_del(key.encode(), namespace=_NAMESPACE)
-    else:
-        internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=_NAMESPACE)
-
-
-def published(key: str) -> bytes | None:
-    """What is written under a key of this cluster."""
-    return internal_kv._internal_kv_get(key.encode(), namespace=_NAMESPACE)
 
 
 @dataclass(frozen=True)
@@ -55,13 +32,14 @@ class ClusterReader:
 
     def __init__(self, address: str | None = None) -> None:
         self.address = find_cluster(address)
-        _use_own_token()
+        if not os.environ.get(private.AUTH_VARIABLE):
+            private.use_own_token()
         try:
             host, _, port = self.address.rpartition(":")
             # Ray's own client keeps trying for 40 s where nobody listens.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECTS_WITHIN_S).close()
-            self._gcs: Any = GcsClient(address=self.address)
-            self._gcs.internal_kv_keys(b"", namespace=_NAMESPACE, timeout=_ANSWERS_WITHIN_S)
+            self._client = private.ClusterClient(self.address, _ANSWERS_WITHIN_S)
+            self._client.keys_written()
         except Exception as error:
             raise PlacementError(
                 f"the cluster at {self.address} does not answer ({_said(error)}); is it running there? "
@@ -71,14 +49,14 @@ class ClusterReader:
     def notices(self) -> ClusterRegistry:
         """What drivers that live, and detached groups, have published; what dead ones left is removed."""
         found = read_notices(self._entries())
-        jobs = [job for job, alive in self._jobs().items() if alive]
+        jobs = [job for job, alive in self._client.jobs().items() if alive]
         stale = found.stale(jobs, ())
         if not stale:
             return found
         if any(group.detached for group in found.groups):
-            stale = found.stale(jobs, self._names())
+            stale = found.stale(jobs, self._client.actor_names())
         for key in stale:
-            self._gcs.internal_kv_del(key.encode(), False, _NAMESPACE, timeout=_ANSWERS_WITHIN_S)
+            self._client.remove(key)
         return found.without(stale)
 
     def nodes(self) -> list[NodeView]:
@@ -91,62 +69,18 @@ class ClusterReader:
                 alive=info.state == 0,
                 resources=dict(info.resources_total),
             )
-            for info in self._gcs.get_all_node_info(timeout=_ANSWERS_WITHIN_S).values()
+            for info in self._client.nodes().values()
         ]
 
     def metadata(self) -> bytes | None:
         """What the cluster notes of itself when it starts, as JSON: versions of ray and python among others."""
         with contextlib.suppress(Exception):  # private to Ray, and only shown
-            return self._gcs.internal_kv_get(
-                b"CLUSTER_METADATA", namespace=b"cluster", timeout=_ANSWERS_WITHIN_S
-            )
+            return self._client.metadata()
         return None
 
     def _entries(self) -> dict[str, bytes]:
-        keys: Iterable[bytes] = self._gcs.internal_kv_keys(
-            b"", namespace=_NAMESPACE, timeout=_ANSWERS_WITHIN_S
-        )
-        values = {
-            key: self._gcs.internal_kv_get(key, namespace=_NAMESPACE, timeout=_ANSWERS_WITHIN_S)
-            for key in keys
-        }
-        return {key.decode(): value for key, value in values.items() if value is not None}
-
-    def _jobs(self) -> dict[str, bool]:
-        """Whether each driver lives, by its id."""
-        jobs = self._gcs.get_all_job_info(
-            skip_submission_job_info_field=True, skip_is_running_tasks_field=True
-        )
-        return {job_id.hex(): not info.is_dead for job_id, info in jobs.items()}
-
-    def _names(self) -> list[str]:
-        """Names of the actors that are alive."""
-        from ray._private.state import GlobalState
-        from ray._raylet import GcsClientOptions  # pyright: ignore[reportAttributeAccessIssue]
-
-        state: Any = GlobalState()
-        state._initialize_global_state(
-            GcsClientOptions.create(
-                self.address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True
-            )
-        )
-        actors: dict[str, dict[str, Any]] = state.actor_table(None, None, "ALIVE")
-        return [actor["Name"] for actor in actors.values() if actor["Name"]]
-
-
-def _use_own_token() -> None:
-    """Show the user's token where the environment says nothing of it; a cluster that asks for none lets it pass.
-
-    A local cluster asks for one by default, but only its own driver is told so.
-    """
-    if os.environ.get(_AUTH_VARIABLE):
-        return
-    with contextlib.suppress(ImportError, AttributeError):
-        from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
-
-        if AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
-            os.environ[_AUTH_VARIABLE] = "token"
-            Config.initialize("")
+        values = {key: self._client.read(key) for key in self._client.keys_written()}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 def find_cluster(address: str | None = None) -> str:
@@ -158,8 +92,8 @@ def find_cluster(address: str | None = None) -> str:
     given = address or running_cluster()
     if given and given not in ("auto", "local"):
         return given
-    found = sorted(services.find_gcs_addresses())
-    current = services.find_bootstrap_address(None)
+    found = sorted(private.cluster_addresses())
+    current = private.bootstrap_address()
     if current in found or (current and not found):
         return current
     if len(found) == 1:

@@ -10,35 +10,31 @@ from __future__ import annotations
 import logging
 
 import ray
-from ray._private import state
 
 from phalanx.backends.backend_types import DrainingNode
+from phalanx.backends.ray import private
 
 _log = logging.getLogger("phalanx")
 _told: list[str] = []
 
 
-#: ray.core.generated.gcs_pb2.NodeDeathInfo.Reason: EXPECTED_TERMINATION, AUTOSCALER_DRAIN_PREEMPTED, ..._IDLE.
-_TOLD_TO_END = (1, 3, 4)
-
-
 def ended_nodes() -> list[DrainingNode]:
     """The nodes that are gone because they were told to."""
-    if not ray.is_initialized():
+    if not private.is_connected():
         return []
     return [
         DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
-        for node in ray.nodes()
-        if not node["Alive"] and node.get("DeathReason") in _TOLD_TO_END
+        for node in private.nodes()
+        if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
     ]
 
 
 def going_nodes() -> list[DrainingNode]:
     """The nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``."""
-    if not ray.is_initialized():
+    if not private.is_connected():
         return []
     try:
-        found = state.state.get_draining_nodes()
+        found = private.draining_nodes()
         return [
             DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
             for node, deadline in found.items()

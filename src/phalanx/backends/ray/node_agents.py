@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import Endpoint, ProcessStatus
+from phalanx.backends.ray import private
 from phalanx.backends.ray.node_agent import NodeAgent
 from phalanx.backends.ray.process_handle import ProcessHandle
 from phalanx.backends.ray.usage import Gpu, Usage
@@ -61,13 +62,13 @@ class NodeAgents:
                 if node == _HERE:
                     here.append((part, given))
                 else:
-                    elsewhere.append((part, getattr(self._actor(node), verb).remote(given, *args)))
+                    elsewhere.append((part, private.call(self._actor(node), verb, given, *args)))
         for part, given in here:  # while the others are at it
             _spread(answers, part, getattr(self.local, verb)(given, *args), each)
         limit = time.monotonic() + timeout
         for part, ref in elsewhere:
             with contextlib.suppress(RayError):
-                _spread(answers, part, ray.get(ref, timeout=max(0.0, limit - time.monotonic())), each)
+                _spread(answers, part, private.get(ref, timeout=max(0.0, limit - time.monotonic())), each)
         return answers
 
     def tell(self, places: Sequence[Place], verb: str) -> None:
@@ -77,7 +78,7 @@ class NodeAgents:
             if node == _HERE:
                 getattr(self.local, verb)(targets)
             else:
-                getattr(self._actor(node), verb).remote(targets)
+                private.call(self._actor(node), verb, targets)
 
     def drop(self, nodes: Iterable[str]) -> None:
         """End the agents of some other nodes."""
@@ -86,7 +87,7 @@ class NodeAgents:
                 actor = self._remote.pop(node, None)
                 if actor is not None:
                     with contextlib.suppress(RayError, ValueError):
-                        ray.kill(actor)
+                        private.kill(actor)
 
     def forget(self) -> None:
         """Let go of the agents of other nodes, without asking the cluster, which was left."""
@@ -101,8 +102,9 @@ class NodeAgents:
         with self._lock:
             if node not in self._remote:
                 where = NodeAffinitySchedulingStrategy(node, soft=False)
-                options = ray.remote(NodeAgent).options(num_cpus=0, max_restarts=0, scheduling_strategy=where)
-                self._remote[node] = options.remote()
+                self._remote[node] = private.create_actor(
+                    NodeAgent, num_cpus=0, max_restarts=0, scheduling_strategy=where
+                )
             return self._remote[node]
 
 
@@ -149,7 +151,7 @@ class OwnRanks:
 
     def _places(self, endpoints: Sequence[Endpoint]) -> list[Place]:
         if self._here is None:
-            self._here = ray.get_runtime_context().get_node_id()
+            self._here = private.runtime_context().get_node_id()
         nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
         return [
             Place(_HERE if node == self._here else node, _target_of(endpoint))

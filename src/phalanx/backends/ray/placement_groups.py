@@ -10,15 +10,11 @@ from typing import Any
 
 import ray
 from ray import PlacementGroupID
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.backends.backend_types import ReserveRequest, StoreSpace
+from phalanx.backends.ray import private
 from phalanx.backends.ray.draining import going_nodes
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.errors import PlacementError
@@ -45,16 +41,15 @@ class RayReservation:
 
 def store_space() -> StoreSpace | None:
     """The object store of this process's node; Ray reports it every 100 ms."""
-    state = ray._private.state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
-    node = ray.get_runtime_context().get_node_id()
-    capacity = state.total_resources_per_node().get(node, {}).get("object_store_memory")
-    free = state.available_resources_per_node().get(node, {}).get("object_store_memory", 0.0)
+    node = private.runtime_context().get_node_id()
+    capacity = private.total_resources().get(node, {}).get("object_store_memory")
+    free = private.free_resources().get(node, {}).get("object_store_memory", 0.0)
     return None if capacity is None else StoreSpace(int(capacity), int(free))
 
 
 def nodes() -> list[NodeCapacity]:
     """Alive nodes with total and free resources and labels."""
-    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()  # pyright: ignore
+    free = private.free_resources()
     return [
         NodeCapacity(
             node_id=node["NodeID"],
@@ -63,7 +58,7 @@ def nodes() -> list[NodeCapacity]:
             available=_plain(free.get(node["NodeID"], {})),
             labels=dict(node.get("Labels") or {}),
         )
-        for node in ray.nodes()
+        for node in private.nodes()
         if node["Alive"]
     ]
 
@@ -78,7 +73,7 @@ def _plain(resources: Mapping[str, float]) -> dict[str, float]:
 def holders() -> list[Holder]:
     """Placement groups that hold something, by node."""
     found: list[Holder] = []
-    for table in placement_group_table().values():
+    for table in private.placement_group_table().values():
         if table["state"] != "CREATED":
             continue
         by_node: dict[str, dict[str, float]] = {}
@@ -119,7 +114,7 @@ def reserve(request: ReserveRequest) -> RayReservation:
 
 def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
     selector: Any = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
-    return placement_group(
+    return private.placement_group(
         [dict(request.bundle)] * size,
         strategy=request.strategy,
         name=request.names[index] if request.names else f"{request.name}-{index}",
@@ -130,8 +125,8 @@ def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
 
 def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
     pause = 0.01
-    while not group.wait(timeout_seconds=pause):
-        stats: Mapping[str, Any] = placement_group_table(group).get("stats", {})
+    while not private.placement_group_ready(group, pause):
+        stats: Mapping[str, Any] = private.placement_group_table(group).get("stats", {})
         if stats.get("scheduling_state") == "INFEASIBLE" and not _autoscales():
             raise PlacementError(_table(request, "can never be placed on this cluster"))
         if time.monotonic() >= deadline:
@@ -142,8 +137,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
 def _autoscales() -> bool:
     """Whether the cluster can still grow, so that what does not fit now may fit later."""
     with contextlib.suppress(Exception):  # private to Ray: where it does not say so, nothing grows
-        state = ray._private.state.state  # pyright: ignore[reportAttributeAccessIssue]
-        return bool(state.get_max_resources_from_cluster_config())
+        return bool(private.largest_cluster())
     return False
 
 
@@ -181,12 +175,12 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
 
 def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
     """Whether a block lies on a node that goes, or is gone; waits until Ray knows that, else it might be put there."""
-    table: Mapping[str, Any] = placement_group_table(group)
+    table: Mapping[str, Any] = private.placement_group_table(group)
     on = set(dict(table.get("bundles_to_node_id") or {}).values())
     if not on.isdisjoint(going):
         return True
     while any(node_is_gone(node) for node in on):
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = {node["NodeID"] for node in private.nodes() if node["Alive"]}
         if not on <= alive or time.monotonic() > deadline:
             return True
         time.sleep(0.2)
@@ -196,13 +190,13 @@ def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> boo
 def release(reservation: RayReservation) -> None:
     """Remove the placement groups and wait until Ray has."""
     groups, reservation.groups = reservation.groups, []
-    if not ray.is_initialized():
+    if not private.is_connected():
         return
     for group in groups:
-        remove_placement_group(group)
+        private.remove_placement_group(group)
     deadline = time.monotonic() + 5.0
     for group in groups:
-        while placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
+        while private.placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
@@ -223,7 +217,9 @@ def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str
     for slot in slots:
         key = (slot.pool, slot.block)
         if key not in tables:
-            tables[key] = placement_group_table(reservations[slot.pool].ids[slot.block])["bundles_to_node_id"]
+            tables[key] = private.placement_group_table(reservations[slot.pool].ids[slot.block])[
+                "bundles_to_node_id"
+            ]
     return [tables[slot.pool, slot.block][slot.bundle] for slot in slots]
 
 
@@ -235,7 +231,7 @@ def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSched
 
 
 def _accelerator_ids() -> tuple[str, ...]:
-    found = ray.get_runtime_context().get_accelerator_ids().values()
+    found = private.runtime_context().get_accelerator_ids().values()
     return next((tuple(map(str, ids)) for ids in found if ids), ())
 
 
@@ -259,12 +255,12 @@ def probe(
         ).remote()
         for slot in slots
     ]
-    late = ray.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]
+    late = private.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]
     if late:
         for ref in late:
-            ray.cancel(ref)
+            private.cancel(ref)
         raise PlacementError(_unknown([slots[refs.index(ref)] for ref in late], {"GPU": gpus, **others}))
-    return ray.get(refs)
+    return private.get(refs)
 
 
 def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:

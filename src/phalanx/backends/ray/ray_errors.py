@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import exceptions as rayx
 
 from phalanx.backends.backend_types import Lost, RankOutcome
+from phalanx.backends.ray import private
 from phalanx.backends.ray.post_mortem import PostMortem
 from phalanx.display.byte_format import size
 from phalanx.wire import codec
@@ -63,7 +63,7 @@ _reported = _Reported()
 
 def log_once() -> None:
     """Keep Ray from logging the tracebacks of values that cannot be decoded, once for each attempt to fetch one."""
-    logging.getLogger("ray._private.serialization").addFilter(_reported)  # the same one is not added twice
+    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_reported)  # the same one is not added twice
 
 
 def outcome_of(error: BaseException) -> RankOutcome:
@@ -173,7 +173,7 @@ def _memory_hint(left: PostMortem) -> str | None:
 def node_is_gone(node_id: str) -> bool:
     """Whether a node is known to be dead, or its raylet takes no connections any more."""
     with contextlib.suppress(Exception):  # of a cluster that does not answer: then nothing is known
-        for node in ray.nodes():
+        for node in private.nodes():
             if node["NodeID"] != node_id:
                 continue
             if not node["Alive"]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ray import ObjectRef
-from ray._private.object_ref_generator import ObjectRefGenerator  # ray.ObjectRefGenerator, which has no type
 
 from phalanx.backends.actor_methods import facade_name
 from phalanx.backends.backend_types import Endpoint, Ref
-from phalanx.backends.ray.sending import class_name
+from phalanx.backends.ray import private
 
 
 class RayStream:
@@ -20,7 +18,7 @@ class RayStream:
     then read to its end.
     """
 
-    def __init__(self, generator: ObjectRefGenerator) -> None:
+    def __init__(self, generator: private.ObjectRefGenerator) -> None:
         self.coming = generator
         self.ended: ObjectRef = generator.completed()
 
@@ -40,9 +38,7 @@ def stream(
     buffer: int | None,
 ) -> RayStream:
     """Send a call of a method that yields, under the method name that users know."""
-    name = f"{class_name(endpoint)}.{facade_name(role, method)}"
-    options: dict[str, Any] = {"num_returns": "streaming", "name": name}
-    if buffer is not None:
-        options["_generator_backpressure_num_objects"] = buffer
+    name = f"{private.class_name(endpoint.handle)}.{facade_name(role, method)}"
     args = (data, list(refs)) if refs else (data,)
-    return RayStream(endpoint.handle._px_stream.options(**options).remote(*args))
+    items = private.call(endpoint.handle, "_px_stream", *args, name=name, returns="streaming", buffer=buffer)
+    return RayStream(items)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import ray
 from ray import exceptions as rayx
 
 from phalanx.backends import waves
 from phalanx.backends.backend_types import SpawnRequest
 from phalanx.backends.ray import placement_groups as placement
+from phalanx.backends.ray import private
 from phalanx.backends.ray.worker_actor import actor_class
 
 NAMESPACE = "phalanx"
@@ -43,20 +43,20 @@ def started(
         if at == 0 and prepare is not None:
             prepare()
         for index in begun:
-            reports[index] = handles[index]._px_report.remote()
+            reports[index] = private.call(handles[index], "_px_report")
             pending.append(reports[index])
         at += wanted
         if at < count:
             pending = _after_some(pending, deadline)
     left = max(0.0, deadline - time.monotonic())
-    return ray.get([reports[index] for index in range(count)], timeout=left)
+    return private.get([reports[index] for index in range(count)], timeout=left)
 
 
 def _after_some(pending: list[Any], deadline: float) -> list[Any]:
     """Wait for a part of the processes that are on their way; the others."""
     left = max(0.0, deadline - time.monotonic())
-    there, others = ray.wait(pending, num_returns=-(-len(pending) // 4), timeout=left, fetch_local=False)
-    ray.get(there, timeout=left)  # raises at once where one did not start
+    there, others = private.wait(pending, num_returns=-(-len(pending) // 4), timeout=left, fetch_local=False)
+    private.get(there, timeout=left)  # raises at once where one did not start
     if not there:
         raise rayx.GetTimeoutError
     return others
@@ -86,7 +86,7 @@ def _creating(request: SpawnRequest) -> Callable[[int], Any]:
     def create(index: int) -> Any:
         named = _named(request.names[index], request.namespace) if request.names else {}
         where = placement.strategy(request.slots[index], request.reservations)
-        return cls.options(**options, **named, scheduling_strategy=where).remote(request.factory)
+        return private.create_actor(cls, request.factory, **options, **named, scheduling_strategy=where)
 
     return create
 

@@ -17,7 +17,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from phalanx.backends.actor_methods import NOT_TRACED, TRACED, bare_name
 from phalanx.backends.backend_types import Facade, HostFactory
-from phalanx.backends.ray import gauges
+from phalanx.backends.ray import gauges, private
 from phalanx.backends.ray.ray_errors import log_once
 from phalanx.backends.ray.ray_values import portable
 from phalanx.errors import ArgumentLost
@@ -46,7 +46,7 @@ class RayServices:
         self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = _no_references
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
-        context = ray.get_runtime_context()
+        context = private.runtime_context()
         ids = next((tuple(map(str, found)) for found in context.get_accelerator_ids().values() if found), ())
         slot = SlotFacts(
             node_id=context.get_node_id(),
@@ -59,11 +59,11 @@ class RayServices:
         return slot, _log_paths(context.get_worker_id())
 
     def folder(self) -> str:
-        logs = _logs_folder()
+        logs = private.log_folder()
         return os.path.join(logs, "phalanx") if logs else ""
 
     def put(self, value: Any) -> Any:
-        return ray.put(value)
+        return private.put(value)
 
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
         """Show values of this rank in Ray's metrics, as ``phalanx_WHAT_NAME``; see ``WorkerContext.measure``."""
@@ -71,7 +71,7 @@ class RayServices:
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         try:
-            return ray.get(list(refs), timeout=timeout)
+            return private.get(list(refs), timeout=timeout)
         except RayTaskError as error:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
@@ -95,17 +95,11 @@ def _started_with(name: str) -> str | None:
 
 def _log_paths(worker_id: str) -> tuple[str, ...]:
     """Ray's own files with what this process prints: worker-{worker id}-{job}-{pid}.out and .err."""
-    logs = _logs_folder()
+    logs = private.log_folder()
     if logs is None:
         return ()
     pattern = os.path.join(logs, f"worker-{worker_id}-*-{os.getpid()}.*")
     return tuple(sorted(glob.glob(pattern), reverse=True))
-
-
-def _logs_folder() -> str | None:
-    """The folder of Ray's session in which this node's processes log."""
-    node = getattr(ray._private.worker, "_global_node", None)  # pyright: ignore[reportAttributeAccessIssue]
-    return None if node is None else node.get_logs_dir_path()
 
 
 def _of_worker(shell: Any, name: str) -> Any:
@@ -180,7 +174,7 @@ async def _there(refs: list[Any]) -> None:
 
     def wait() -> None:
         with contextlib.suppress(Exception):  # what is wrong, the call finds out when it fetches
-            ray.wait(refs, num_returns=len(refs), fetch_local=False)
+            private.wait(refs, num_returns=len(refs), fetch_local=False)
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
             loop.call_soon_threadsafe(settle)
 

@@ -185,9 +185,9 @@ def _has_variables(ray: Any) -> bool:
     """Return whether Ray starts its processes with the overlay's variables, which this process has."""
     if not overlays_verl():
         return False
-    private = ray._private.worker
-    node = private._global_node
-    if private.global_worker.mode == private.WORKER_MODE or (node is not None and node.is_head()):
-        return True  # Ray's own process, or a cluster that this one started, with its environment
+    from phalanx.backends.ray import private  # loads Ray
+
+    if private.runs_in_cluster_process():  # which has this process's environment
+        return True
     environment = ray.get_runtime_context().runtime_env.get("env_vars") or {}
     return ASKED in environment

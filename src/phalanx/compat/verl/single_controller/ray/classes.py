@@ -10,9 +10,7 @@ from phalanx.compat.verl.single_controller.base.worker_group import ClassWithIni
 def _unwrap_ray_remote(cls: Any) -> Any:
     """Return the user's class, without ``@ray.remote``."""
     metadata = getattr(cls, "__ray_metadata__", None)
-    if metadata is None:
-        return getattr(cls, "__ray_actor_class__", cls)
-    return getattr(metadata.modified_class, "__ray_actor_class__", metadata.modified_class)
+    return cls if metadata is None else metadata.modified_class.__bases__[0]
 
 
 class RayClassWithInitArgs(ClassWithInitArgs):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from phalanx.backends.ray import private
 from phalanx.backends.ray.cluster import Connection
-from phalanx.backends.ray.ray_values import DEAD
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import (
@@ -326,7 +326,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _is_worker_alive(self, worker: Any) -> bool:
         self._check_cluster()
-        alive = worker._get_local_state() != DEAD
+        alive = private.actor_state(worker) != private.DEAD
         self._check_cluster()  # workers that go with their cluster did not die
         return alive
 

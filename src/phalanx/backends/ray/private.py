@@ -1,0 +1,312 @@
+"""Private parts of Ray, and the functions behind those that start a cluster.
+
+Ray's public functions call ``ray.init()`` if no cluster is connected. A background thread of this library must never
+do so after the user's ``ray.shutdown()``, so this module follows ``__wrapped__`` to the functions behind: they raise
+instead. No other module names a private part of Ray; ``tests/backends/test_private.py`` checks each on a real cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.actor import ActorClass, ActorHandle
+from ray.experimental import internal_kv
+from ray.util.placement_group import (
+    _call_placement_group_ready,
+)
+from ray.util.placement_group import (
+    placement_group as _placement_group,
+)
+from ray.util.placement_group import (
+    placement_group_table as _placement_group_table,
+)
+from ray.util.placement_group import (
+    remove_placement_group as _remove_placement_group,
+)
+
+_TESTED = "2.57 to 2.60"
+
+try:
+    from ray import _raylet
+    from ray._private import services, state, utils, worker
+    from ray._private.object_ref_generator import ObjectRefGenerator as ObjectRefGenerator
+    from ray._private.state import GlobalState
+
+    raylet: Any = _raylet
+    worker_module: Any = worker
+    _NEEDED: dict[Any, str] = {
+        ActorHandle: "_actor_method_call _get_local_state",
+        ActorClass: "_remote",
+        internal_kv: "_internal_kv_get _internal_kv_put _internal_kv_del",
+        raylet: "AuthenticationTokenLoader Config GcsClient GcsClientOptions CoreWorker",
+        raylet.CoreWorker: "get_local_actor_state serialize_object_ref deserialize_and_register_object_ref",
+        services: "find_gcs_addresses find_bootstrap_address",
+        state: "state total_resources_per_node available_resources_per_node",
+        utils: "read_ray_address",
+        worker_module: "global_worker WORKER_MODE",
+    }
+    for _owner, _names in _NEEDED.items():
+        for _name in _names.split():
+            getattr(_owner, _name)
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"phalanx needs private parts of Ray that Ray {ray.__version__} does not have ({error}); "
+        f"install a tested version, {_TESTED}"
+    ) from error
+
+#: State of an actor: ray.core.generated.gcs_pb2.ActorTableData.DEAD.
+DEAD = 4
+#: ray.core.generated.gcs_pb2.NodeDeathInfo.Reason: EXPECTED_TERMINATION, AUTOSCALER_DRAIN_PREEMPTED and ..._IDLE.
+TOLD_TO_END = (1, 3, 4)
+#: Logger of Ray's errors while it unpickles an exception.
+SERIALIZATION_LOGGER = "ray._private.serialization"
+AUTH_VARIABLE = "RAY_AUTH_MODE"
+_KV_NAMESPACE = b"phalanx"
+
+
+def unwrapped(function: Any) -> Any:
+    """Return the function behind Ray's wrappers, which start a cluster or redirect to a client."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+get = unwrapped(ray.get)
+put = unwrapped(ray.put)
+wait = unwrapped(ray.wait)
+kill = unwrapped(ray.kill)
+cancel = unwrapped(ray.cancel)
+get_actor = unwrapped(ray.get_actor)
+runtime_context = unwrapped(ray.get_runtime_context)
+nodes = unwrapped(ray.nodes)
+placement_group = unwrapped(_placement_group)
+placement_group_table = unwrapped(_placement_group_table)
+remove_placement_group = unwrapped(_remove_placement_group)
+_placement_group_ready = unwrapped(_call_placement_group_ready)
+_create_actor = unwrapped(ActorClass._remote)
+
+
+def placement_group_ready(group: Any, seconds: float) -> bool:
+    """Return whether a placement group is reserved within ``seconds``."""
+    return _placement_group_ready(group.id, seconds)
+
+
+def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:
+    """Start an actor of a class and return its handle without waiting.
+
+    Args:
+        cls: a plain class, or a class that ``ray.remote`` made.
+        args: arguments of its constructor.
+        options: as ``ActorClass.options`` takes them.
+    """
+    actor_class = cls if isinstance(cls, ActorClass) else ray.remote(cls)
+    return _create_actor(actor_class, args=list(args), kwargs={}, **options)
+
+
+def call(
+    handle: Any, method: str, *args: Any, name: str = "", returns: int | str = 1, buffer: int | None = None
+) -> Any:
+    """Call an actor's method; return its reference, the list of its references, or its generator of references.
+
+    Args:
+        handle: of the actor.
+        method: name of the method.
+        args: positional arguments.
+        name: name of the task in dashboards; default that of the method.
+        returns: number of returned objects, or "streaming".
+        buffer: items of a stream that the actor may make before they are taken; None: any number.
+    """
+    return handle._actor_method_call(
+        method,
+        args=args,
+        name=name,
+        num_returns=returns,
+        max_task_retries=0,
+        generator_backpressure_num_objects=buffer,
+        enable_task_events=True,
+    )
+
+
+def class_name(handle: Any) -> str:
+    """Return the name of an actor's class."""
+    return handle._ray_actor_creation_function_descriptor.class_name
+
+
+def actor_id(handle: Any) -> Any:
+    """Return Ray's id of an actor."""
+    return handle._ray_actor_id
+
+
+def actor_state(handle: Any) -> int | None:
+    """Return the state of an actor as this process knows it, without a question to the cluster."""
+    return handle._get_local_state()
+
+
+def actor_states() -> Callable[[Any], int | None]:
+    """Return the function from an actor's id to its state; 0.15 us a call, a seventh of :func:`actor_state`."""
+    return _core().get_local_actor_state
+
+
+def _core() -> Any:
+    core_worker = worker_module.global_worker.core_worker
+    if core_worker is None:
+        raise ValueError("this process is not connected to a Ray cluster")
+    return core_worker
+
+
+def connection() -> object:
+    """Return an object that is another one for each connection of this process to a cluster."""
+    return worker_module.global_worker.node
+
+
+def is_connected() -> bool:
+    """Return whether this process is connected to a cluster; 0.1 us."""
+    return bool(worker_module.global_worker.connected)
+
+
+def log_folder() -> str | None:
+    """Return the folder in which the processes of this node log, or None if this process is in no cluster."""
+    node = getattr(worker_module, "_global_node", None)
+    return None if node is None else node.get_logs_dir_path()
+
+
+def runs_in_cluster_process() -> bool:
+    """Return whether this process was started by Ray, or started the cluster that it is connected to."""
+    node = getattr(worker_module, "_global_node", None)
+    is_worker = worker_module.global_worker.mode == worker_module.WORKER_MODE
+    return is_worker or (node is not None and node.is_head())
+
+
+def last_address() -> str | None:
+    """Return the address of the cluster that was started last on this machine, dead or alive."""
+    return utils.read_ray_address()
+
+
+def cluster_addresses() -> set[str]:
+    """Return the addresses of the clusters whose head runs on this machine."""
+    return set(services.find_gcs_addresses())
+
+
+def bootstrap_address() -> str | None:
+    """Return the address that ``ray.init(address="auto")`` would use."""
+    return services.find_bootstrap_address(None)
+
+
+def total_resources() -> dict[str, dict[str, Any]]:
+    """Return all resources by node id."""
+    return state.total_resources_per_node()
+
+
+def free_resources() -> dict[str, dict[str, Any]]:
+    """Return the free resources by node id."""
+    return state.available_resources_per_node()
+
+
+def draining_nodes() -> dict[str, int]:
+    """Return the node ids that are being drained, with their deadlines in ms since 1970; 0: none.
+
+    Raises:
+        AttributeError, TypeError, ValueError: this version of Ray does not tell.
+    """
+    return state.state.get_draining_nodes()
+
+
+def largest_cluster() -> Any:
+    """Return the resources to which the autoscaler may grow the cluster; None or {}: there is no autoscaler."""
+    return state.state.get_max_resources_from_cluster_config()
+
+
+def write_key(key: str, value: bytes | None) -> None:
+    """Write a key of the cluster's key-value store; None removes it."""
+    if value is None:
+        internal_kv._internal_kv_del(key.encode(), namespace=_KV_NAMESPACE)
+    else:
+        internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=_KV_NAMESPACE)
+
+
+def read_key(key: str) -> bytes | None:
+    """Return the value of a key of the cluster's key-value store."""
+    return internal_kv._internal_kv_get(key.encode(), namespace=_KV_NAMESPACE)
+
+
+def address_of(ref: Any) -> tuple[bytes, bytes, bytes]:
+    """Return an object's id, its owner and the owner's status, for :func:`reference_to`.
+
+    Pickling a reference outside of Ray's own messages would keep its object for as long as this process lives.
+    """
+    _, owner, status = _core().serialize_object_ref(ref)
+    return ref.binary(), owner, status
+
+
+def reference_to(address: tuple[bytes, bytes, bytes]) -> Any:
+    """Return a reference to an object of another process, which has to keep the object until it was read."""
+    binary, owner, status = address
+    ref = ray.ObjectRef(binary, owner)  # pyright: ignore[reportArgumentType]
+    _core().deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
+    return ref
+
+
+class ClusterClient:
+    """A connection to a cluster's control store, for a process that does not join the cluster.
+
+    Raises:
+        Exception: the cluster does not answer, or refuses this process. Ray documents no type.
+    """
+
+    def __init__(self, address: str, seconds: float) -> None:
+        self._address = address
+        self._client: Any = raylet.GcsClient(address=address)
+        self._seconds = seconds
+
+    def keys_written(self) -> list[str]:
+        """Return the keys that this library wrote."""
+        found = self._client.internal_kv_keys(b"", namespace=_KV_NAMESPACE, timeout=self._seconds)
+        return [key.decode() for key in found]
+
+    def read(self, key: str) -> bytes | None:
+        """Return the value of a key that this library wrote."""
+        return self._client.internal_kv_get(key.encode(), namespace=_KV_NAMESPACE, timeout=self._seconds)
+
+    def remove(self, key: str) -> None:
+        """Remove a key that this library wrote."""
+        self._client.internal_kv_del(key.encode(), False, _KV_NAMESPACE, timeout=self._seconds)
+
+    def metadata(self) -> bytes | None:
+        """Return the cluster's record of its start, as JSON: versions of ray and python among others."""
+        return self._client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=self._seconds)
+
+    def nodes(self) -> dict[Any, Any]:
+        """Return Ray's messages about the nodes, by node id."""
+        return self._client.get_all_node_info(timeout=self._seconds)
+
+    def jobs(self) -> dict[str, bool]:
+        """Return whether each driver lives, by its job id."""
+        jobs = self._client.get_all_job_info(
+            skip_submission_job_info_field=True, skip_is_running_tasks_field=True
+        )
+        return {job_id.hex(): not info.is_dead for job_id, info in jobs.items()}
+
+    def actor_names(self) -> list[str]:
+        """Return the names of the actors that are alive."""
+        cluster: Any = GlobalState()
+        options = raylet.GcsClientOptions.create(
+            self._address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True
+        )
+        cluster._initialize_global_state(options)
+        actors: dict[str, dict[str, Any]] = cluster.actor_table(None, None, "ALIVE")
+        return [actor["Name"] for actor in actors.values() if actor["Name"]]
+
+
+def use_own_token() -> bool:
+    """Present the user's token to clusters from now on, if there is one; return whether there is.
+
+    A local cluster asks for a token by default, but only its own driver is configured for it.
+    """
+    found = bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+    if found:
+        os.environ[AUTH_VARIABLE] = "token"
+        raylet.Config.initialize("")
+    return found
