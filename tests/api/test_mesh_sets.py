@@ -99,14 +99,28 @@ def test_one_process_of_a_coordinate_alone_is_refused(group: Any) -> None:
     assert group.taken() == [[]] * 8
 
 
-def test_a_slice_of_a_mesh_is_refused_with_advice(group: Any) -> None:
-    with pytest.raises(px.DispatchError, match=r"mesh mode needs all.*group\[i\] or group.any"):
+def test_a_slice_with_part_of_a_coordinate_is_refused_with_advice(group: Any) -> None:
+    with pytest.raises(
+        px.DispatchError, match=r"ranks \[0, 1\] of the dp coordinate.*group\[i\] or group.any"
+    ):
         group[0:2].update([7])
+
+    assert group.taken() == [[]] * 8
 
 
 def test_other_modes_reach_one_process(group: Any) -> None:
     assert group.rank(5).my_rank() == group[5].my_rank() == 5
     assert group.rank(-1).run(lambda worker: worker.rank) == 7
+
+
+def test_a_slice_of_complete_coordinates_splits_rows_over_them(backend: str) -> None:
+    with px.ResourcePool([6], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=3, tp=2))
+
+        assert group[2:6].update([7, 8]) == [2, 7, 4, 8]
+        assert group.taken() == [[], [], [[7]], [[7]], [[8]], [[8]]]
+        assert group[4:6].led([1, 2]) == ([1, 2], 1)
+        assert group.taken()[4:] == [[([1, 2], 1)], [(None, 1)]]
 
 
 def test_a_mesh_without_peers_is_reached_by_process(backend: str) -> None:

@@ -177,11 +177,7 @@ def test_ctrl_c_while_a_stream_is_read_leaves_it(group: px.WorkerGroup) -> None:
 
 
 @pytest.mark.slow_on_cluster
-def test_a_worker_reads_the_stream_of_another_group(
-    pool: px.ResourcePool, group: px.WorkerGroup, backend: str
-) -> None:
-    if backend == "inline":
-        pytest.skip("groups of this process do not travel")
+def test_a_worker_reads_the_stream_of_another_group(pool: px.ResourcePool, group: px.WorkerGroup) -> None:
     with px.WorkerGroup(pool[2:3], Source) as reader:
         assert reader.read(group, 2) == [[(0, 0), (0, 1), (1, 0), (1, 1)]]
         assert reader.read_some(group)[0][1] == 0

@@ -55,6 +55,16 @@ def test_a_failure_that_all_ranks_share_names_them_once(group: px.WorkerGroup) -
     assert raised.value.victims == ()
 
 
+def test_the_error_of_a_failed_argument_keeps_its_type(group: px.WorkerGroup) -> None:
+    failed = group.refuse.submit(3)
+
+    with pytest.raises(ValueError, match=r"result of a call that failed.*size 3") as raised:
+        group.refuse(failed)
+
+    assert isinstance(raised.value, px.RemoteCallError)
+    assert group.ping() == [0, 1, 2]
+
+
 def test_a_rank_that_exits_breaks_the_group_and_later_calls_name_that_cause(group: px.WorkerGroup) -> None:
     with pytest.raises(px.WorkerDiedError) as raised:
         group.leave_alone(2)

@@ -248,9 +248,9 @@ def test_a_mean_weighted_by_the_mask_equals_the_mean_of_all_rows() -> None:
     assert sum(s for s, _ in sums) / sum(n for _, n in sums) == 3.0
 
 
-def test_mesh_modes_refuse_a_slice() -> None:
-    with pytest.raises(DispatchError, match="2 of the group's 4 ranks"):
-        plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (torch.zeros(4),), {}, ranks=[0, 1])
+def test_mesh_modes_refuse_part_of_a_coordinate() -> None:
+    with pytest.raises(DispatchError, match=r"ranks \[1\] of the dp coordinate \[0, 1\]"):
+        plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (torch.zeros(4),), {}, ranks=[1, 2, 3])
 
 
 def test_one_rank_called_by_itself_gets_no_mask_and_sees_replicated_values() -> None:

@@ -288,7 +288,7 @@ def user_code() -> None:
 
 def failing_in_host(call: Callable[[], None]) -> BaseException:
     """Run `call` under a frame whose file lies where the host's code lies."""
-    host = Path(phalanx.__file__).parent / "execution" / "imagined.py"
+    host = Path(phalanx.__file__).parent / "worker" / "imagined.py"
     space: dict[str, Callable[[Callable[[], None]], None]] = {}
     exec(compile("def run(call):\n    call()\n", str(host), "exec"), space)
     try:

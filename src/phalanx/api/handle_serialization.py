@@ -35,17 +35,10 @@ class PortableGroup:
     number: int = 0
 
 
-def pack(core: Group) -> PortableGroup:
-    """What a view of the group in another process is made from.
-
-    Raises:
-        DeclarationError: the group lives in this process only.
-    """
+def pack(core: Group) -> PortableGroup | LocalGroup:
+    """Return the values from which another process makes a view of the group."""
     if core.transport.immediate:
-        raise DeclarationError(
-            f"group {core.name!r} runs in this process (backend {core.transport.name!r}) and cannot be sent to another "
-            "one; use the ray backend"
-        )
+        return LocalGroup(RUN_ID, core.card.number, core.name)
     if core.life.ground is not None:
         core.life.ground.keep()  # the view there is to work even if nobody here holds the group
     if not core.endpoints:
@@ -69,8 +62,37 @@ def pack(core: Group) -> PortableGroup:
     )
 
 
-def unpack(portable: PortableGroup) -> Group:
-    """The shared part of a view that does not own the group."""
+@dataclass(frozen=True)
+class LocalGroup:
+    """A group whose ranks run in this process: the same group for code here, for example for another group's ranks."""
+
+    run: str
+    number: int
+    name: str
+
+    def find(self) -> Group:
+        """Return the group.
+
+        Raises:
+            DeclarationError: this is another process, or the group no longer exists.
+        """
+        found = open_groups.numbered(self.number) if self.run == RUN_ID else None
+        if not isinstance(found, Group):
+            raise DeclarationError(
+                f"group {self.name!r} runs in the process of its driver (backend 'inline') and cannot be used in "
+                "another one; use the ray backend"
+            )
+        return found
+
+
+def unpack(portable: PortableGroup | LocalGroup) -> Group:
+    """Return the state of a view that does not own the group; of a group in this process, the group's own.
+
+    Raises:
+        DeclarationError: the group's ranks run in another process.
+    """
+    if isinstance(portable, LocalGroup):
+        return portable.find()
     endpoints = [
         Endpoint(slot, handle, facts, name, since=since)
         for slot, handle, facts, name, since in zip(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from phalanx.api.handle_serialization import PortableGroup, pack, unpack
+from phalanx.api.handle_serialization import LocalGroup, PortableGroup, pack, unpack
 from phalanx.api.methods import BoundMethod
 from phalanx.api.selection import Selection, Which
 from phalanx.api.streaming import StreamingMethod
@@ -278,7 +278,9 @@ class GroupView:
 
     def __reduce__(
         self,
-    ) -> tuple[Callable[..., GroupView], tuple[PortableGroup, tuple[int, ...] | None, str, Which]]:
+    ) -> tuple[
+        Callable[..., GroupView], tuple[PortableGroup | LocalGroup, tuple[int, ...] | None, str, Which]
+    ]:
         chosen = self._selection
         return _rebuild, (pack(chosen.core), chosen.fixed, chosen.role, chosen.which)
 
@@ -307,6 +309,8 @@ class RankView(GroupView):
         return super().method(function)
 
 
-def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
+def _rebuild(
+    portable: PortableGroup | LocalGroup, ranks: tuple[int, ...] | None, role: str, which: Which
+) -> GroupView:
     chosen = Selection(unpack(portable), ranks, role, which)
     return GroupView(chosen) if which == "all" else RankView(chosen)

@@ -144,6 +144,12 @@ def present_context() -> WorkerContext:
     return context
 
 
+def runs_inline() -> bool:
+    """Return whether this is the code of a rank that runs in the driver's process."""
+    context = being_made.get() or _present.get()
+    return context is not None and context.in_driver
+
+
 def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:
     """This rank's coordinates by axis in a px.Mesh, a torch DeviceMesh, or a plain dict."""
     if isinstance(mesh, Mesh):

@@ -204,27 +204,43 @@ def _dp_axes(call: Call) -> tuple[str, ...]:
 
 
 def _over_mesh(call: Call) -> Recipients:
+    """Return the recipients of one piece per dp coordinate, as positions among the called ranks."""
     mode, mesh, dp_axes = call.mode, _mesh(call), _dp_axes(call)
-    groups = mesh.dp_groups(dp_axes)
-    of = [0] * mesh.world_size
+    groups, collectors = mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)
+    leaders = mesh.leaders(dp_axes) if isinstance(mode, MeshMode) and mode.leader_only else None
+    if not isinstance(call.ranks, range):
+        chosen = _called_coordinates(call, groups)
+        groups, collectors = [groups[i] for i in chosen], [collectors[i] for i in chosen]
+        leaders = None if leaders is None else [leaders[i] for i in chosen]
+    position = {rank: place for place, rank in enumerate(call.ranks)}
+    of = [0] * len(call.ranks)
     for piece, ranks in enumerate(groups):
         for rank in ranks:
-            of[rank] = piece
-    leaders = mesh.leaders(dp_axes) if isinstance(mode, MeshMode) and mode.leader_only else None
-    return Recipients(
-        len(groups), of, mesh.collectors(dp_axes), None if leaders is None else frozenset(leaders)
-    )
+            of[position[rank]] = piece
+    led = None if leaders is None else frozenset(position[rank] for rank in leaders)
+    return Recipients(len(groups), of, [position[rank] for rank in collectors], led)
+
+
+def _called_coordinates(call: Call, groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the dp coordinates of which all ranks are called.
+
+    Raises:
+        DispatchError: part of a coordinate is called.
+    """
+    called = frozenset(call.ranks)
+    for ranks in groups:
+        here = called.intersection(ranks)
+        if here and len(here) < len(ranks):
+            raise DispatchError(
+                f"{call.where}: called on ranks {sorted(here)} of the dp coordinate {list(ranks)}, whose ranks meet in "
+                "collectives: call all of them, or call group[i] or group.any, which call one coordinate"
+            )
+    return [index for index, ranks in enumerate(groups) if called.issuperset(ranks)]
 
 
 def _mesh(call: Call) -> Mesh:
     name = call.mode.mesh if isinstance(call.mode, MeshMode) else "default"
     world = call.target.world_size
-    if len(call.ranks) != world or any(rank != place for place, rank in enumerate(call.ranks)):
-        raise DispatchError(
-            f"{call.where}: called on {len(call.ranks)} of the group's {world} ranks, but a mesh mode needs all, since "
-            "peers of a dp coordinate meet in collectives: call it on the group itself, or on group[i] or group.any, "
-            "which call all ranks of one dp coordinate"
-        )
     try:
         mesh = call.target.mesh(name)
     except DispatchError as error:

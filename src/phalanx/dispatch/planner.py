@@ -35,7 +35,7 @@ def plan(
 
     Args:
         ranks: the slice of the group that is called, in order; None for all. It then counts as a world of
-            its own, and mesh modes refuse it.
+            its own; mesh modes take slices that cover whole dp coordinates.
         materialize: waits for a future that the mode must see the value of: custom modes, ``balance``,
             ``group_size``, ``pad_mask``, padding where nothing else has rows, a future in place of a list.
         handle: what custom functions get as their group, of the called ranks; ``target`` if not given.

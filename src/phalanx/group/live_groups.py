@@ -49,6 +49,10 @@ class LiveGroups:
                 return group
         return None
 
+    def numbered(self, number: int) -> OpenGroup | None:
+        """Return the group of this process with that number; None if there is none."""
+        return next((group for group in self._now() if group.life.card.number == number), None)
+
     def wait_for_a_call(self, seconds: float) -> bool:
         """Wait for a rank to end a call, of any group; False if there is none under way."""
         for group in self._now():

@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.backends.api import Backend
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
+from phalanx.declare.context import runs_inline
 from phalanx.errors import DeclarationError
 from phalanx.wire.value import Value
 
@@ -99,7 +100,8 @@ def init(
 
 
 def _default_backend() -> str:
-    return _state.backend or settings().backend
+    """Return the backend of an inline rank for its own code, else the one named by px.init or the environment."""
+    return "inline" if runs_inline() else _state.backend or settings().backend
 
 
 def _start_ray(given: Mapping[str, Any]) -> None:

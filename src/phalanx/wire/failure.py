@@ -28,10 +28,19 @@ _UNPICKLED = (
 )
 _WIRE_CODE = f"{_PACKAGE / 'wire'}{os.sep}"
 # Frames of these lie between the start of a process and the user's code. Not resolved: code objects are not.
+_PACKAGES_BELOW_USERS = (
+    "worker",
+    "backends",
+    "session",
+    "pools",
+    "group",
+    "calls",
+    "members",
+    "api",
+    "debug",
+)
 _HOST_CODE = (
-    f"{_PACKAGE / 'execution'}{os.sep}",
-    f"{_PACKAGE / 'transport'}{os.sep}",
-    f"{_PACKAGE / 'runtime'}{os.sep}",
+    *(f"{_PACKAGE / package}{os.sep}" for package in _PACKAGES_BELOW_USERS),
     f"{Path(os.__file__).parent / 'asyncio'}{os.sep}",
 )
 

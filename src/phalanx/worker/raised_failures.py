@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind
 from phalanx.wire.failure import RankFailure, capture
@@ -20,13 +21,18 @@ def failed(
     method: str,
     kind: FailureKind,
 ) -> RankFailure:
-    """``error`` as what a method raised in this process, which ``setup`` made a rank that logs to ``log_path``."""
-    if isinstance(error, RankFailure):  # an upstream future failed: its own report names the source
-        from phalanx.collect.failures import is_cut_off  # where a call failed
+    """Return ``error`` as the failure of a method in this process, which ``setup`` made a rank.
 
-        cls = ArgumentLost if error.report.lost or is_cut_off(error.report) else DispatchError
+    If an argument is the result of a call that failed, the failure keeps the type of that call's error, so that
+    ``except KeyError`` on the driver catches it here too.
+    """
+    upstream = error.report if isinstance(error, RankFailure) else None
+    if upstream is not None:
+        from phalanx.collect.failures import is_cut_off  # loaded only if a call failed
+
+        cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
         error = cls(f"an argument of this call is the result of a call that failed: {error}")
-    return capture(
+    failure = capture(
         error,
         kind="cancelled" if isinstance(error, Interrupted) else kind,
         rank=setup.rank if setup else -1,
@@ -38,6 +44,9 @@ def failed(
         node_id=setup.node_id if setup else None,
         log_path=log_path,
     )
+    if upstream is None or upstream.exception_bytes is None:
+        return failure
+    return RankFailure(replace(failure.report, exception_bytes=upstream.exception_bytes))
 
 
 def _accelerator(setup: RankConfig | None) -> str | None:

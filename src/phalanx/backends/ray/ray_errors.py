@@ -43,7 +43,7 @@ _UNEXPECTED = "its process ended unexpectedly"
 _NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
 _RAYLET_WITHIN_S = 0.5
 _PACKAGE = Path(__file__).parents[2]
-_HOST_CODE = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("compat", "execution", "transport"))
+_HOST_CODE = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("compat", "worker", "backends"))
 
 
 class _Reported(logging.Filter):

@@ -23,7 +23,7 @@ _SIGNAL = signal.SIGUSR2
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
 _LOOK_EVERY_S = 0.005
 _ALONE = "Stack (most recent call first):"  # how faulthandler begins where it writes of one thread
-_RUNS_CALLS = ("/phalanx/execution/host.py", "/phalanx/execution/plain_calls.py")
+_RUNS_CALLS = ("/phalanx/worker/worker_runtime.py", "/phalanx/worker/direct_actor_calls.py")
 
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
@@ -151,7 +151,7 @@ def readable_stack(dump: str) -> str:
 
 def _shown(frames: str) -> list[str]:
     lines = [line.strip() for line in frames.strip().splitlines()]
-    own = next((i for i, line in enumerate(lines) if "/phalanx/execution/" in line), len(lines))
+    own = next((i for i, line in enumerate(lines) if "/phalanx/worker/" in line), len(lines))
     return lines[:own] or lines
 
 

@@ -1,0 +1,67 @@
+"""Ranks of the inline backend use that backend: for groups that they are given, for channels and for stored values."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import phalanx as px
+
+
+class Adder(px.Worker):
+    @px.register(px.Dispatch.RANK_ZERO)
+    def add(self, x: int) -> int:
+        return x + 1
+
+
+class Caller(px.Worker):
+    @px.register(px.Dispatch.RANK_ZERO)
+    def call_other(self, group: px.WorkerGroup, x: int) -> int:
+        return group.add(x)
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def take(self, name: str) -> int:
+        return px.Channel.find(name).get()
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def store(self) -> str:
+        return px.put(1).backend
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[px.ResourcePool]:
+    """Slots of the inline backend in a process whose default backend is Ray, so that its use would start a cluster."""
+    monkeypatch.setenv("PHALANX_BACKEND", "ray")
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as made:
+        yield made
+
+
+def test_a_rank_calls_a_group_that_it_is_given(pool: px.ResourcePool) -> None:
+    adder, caller = px.WorkerGroup(pool, Adder), px.WorkerGroup(pool, Caller)
+
+    assert caller.call_other(adder, 1) == 2
+
+
+def test_a_rank_finds_channels_of_its_own_backend(pool: px.ResourcePool) -> None:
+    caller = px.WorkerGroup(pool, Caller)
+    with px.Channel(name="numbers", backend="inline") as channel:
+        channel.put(7)
+
+        assert caller.take("numbers") == 7
+
+
+def test_a_rank_stores_values_with_its_own_backend(pool: px.ResourcePool) -> None:
+    assert px.WorkerGroup(pool, Caller).store() == "inline"
+
+
+def test_an_inline_group_is_refused_in_another_process(pool: px.ResourcePool) -> None:
+    data = pickle.dumps(px.WorkerGroup(pool, Adder, name="adder"))
+    code = f"import pickle; pickle.loads({data!r})"
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert "DeclarationError: group 'adder' runs in the process of its driver" in ran.stderr
