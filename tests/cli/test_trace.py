@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     return write(TRACE, tmp_path / "run.json")
 
 
-def test_the_report_is_printed(file: Path) -> None:
+def test_the_summary_is_printed(file: Path) -> None:
     ended = runner.invoke(app, ["trace", str(file)])
 
     assert ended.exit_code == 0
@@ -28,10 +28,10 @@ def test_the_report_is_printed(file: Path) -> None:
     assert "ValueError: no" in ended.stdout
 
 
-def test_the_report_as_data(file: Path) -> None:
+def test_the_summary_as_data(file: Path) -> None:
     ended = runner.invoke(app, ["trace", str(file), "--json"])
 
-    assert json.loads(ended.stdout)["failures"][0]["rank"] == "rank 0"
+    assert json.loads(ended.stdout)["methods"][0]["call"] == "policy.actor.update"
 
 
 def test_the_report_as_a_page_and_the_trace_in_another_format(file: Path, tmp_path: Path) -> None:
@@ -41,18 +41,6 @@ def test_the_report_as_a_page_and_the_trace_in_another_format(file: Path, tmp_pa
     assert ended.exit_code == 0
     assert page.read_text().startswith("<!doctype html>")
     assert load(lines) == TRACE
-
-
-def test_long_tables_are_cut_unless_all_is_asked_for(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from tests.tracing.made_up import track
-
-    many = replace(TRACE, tracks=tuple(track(rank) for rank in range(40)), calls=(), spans=())
-    path = str(write(many, tmp_path / "run.jsonl"))
-
-    assert "and 28 more rows: --all shows them" in runner.invoke(app, ["trace", path]).stdout
-    assert "more rows" not in runner.invoke(app, ["trace", path, "--all"]).stdout
 
 
 @pytest.mark.parametrize(

@@ -205,17 +205,17 @@ def test_traces_may_lie_in_one_another(group: Any) -> None:
 def test_a_trace_can_be_looked_at_while_it_is_on(group: Any) -> None:
     with px.trace() as trace:
         group.add(1)
-        early = trace.report()
+        early = trace.summary()
         group.add(2)
 
-    assert early.methods.to_dict()["rows"][0]["calls"] == 1
-    assert trace.report().methods.to_dict()["rows"][0]["calls"] == 2
+    assert early.to_dict()["methods"][0]["calls"] == 1
+    assert trace.summary().to_dict()["methods"][0]["calls"] == 2
 
 
 def test_a_trace_is_not_started_twice_nor_read_before(group: Any) -> None:
     trace = px.trace()
     with pytest.raises(px.DeclarationError, match="not started"):
-        trace.report()
+        trace.summary()
     trace.start()
     with pytest.raises(px.DeclarationError, match="started before"):
         trace.start()

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 import phalanx as px
 from phalanx.tracing.chrome import events
-from phalanx.tracing.counters import CHANNEL, MOST_POINTS, OLDEST, WAITING, Points, channels_table, resampled
+from phalanx.tracing.counters import CHANNEL, MOST_POINTS, OLDEST, WAITING, Points, resampled
 from phalanx.tracing.entries import entries, from_entries
 from phalanx.tracing.events import Counter, Trace
 from phalanx.tracing.html import to_html
-from phalanx.tracing.report import report
 
 S = 1_000_000_000
 FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})
 TRACE = Trace(0, 10 * S, counters=(FULL,))
-
-
-def test_means_are_over_time_and_not_over_changes() -> None:
-    assert channels_table(TRACE).rows == (("answers", 1.6, 3, 20.0, 2.5),)
 
 
 def test_a_curve_has_what_there_was_at_each_time() -> None:
@@ -76,8 +72,24 @@ def test_the_page_has_a_curve_of_each_series() -> None:
     ]
 
 
-def test_a_report_has_no_such_table_without_channels() -> None:
-    assert not report(replace(TRACE, counters=())).channels.rows
+def test_ranks_that_count_the_same_are_lines_of_one_chart() -> None:
+    counters = tuple(
+        Counter(f"engine of rollout rank {rank}", (0,), {"running": (float(rank),), "waiting": (0.0,)})
+        for rank in range(2)
+    )
+    page = "".join(to_html(replace(TRACE, counters=counters)))
+
+    assert page.count("engine of rollout: running, over 10 s") == 1
+    assert page.count('<div class="chart">') == 2
+    assert "<title>rank 0</title>" in page and "<title>rank 1</title>" in page
+
+
+def test_labels_of_large_numbers_have_room() -> None:
+    large = replace(TRACE, counters=(Counter("engine", (0, S), {"tokens": (0.0, 2_000_000.0)}),))
+    page = "".join(to_html(large))
+    label = next(m for m in re.finditer(r'<text x="(\d+)" [^>]*text-anchor="end">2,000,000<', page))
+
+    assert int(label[1]) >= 8 * len("2,000,000")
 
 
 def test_a_trace_tells_how_full_a_channel_was() -> None:

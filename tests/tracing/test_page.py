@@ -41,6 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Path:
     with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Shown, name="shown") as group:
         group.rest(0.0)
         with px.trace() as trace:
+            time.sleep(0.5)  # start-up, to the left of the first view
             for _ in range(3):
                 group.rest(0.05)
             with contextlib.suppress(ValueError):
@@ -126,7 +127,7 @@ def test_hovering_tells_what_a_slice_is_and_a_click_lists_its_ranks(tab: Page) -
     ]
 
 
-def test_zooming_makes_slices_wider_and_all_brings_them_back(tab: Page) -> None:
+def test_zooming_makes_slices_wider_and_all_shows_the_start_too(tab: Page) -> None:
     before = painted(tab)
     for _ in range(6):
         tab.evaluate("document.getElementById('in').click()")
@@ -134,18 +135,7 @@ def test_zooming_makes_slices_wider_and_all_brings_them_back(tab: Page) -> None:
     tab.evaluate("document.getElementById('all').click()")
 
     assert zoomed != before
-    assert painted(tab) == before
-
-
-def test_tables_are_sorted_by_the_column_that_is_clicked(tab: Page) -> None:
-    first = "document.querySelector('table.sorts')"
-    column = f"[...{first}.tBodies[0].rows].map((row) => row.cells[1].textContent)"
-    tab.evaluate(f"{first}.tHead.rows[0].cells[1].click()")
-    down = tab.evaluate(column)
-    tab.evaluate(f"{first}.tHead.rows[0].cells[1].click()")
-
-    assert down == ["3", "1"]
-    assert tab.evaluate(column) == ["1", "3"]
+    assert painted(tab) < before  # with the time before the first call
 
 
 def test_light_and_dark_can_be_chosen(tab: Page) -> None:

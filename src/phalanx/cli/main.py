@@ -49,7 +49,7 @@ COMMANDS: dict[str, Home] = {
     "trace": Home(
         "phalanx.cli.trace_command",
         "trace",
-        "Report of a trace: time by method, skew, slowest ranks, idle accelerators, bytes, failures.",
+        "Summary of a trace: calls, p50, p95, bytes and idle ranks by method; or its report as a page.",
     ),
     "runs": Home(
         "phalanx.cli.runs_command",

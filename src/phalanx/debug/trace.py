@@ -19,7 +19,7 @@ from phalanx.session.session import at_shutdown
 from phalanx.tracing.events import Trace
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.otel import export
-from phalanx.tracing.report import Report, report
+from phalanx.tracing.summary import Summary, summarize
 from phalanx.wire.value import Value
 from phalanx.worker.control import MARK_VARIABLE
 
@@ -80,9 +80,9 @@ class Tracer:
             )
         return session.trace(self._began, self._title)
 
-    def report(self) -> Report:
-        """Tables of what was recorded: time by method, skew, ranks, idle accelerators, bytes, failures."""
-        return report(self.events)
+    def summary(self) -> Summary:
+        """Return one row per method, recorded so far: calls, percentiles of their times, bytes, and idle ranks."""
+        return summarize(self.events)
 
     def save(
         self,

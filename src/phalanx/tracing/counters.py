@@ -1,14 +1,13 @@
-"""What is counted over the time of a trace: how full channels were, and what a report says of them. Pure."""
+"""Counters over the time of a trace, such as the items in a channel. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from phalanx.display.tables import Table
-from phalanx.tracing.events import Counter, Trace
+from phalanx.tracing.events import Counter
 
-__all__ = ["CHANNEL", "OLDEST", "WAITING", "Points", "channels_table", "resampled"]
+__all__ = ["CHANNEL", "OLDEST", "WAITING", "Points", "resampled"]
 
 CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, ms"
 MOST_POINTS = 10_000
@@ -42,33 +41,6 @@ class Points:
         names = seen[0][1]
         series = {one: tuple(values.get(one, 0.0) for _, values in seen) for one in names}
         return Counter(name, tuple(at for at, _ in seen), series)
-
-
-def channels_table(trace: Trace) -> Table:
-    """How full each channel was; means are over the time from its first item on."""
-    rows = tuple(
-        (
-            counter.name.removeprefix(CHANNEL),
-            round(_mean(counter, counter.values[WAITING], trace.ended), 2),
-            int(max(counter.values[WAITING])),
-            round(100 * _mean(counter, [not one for one in counter.values[WAITING]], trace.ended), 1),
-            round(max(counter.values[OLDEST]), 3),
-        )
-        for counter in trace.counters
-        if counter.name.startswith(CHANNEL) and WAITING in counter.values and OLDEST in counter.values
-    )
-    columns = ("channel", "items that wait, mean", "most", "empty %", "oldest ms")
-    return Table("Channels, over the time of the trace", columns, rows)
-
-
-def _mean(counter: Counter, values: tuple[float, ...] | list[bool], ended: int) -> float:
-    """Weighted by how long each value stood."""
-    until = [*counter.at[1:], max(ended, counter.at[-1])]
-    whole = until[-1] - counter.at[0]
-    if not whole:
-        return float(values[-1])
-    spent = zip(counter.at, until, values, strict=True)
-    return sum((stop - start) * float(value) for start, stop, value in spent) / whole
 
 
 def resampled(counter: Counter, values: tuple[float, ...], began: int, ended: int, count: int) -> list[float]:

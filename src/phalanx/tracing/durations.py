@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from phalanx.tracing.events import STARTING, Call, Part, Trace, TrackKey
+from phalanx.tracing.events import STARTING, Call, Trace, TrackKey
 from phalanx.tracing.slices import results_there
-
-
-def run_ns(part: Part) -> int | None:
-    """How long the method itself took on a rank."""
-    if part.started is None or part.finished is None:
-        return None
-    return part.finished - part.started
 
 
 def busy_ns(call: Call, index: int, calls: Mapping[int, Call], until: int) -> tuple[int, int] | None:
@@ -34,38 +26,6 @@ def parts_by_track(trace: Trace) -> dict[TrackKey, list[tuple[Call, int]]]:
         for index, part in enumerate(call.parts):
             found.setdefault(call.key(part), []).append((call, index))
     return found
-
-
-def awaited_ns(call: Call, index: int, calls: Mapping[int, Call]) -> int:
-    """How long a rank waited for results of other calls."""
-    there, received = results_there(call, index, calls), call.parts[index].received
-    return 0 if there is None or received is None else there - received
-
-
-def arguments_ns(call: Call, index: int, calls: Mapping[int, Call]) -> int:
-    """How long a rank took to get its arguments once they were there."""
-    part = call.parts[index]
-    if part.started is None or part.received is None:
-        return 0
-    return part.started - part.received - awaited_ns(call, index, calls)
-
-
-def waits_ns(call: Call, free: dict[TrackKey, int]) -> tuple[float, float]:
-    """Mean ns over the ranks between the sending and the taking up: behind other calls, and on the way."""
-    queued: list[float] = []
-    way: list[float] = []
-    for part in call.parts:
-        key = call.key(part)
-        if part.sent is not None and part.received is not None:
-            behind = max(0, min(part.received, free.get(key, 0)) - part.sent)
-            queued.append(behind)
-            way.append(max(0, part.received - part.sent - behind))
-        if part.returned is not None:
-            free[key] = max(free.get(key, 0), part.returned)
-    return (
-        statistics.fmean(queued) if queued else 0.0,
-        statistics.fmean(way) if way else 0.0,
-    )
 
 
 def ready_at(parts: Sequence[tuple[Call, int]]) -> int:

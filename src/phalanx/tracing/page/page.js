@@ -25,32 +25,6 @@
     return made;
   };
 
-  /* ---- tables ---- */
-  for (const table of document.querySelectorAll("table.sorts")) {
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, column) => {
-      head.tabIndex = 0;
-      const sort = () => {
-        const down = !head.classList.contains("down") && (head.classList.contains("number") || head.classList.contains("up"));
-        heads.forEach((other) => other.classList.remove("up", "down"));
-        head.classList.add(down ? "down" : "up");
-        const value = (row) => {
-          const cell = row.cells[column];
-          return head.classList.contains("number") ? Number(cell.dataset.value ?? NaN) : cell.textContent;
-        };
-        const rows = [...table.tBodies[0].rows].sort((a, b) => {
-          const x = value(a), y = value(b);
-          if (typeof x === "number") return (Number.isNaN(x) ? -Infinity : x) - (Number.isNaN(y) ? -Infinity : y);
-          return x.localeCompare(y, undefined, { numeric: true });
-        });
-        if (down) rows.reverse();
-        table.tBodies[0].append(...rows);
-      };
-      head.addEventListener("click", sort);
-      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
-    });
-  }
-
   /* ---- timeline ---- */
   const FIELDS = 9; // start, duration, lane, depth, name, kind, call, open, text
   const palette = ["#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3", "#c39a1f", "#d06aa0", "#94704f", "#5fa9da", "#84933a"];
@@ -92,9 +66,7 @@
   }
   const spacer = element("div");
   view.append(spacer);
-  const starts = data.tracks.filter((track) => track.slices.length).map((track) => track.slices[0]);
-  const first = Math.max(0, Math.min(...starts, data.length));
-  const home = first > data.length / 5 && starts.length ? first - (data.length - first) / 50 : 0; // no long empty lead
+  const home = Math.max(0, data.first - (data.length - data.first) / 50); // start-up is to the left of the first view
   let from = home, to = Math.max(home + 1, data.length), width = 0, height = 0, left = 190, hover = null, pinned = null;
 
   const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -272,7 +244,7 @@
     to = from + span;
     redraw();
   };
-  const fitAll = () => { from = home; to = Math.max(home + 1, data.length); redraw(); };
+  const fitAll = () => { from = 0; to = Math.max(1, data.length); redraw(); };
 
   const under = (event) => {
     const box = canvas.getBoundingClientRect();

@@ -1,0 +1,123 @@
+"""The summary of a trace, computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.tracing.durations import clipped, union
+from phalanx.tracing.events import STARTING, Call, Clock, Trace
+from phalanx.tracing.html import to_html
+from phalanx.tracing.summary import idle_shares, summarize
+from tests.tracing.made_up import MS, TRACE, UPDATE, at, key, part, track
+
+
+def row(trace: Trace, call: str) -> dict[str, Any]:
+    return next(found for found in summarize(trace).to_dict()["methods"] if found["call"] == call)
+
+
+def test_a_row_has_times_from_plan_to_value_and_bytes_each_way() -> None:
+    assert row(TRACE, "policy.actor.generate") == {
+        "call": "policy.actor.generate",
+        "calls": 1,
+        "failed": 0,
+        "p50 ms": 32,
+        "p95 ms": 32,
+        "bytes to ranks": 700,
+        "bytes from ranks": 100,
+        "idle % by rank": ["53", "20"],
+    }
+
+
+def test_percentiles_are_those_of_the_nearest_call() -> None:
+    calls = tuple(Call(i, "g", 0, "", "step", at(0), ended=at(i + 1)) for i in range(100))
+    found = row(Trace(at(0), at(200), calls=calls), "g.step")
+
+    assert (found["calls"], found["p50 ms"], found["p95 ms"]) == (100, 50, 95)
+
+
+def test_a_call_that_never_ended_has_no_times() -> None:
+    assert row(Trace(at(0), at(9), calls=(Call(1, "g", 0, "", "step", at(0)),)), "g.step")["p50 ms"] is None
+
+
+def test_a_rank_is_idle_while_it_is_at_no_call() -> None:
+    assert idle_shares(TRACE)[key(0)] == 53  # at work 3-16, 17-42 and 71-80 of 100 ms
+
+
+def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
+    source = Call(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
+    user = Call(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
+    judge = replace(track(0, accelerator="1"), key=key(0, "judge"))
+    trace = Trace(at(0), at(100), calls=(source, user), tracks=(track(0, accelerator="0"), judge))
+
+    assert idle_shares(trace)[key(0, "judge")] == 70  # at work 50-80
+
+
+def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
+    start = Call(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
+    work = Call(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 50, 50, 75, 75, 75),))
+    alone = replace(TRACE, calls=(start, work), tracks=(track(0, accelerator="0"),))
+
+    assert idle_shares(alone) == {key(0): 50}
+
+
+def test_failures_name_rank_and_error() -> None:
+    assert "At 0.07 s, policy.fail failed on rank 0: ValueError: no" in summarize(TRACE).notes
+    assert row(TRACE, "policy.fail")["failed"] == 1
+
+
+def test_an_error_of_the_driver_alone_is_a_failure_too() -> None:
+    late = replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),))
+
+    assert summarize(late).notes[-1] == "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s"
+
+
+def test_many_failures_are_counted() -> None:
+    failed = tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10))
+
+    assert summarize(replace(TRACE, calls=failed)).notes[-1] == "2 more failures are in the trace."
+
+
+def test_notes_say_how_sure_the_clocks_are() -> None:
+    notes = summarize(replace(TRACE, clocks=(Clock("b", 3 * MS, MS // 2),))).notes
+
+    assert notes[0] == "a note"
+    assert "+3.000 ms" in notes[1]
+    assert "0.500 ms" in notes[1]
+
+
+def test_a_trace_of_nothing_has_no_rows() -> None:
+    assert summarize(Trace(0, 1)).table.rows == ()
+
+
+def test_a_summary_is_text() -> None:
+    assert "policy.actor.generate" in str(summarize(TRACE))
+
+
+def test_the_page_has_headline_figures_and_the_summary() -> None:
+    page = "".join(to_html(TRACE))
+
+    assert "<b>36 %</b><span>idle, mean of ranks</span>" in page
+    assert "policy.actor.generate" in page
+
+
+stretches = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair)))
+)
+
+
+@given(stretches)
+def test_the_union_counts_each_moment_once(times: list[tuple[int, int]]) -> None:
+    assert union(times) == len({moment for start, end in times for moment in range(start, end)})
+
+
+@given(stretches, stretches)
+def test_what_is_clipped_lies_in_a_window(
+    times: list[tuple[int, int]], windows: list[tuple[int, int]]
+) -> None:
+    inside = {m for a, b in times for m in range(a, b)} & {m for a, b in windows for m in range(a, b)}
+
+    assert union(clipped(times, windows)) == len(inside)
