@@ -123,6 +123,6 @@ _SUBMODULES = {
     "weights": "phalanx.weights",
 }
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = sorted([*_HOMES, *_SUBMODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, _SUBMODULES)
