@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.checkpoint.storage.steps import listed
+from phalanx.checkpoint.steps import listed
 from tests.checkpoint.save_workers import Bag
 
 

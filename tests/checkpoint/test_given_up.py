@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 
 import phalanx as px
-from phalanx.checkpoint.save_future import _end_all as end_of_process
-from phalanx.checkpoint.storage.steps import listed
-from phalanx.checkpoint.worker import rank_checkpoint as writing
+from phalanx.checkpoint import rank_checkpoint as writing
+from phalanx.checkpoint.save_future import finish_open_saves as end_of_process
+from phalanx.checkpoint.steps import listed
 from phalanx.display import progress
 from tests.checkpoint.save_workers import Bag, Rows, Trainer
 
@@ -34,14 +34,14 @@ def group() -> Iterator[px.WorkerGroup]:
 @pytest.fixture
 def on_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], None]:
     """Have a function called with the path of each file before a rank writes it."""
-    real = writing.write_file
+    real = writing.write_items
 
     def change(first: Callable[[str], None]) -> None:
-        def write_file(path: str, items: Any) -> Any:
-            first(path)
-            return real(path, items)
+        def write_items(folder: str, plan: Any, *args: Any) -> Any:
+            first(f"{folder}/{plan.storage_data.prefix}0.distcp")
+            return real(folder, plan, *args)
 
-        monkeypatch.setattr(writing, "write_file", write_file)
+        monkeypatch.setattr(writing, "write_items", write_items)
 
     return change
 
@@ -49,13 +49,13 @@ def on_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]
 @pytest.fixture
 def given_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a rank was told that the driver has given the save up."""
-    found, real = threading.Event(), writing.RankSaving.rest
+    found, real = threading.Event(), writing.RankCheckpoint.stop
 
-    def rest(self: writing.RankSaving, notes: str) -> None:
+    def stop(self: writing.RankCheckpoint, notes: str) -> None:
         found.set()
         real(self, notes)
 
-    monkeypatch.setattr(writing.RankSaving, "rest", rest)
+    monkeypatch.setattr(writing.RankCheckpoint, "stop", stop)
     return found
 
 

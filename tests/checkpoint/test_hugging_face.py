@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import phalanx as px
-from phalanx.checkpoint.storage.safetensors_layout import INDEX, runs
-from phalanx.weights.planning.boxes import Box
+from phalanx.checkpoint.model_folder import INDEX
 from tests.checkpoint.save_workers import Bag, Rows, Trainer
 
 SOAK_ON_RAY = True
@@ -25,19 +21,6 @@ SOAK_ON_RAY = True
 def two(backend: str) -> Iterator[px.ResourcePool]:
     with px.ResourcePool([2], use_gpu=False) as made:
         yield made
-
-
-@given(st.data())
-def test_a_box_is_its_runs(data: Any) -> None:
-    shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
-    cuts = [sorted(data.draw(st.tuples(st.integers(0, size - 1), st.integers(1, size)))) for size in shape]
-    box = Box(tuple(low for low, _ in cuts), tuple(max(1, high - low) for low, high in cuts))
-    full = torch.arange(torch.Size(shape).numel()).view(shape)
-
-    found = [place for first, count in runs(box, shape) for place in range(first, first + count)]
-
-    slices = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
-    assert found == full[slices].reshape(-1).tolist()
 
 
 def test_others_read_what_the_ranks_have(two: px.ResourcePool, tmp_path: Path) -> None:

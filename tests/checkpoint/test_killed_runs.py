@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import ray
 
-from phalanx.checkpoint.storage.steps import listed, read_step
+from phalanx.checkpoint.steps import listed, read_step
 from tests.checkpoint.killed_script import STEPS, TOLD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]

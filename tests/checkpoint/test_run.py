@@ -281,7 +281,7 @@ def test_a_run_of_other_parts_is_refused(
 
 
 def test_what_no_run_has_saved_is_refused(path: str, backend: str) -> None:
-    from phalanx.checkpoint.storage.steps import open_step
+    from phalanx.checkpoint.steps import open_step
 
     open_step(path, 1).commit()
     with (
@@ -338,3 +338,24 @@ def test_a_closed_run_saves_nothing(path: str, backend: str) -> None:
 
     with pytest.raises(px.DeclarationError, match="closed"):
         run.save(1)
+
+
+def test_no_group_is_loaded_unless_all_groups_fit(pool: px.ResourcePool, path: str) -> None:
+    class Wider(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.zeros(4)
+            px.register_state(self, model={"other": self.weight}, rng=False)
+
+    first, second = px.WorkerGroup(pool[0:2], Model, name="first"), px.WorkerGroup(pool[0:1], Model)
+    with px.checkpoint.CheckpointManager(path, {"first": first, "second": second}) as run:
+        run.save(1)
+        first.add(1.0)
+    other = px.WorkerGroup(pool[0:1], Wider)
+    with (
+        px.checkpoint.CheckpointManager(path, {"first": first, "second": other}) as run,
+        pytest.raises(px.checkpoint.CheckpointMismatch),
+    ):
+        run.resume()
+
+    assert first.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import phalanx as px
-from phalanx.checkpoint.storage.steps import listed
+from phalanx.checkpoint.steps import listed
 from tests.checkpoint.save_workers import Bag, Drawer, Nothing, Rows, Trainer
 
 SOAK_ON_RAY = True
@@ -252,6 +254,24 @@ def test_torch_reads_it_without_this_library(two: px.ResourcePool, tmp_path: Pat
     assert torch.equal(torch.load(tmp_path / "whole.pt")["model"]["w"], torch.arange(24.0).view(8, 3))
 
 
+PLAIN = """
+import sys
+import torch
+import torch.distributed.checkpoint as dcp
+state = {"model": {"w": torch.zeros(8, 3)}}
+dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
+assert torch.equal(state["model"]["w"], torch.arange(24.0).view(8, 3))
+assert "phalanx" not in sys.modules
+"""
+
+
+def test_a_plain_process_reads_it(tmp_path: Path) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        saved = px.save(px.WorkerGroup(pool, Rows), tmp_path)
+
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PLAIN, f"{saved.folder}/worker"], check=True)
+
+
 def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Rows)
     px.save(group, tmp_path, step=1)
@@ -285,23 +305,22 @@ def test_a_path_below_a_file_is_refused(two: px.ResourcePool, tmp_path: Path) ->
 
 def full_disk(worker: Any) -> None:
     """Every file of a rank says that the disk is full."""
-    from phalanx.checkpoint.worker import write
+    from phalanx.checkpoint import step_files
 
     def refuse(self: Any, data: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write.DiskFile.write = refuse  # type: ignore[method-assign]
+    step_files.DirectFile.write = refuse  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("submitted", [False, pytest.param(True, marks=pytest.mark.slow_on_cluster)])
 def test_a_full_disk_leaves_the_step_before_whole(
     backend: str, tmp_path: Path, submitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from phalanx.checkpoint.worker import write
+    from phalanx.checkpoint.step_files import DirectFile
 
-    monkeypatch.setattr(
-        write.DiskFile, "write", write.DiskFile.write
-    )  # put back what a rank of this process changes
+    # Put back what a rank of this process changes.
+    monkeypatch.setattr(DirectFile, "write", DirectFile.write)
     with px.ResourcePool([2], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Rows)
         px.save(group, tmp_path, step=1)
@@ -351,7 +370,5 @@ def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:
         px.save(group, tmp_path, step=5)
         px.load(group, tmp_path)
 
-    shown = str(trace.report())
-    assert "step 5" in shown
-    assert "Saves and loads, by rank" in shown
+    assert "step 5" in str(trace.summary())
     assert {"write", "read"} <= {span.name for span in trace.events.spans}

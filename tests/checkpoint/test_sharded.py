@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.checkpoint.storage.steps import listed
+from phalanx.checkpoint.steps import listed
 from phalanx.parallel.megatron import MegatronWorkerGroup
 from phalanx.parallel.torch_native import DeviceMeshWorker
 from tests.checkpoint.save_workers import Rows
@@ -270,7 +270,7 @@ def die_when_told(worker: Any, go: str) -> None:
     import signal
     import time
 
-    from phalanx.checkpoint.worker import write
+    from phalanx.checkpoint import step_files
 
     def killed(self: Any, data: Any) -> None:
         while os.path.exists(go):
@@ -278,24 +278,18 @@ def die_when_told(worker: Any, go: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if worker.rank == 1:
-        write.DiskFile.write = killed  # type: ignore[method-assign]
+        step_files.DirectFile.write = killed  # type: ignore[method-assign]
 
 
 def die_while_writing(worker: Any) -> None:
-    """Rank 1 is killed at its third write."""
+    """Rank 1 is killed at its first write."""
     import os
     import signal
 
-    from phalanx.checkpoint.worker import write
-
-    left = [3]
-    real = write.DiskFile.write
+    from phalanx.checkpoint import step_files
 
     def killed(self: Any, data: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(self, data)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     if worker.rank == 1:
-        write.DiskFile.write = killed  # type: ignore[method-assign]
+        step_files.DirectFile.write = killed  # type: ignore[method-assign]

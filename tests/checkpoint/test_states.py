@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.checkpoint.storage.steps import listed
-from phalanx.checkpoint.worker import read as reading
+from phalanx.checkpoint.steps import listed
+from phalanx.checkpoint.storage import Storage
 from tests.checkpoint.save_workers import Bag, Rows
 
 WITHIN = 60.0
@@ -244,14 +244,14 @@ def test_a_step_that_is_removed_while_it_is_loaded_is_not_called_damaged(
 ) -> None:
     writer, reader = px.WorkerGroup(pool, Rows), px.WorkerGroup(pool, Rows.bind(fill=0.0))
     px.save(writer, tmp_path, step=1)
-    real = reading.Files.fill
+    real = Storage.facts
 
-    def fill(self: reading.Files, *given: Any) -> None:
+    def facts(self: Storage, name: str) -> Any:
         monkeypatch.undo()
         px.save(writer, tmp_path, step=2, keep=1)
-        real(self, *given)
+        return real(self, name)
 
-    monkeypatch.setattr(reading.Files, "fill", fill)
+    monkeypatch.setattr(Storage, "facts", facts)
 
     with pytest.raises(
         px.checkpoint.CheckpointError, match=r"step-00000001 was removed while it was read.*keep="

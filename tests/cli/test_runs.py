@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.checkpoint.storage.steps import SavedStep, open_step
+from phalanx.checkpoint.steps import SavedStep, open_step
 from phalanx.cli.main import app
 
 runner = CliRunner()
@@ -58,11 +58,11 @@ def test_a_damaged_step_is_told_by_its_file(path: Path) -> None:
 
 def test_a_step_of_another_version_is_told_as_that(path: Path) -> None:
     manifest = Path(save(path, 3).path("manifest.json"))
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 2', b'"format": 3'))
 
     shown = " ".join(runner.invoke(app, ["runs", str(path)]).stdout.split())
 
-    assert "has format 2" in shown and "not what was written" not in shown
+    assert "has format 3" in shown and "not what was written" not in shown
 
 
 def test_other_bytes_are_found_if_asked_for(path: Path) -> None:
@@ -75,7 +75,7 @@ def test_other_bytes_are_found_if_asked_for(path: Path) -> None:
 
 def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
     with open_step(str(path), 3) as writer:
-        Path(writer.part("policy"), "rank-0").write_bytes(bytes(100))
+        writer.write("policy/rank-0", bytes(100))
 
         ended = runner.invoke(app, ["runs", str(path)])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.checkpoint.storage.steps import read_step
+from phalanx.checkpoint.steps import read_step
 from tests.examples.test_examples import GRPO, final_reward, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.dispatch",),
     ("phalanx.collect",),
     ("phalanx.weights.planning",),
-    ("phalanx.checkpoint.storage",),
+    ("phalanx.checkpoint.storage", "phalanx.checkpoint.path_lock", "phalanx.checkpoint.steps"),
     (
         "phalanx.backends.backend_types",
         "phalanx.backends.actor_methods",
@@ -34,7 +34,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.backends.inline",),
     ("phalanx.weights.transports",),
     ("phalanx.worker", "phalanx.weights.worker"),
-    ("phalanx.checkpoint.worker",),
+    (
+        "phalanx.checkpoint.model_folder",
+        "phalanx.checkpoint.planners",
+        "phalanx.checkpoint.rank_checkpoint",
+        "phalanx.checkpoint.step_files",
+        "phalanx.checkpoint.stored_keys",
+        "phalanx.checkpoint.value_digest",
+    ),
     ("phalanx.session",),
     ("phalanx.pools", "phalanx.group", "phalanx.calls", "phalanx.members"),
     ("phalanx.channels",),
@@ -69,7 +76,12 @@ ON_RANKS = {
     "phalanx.worker",
     "phalanx.weights.worker",
     "phalanx.weights.transports",
-    "phalanx.checkpoint.worker",
+    "phalanx.checkpoint.model_folder",
+    "phalanx.checkpoint.planners",
+    "phalanx.checkpoint.rank_checkpoint",
+    "phalanx.checkpoint.step_files",
+    "phalanx.checkpoint.stored_keys",
+    "phalanx.checkpoint.value_digest",
 }
 NEVER = {  # within "rows above", all the same
     "phalanx.backends.inline": {"phalanx.backends.ray"},
@@ -88,6 +100,8 @@ WITHOUT_TORCH = {
     "phalanx.tracing",
     "phalanx.display",
     "phalanx.checkpoint.storage",
+    "phalanx.checkpoint.path_lock",
+    "phalanx.checkpoint.steps",
 }
 _ROWS = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
 

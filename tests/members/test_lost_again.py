@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.checkpoint.worker import checkpoint_handlers as questions
 from phalanx.members import snapshots
 from phalanx.testing import faults
 from phalanx.testing.scripted import scripted
+from phalanx.worker import snapshot_handlers as handlers
 from tests.members.ledger import Ledger
 
 
@@ -31,7 +31,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     run_on = snapshots.run_on
 
     def sent(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if function is questions.hold and todo:
+        if function is handlers.hold and todo:
             todo.pop()()
         return run_on(group, function, *args, **options)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.calls.timeouts import checked
-from phalanx.checkpoint.save_load import load, save
 from phalanx.declare.dispatch_modes import MeshMode
 from phalanx.errors import DeclarationError, DispatchError, InternalError
 from phalanx.group.group import Group
@@ -89,6 +88,8 @@ def _start_again(group: WorkerGroup, n: int, change: Change, via: str | Path | N
         folder = (
             f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # no step of the user's is replaced
         )
+        from phalanx.checkpoint.save_load import load, save  # torch: loaded only where a state moves
+
         save(group, folder)
         _owned(core).restart(n)
         load(group, folder)

@@ -1,33 +1,33 @@
-"""A group's model as a folder in Hugging Face's format, and from one."""
+"""A group's model saved as a folder in Hugging Face's format, and loaded from one."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
-import struct
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
-from phalanx.checkpoint.checkpoint_rpc import answers_of, ask_same, outputs_of, send_each
-from phalanx.checkpoint.group_load import check_taken
-from phalanx.checkpoint.storage.safetensors_layout import INDEX, Place, Shards, plan_shards
-from phalanx.checkpoint.storage.storage import advice
-from phalanx.checkpoint.storage.tensor_index import Path
-from phalanx.checkpoint.storage.write_plan import Offer, Spread, spread
-from phalanx.checkpoint.worker import checkpoint_handlers as questions
-from phalanx.checkpoint.worker.checkpoint_requests import Loaded, LoadOrder, WriteModel
-from phalanx.errors import CheckpointCorrupted, CheckpointError
+from torch.distributed.checkpoint import SavePlan, TensorStorageMetadata
+
+from phalanx.checkpoint import rank_checkpoint as handlers
+from phalanx.checkpoint.group_checkpoint import GroupLoad, load_groups, plan_group
+from phalanx.checkpoint.model_folder import INDEX, Layout, plan_layout
+from phalanx.checkpoint.planners import PlanData, merge_plans
+from phalanx.checkpoint.rank_calls import results, send
+from phalanx.checkpoint.rank_checkpoint import ModelRequest
+from phalanx.checkpoint.storage import storage_errors
+from phalanx.errors import CheckpointError
 from phalanx.weights.sync_sides import Ranks
 
 __all__ = ["load_model", "save_model"]
 
 
 def save_model(group: Ranks, path: str, shard_bytes: int) -> int:
-    """Write the model of a role into a new folder, in whose files every rank writes its boxes; bytes written.
+    """Write the model of a role into a new folder. Each rank writes its boxes. Return the bytes.
 
     Raises:
-        CheckpointError: there is a folder already, it cannot be written, or the state is no model.
+        CheckpointError: if the folder exists, cannot be written, or the state is no model.
     """
     if "://" in path:
         raise CheckpointError(
@@ -36,132 +36,90 @@ def save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     path = os.path.abspath(os.path.expanduser(path))
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointError(f"{path} is there already; give the path of a folder that is not")
-    role, plan, names = _planned(group)
-    shards = plan_shards({names[key]: form for key, form in _forms(plan, names).items()}, shard_bytes)
-    places = {key: shards.places[name] for key, name in names.items()}
     folder = f"{path}.{secrets.token_hex(4)}.part"
+    title = f"save model of {group.name!r}"
+    roles = plan_group(group, f"{title}: plan", folder)
+    if len(roles) != 1:
+        names = sorted(roles)
+        raise CheckpointError(
+            f"{group.name!r} has the roles {', '.join(names)}; give one of them, such as group.{names[0]}"
+        )
+    (role, offered), *_ = roles.items()
+    plans, tensors, names_by_key = _model_plans(group, offered)
+    layout = plan_layout({names_by_key[key]: tensor for key, tensor in tensors.items()}, shard_bytes)
+    places = {key: layout.places[name] for key, name in names_by_key.items()}
+    requests = [
+        ModelRequest(folder, role, plan, places, folder, config=index == 0)
+        for index, plan in enumerate(plans)
+    ]
     try:
-        _make(folder, shards)
-        written = _written(group, role, plan, places, folder)
-        if os.path.isdir(path):
-            os.rmdir(path)
-        os.rename(folder, path)
+        with storage_errors(path, "written"):
+            _make_files(Path(folder), layout)
+        written = results(group, send(group, f"{title}: write", handlers.write_model, requests), title)
+        with storage_errors(path, "written"):
+            if os.path.isdir(path):
+                os.rmdir(path)
+            os.rename(folder, path)
         return sum(written)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {advice(error)}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _planned(group: Ranks) -> tuple[str, Spread, dict[str, str]]:
-    """The role, who writes what, and the name of each key in the folder."""
-    title = f"save model of {group.name!r}: plan"
-    offers: list[dict[str, Offer]] = ask_same(
-        group, title, questions.offer, group.role, len(group.ranks) == 1
+def _model_plans(
+    group: Ranks, offered: list[SavePlan]
+) -> tuple[list[SavePlan], Mapping[str, TensorStorageMetadata], dict[str, str]]:
+    """Return the merged plans of the model, its tensors, and the name in the folder of each, by key."""
+    has_model = any(path[:1] == ("model",) for plan in offered for path in plan.planner_data.paths.values())
+    plans, metadata = merge_plans([_only_model(plan) if has_model else plan for plan in offered])
+    tensors: dict[str, TensorStorageMetadata] = {}
+    values: list[str] = []
+    for key, stored in metadata.state_dict_metadata.items():
+        if isinstance(stored, TensorStorageMetadata):
+            tensors[key] = stored
+        else:
+            values.append(key)
+    if values or not tensors:
+        raise CheckpointError(
+            f"the state of {group.name!r} is no model: {', '.join(sorted(values)[:5]) or 'it has no tensors'}; "
+            "register the model alone: px.register_state(self, model=...)"
+        )
+    known = {key for plan in offered for key in plan.planner_data.paths}
+    differing = sorted(tensors.keys() - known)
+    if differing:
+        raise CheckpointError(
+            f"{', '.join(differing[:5])} differ by rank, and nothing says how they are sharded; declare it (DTensor, "
+            "px.register_state(boxes=..., megatron=...))"
+        )
+    paths = {key: metadata.planner_data[key][1 if has_model else 0 :] for key in tensors}
+    return plans, tensors, {key: ".".join(map(str, path)) for key, path in paths.items()}
+
+
+def _only_model(plan: SavePlan) -> SavePlan:
+    data: PlanData = plan.planner_data
+    paths = {key: path for key, path in data.paths.items() if path[:1] == ("model",)}
+    digests = {key: digest for key, digest in data.digests.items() if key in paths}
+    return SavePlan(
+        [item for item in plan.items if item.index.fqn in paths], planner_data=PlanData(paths, digests)
     )
-    roles = sorted({role for one in offers for role in one})
-    if len(roles) != 1:
-        raise CheckpointError(
-            f"{group.name!r} has the roles {', '.join(roles)}; give one of them, such as group.{roles[0]}"
-        )
-    found = [one[roles[0]] for one in offers]
-    paths = {key: path for one in found for key, path in one.paths.items()}
-    apart = any(path and path[0] == "model" for path in paths.values())
-    names = {key: _name(path, apart) for key, path in paths.items() if not apart or path[:1] == ("model",)}
-    values = sorted({key for one in found for key in one.values if key in names})
-    if values or not names:
-        raise CheckpointError(
-            f"the state of {group.name!r} is no model: {', '.join(values[:5]) or 'it has no tensors'}; register the "
-            "model alone: px.register_state(self, model=...)"
-        )
-    plan = spread(
-        [
-            Offer(
-                {key: held for key, held in one.tensors.items() if key in names},
-                {key: plain for key, plain in one.plain.items() if key in names},
-                {},
-                {key: path for key, path in one.paths.items() if key in names},
-            )
-            for one in found
-        ]
-    )
-    if plan.by_rank:
-        raise CheckpointError(
-            f"{', '.join(sorted(plan.by_rank)[:5])} differ by rank, and nothing says how they are sharded; tell it "
-            "(DTensor, px.register_state(boxes=..., megatron=...))"
-        )
-    return roles[0], plan, names
 
 
-def _name(path: Path, apart: bool) -> str:
-    steps = path[1:] if apart else path
-    return ".".join(str(step[1]) if isinstance(step, tuple) else str(step) for step in steps)
+def _make_files(folder: Path, layout: Layout) -> None:
+    """Create the files in their size: a write to a file of a full disk would kill the rank (SIGBUS)."""
+    folder.mkdir(parents=True)
+    for name, header in layout.headers.items():
+        with open(folder / name, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, layout.sizes[name])
+            file.write(header)
+    if len(layout.headers) > 1:
+        (folder / INDEX).write_bytes(layout.index_file())
 
 
-def _forms(plan: Spread, names: Mapping[str, str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for offer in plan.offers:
-        for key, one in (*offer.tensors.items(), *offer.plain.items()):
-            if key in names:
-                found[key] = (one.dtype, one.shape)
-    return found
-
-
-def _make(folder: str, shards: Shards) -> None:
-    """The files with their headers, in their sizes: a disk that is too small is found here."""
-    os.makedirs(folder)
-    for file, header in shards.headers.items():
-        with open(f"{folder}/{file}", "wb") as made:
-            os.posix_fallocate(made.fileno(), 0, shards.sizes[file])
-            made.write(header)
-    if len(shards.headers) > 1:
-        with open(f"{folder}/{INDEX}", "wb") as made:
-            made.write(shards.index())
-
-
-def _written(group: Ranks, role: str, plan: Spread, places: Mapping[str, Place], folder: str) -> list[int]:
-    orders = [
-        WriteModel(role, orders, {one.key: places[one.key] for one in orders}, folder, config=index == 0)
-        for index, orders in enumerate(plan.orders)
-    ]
-    title = f"save model of {group.name!r}: write"
-    return outputs_of(group, send_each(group, title, questions.write_model, orders), title)
-
-
-def load_model(group: Ranks, path: str) -> list[Loaded]:
-    """Load a folder of safetensors files into the model of a role; what each rank read.
+def load_model(group: Ranks, path: str) -> int:
+    """Load a folder of safetensors files into the model of a role. Return the bytes.
 
     Raises:
-        CheckpointMismatch: it does not fit; nothing was changed.
-        CheckpointCorrupted: a file is none of safetensors.
+        CheckpointMismatch: if it does not fit. No rank was changed.
+        CheckpointCorrupted: if a file is none of safetensors.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    headers = _headers(path)
-    role = group.role
-    count = len(group.ranks)
-    orders = [LoadOrder({role: path}, {}, None, index, count, {role: headers}) for index in range(count)]
-    title = f"load model of {group.name!r}"
-    planned = send_each(group, f"{title}: plan", questions.plan_load, orders)
-    left: list[dict[str, Any]] = answers_of(group, planned)
-    check_taken(left, {role: path})
-    return outputs_of(group, send_each(group, f"{title}: read", questions.load, orders), title)
-
-
-def _headers(path: str) -> dict[str, bytes]:
-    try:
-        files = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
-        found = {name: _header(f"{path}/{name}") for name in files}
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {advice(error)}") from error
-    if not found:
-        raise CheckpointError(f"{path} has no safetensors files")
-    return found
-
-
-def _header(file: str) -> bytes:
-    with open(file, "rb") as opened:
-        start = opened.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-        if 0 <= length <= os.stat(file).st_size - 8:
-            return start + opened.read(length)
-    raise CheckpointCorrupted(f"{file} is damaged: its header is none of safetensors", files=(file,))
+    return load_groups([GroupLoad(group, {group.role: path}, {}, {}, None, f"load model of {group.name!r}")])

@@ -1,9 +1,8 @@
-"""``px.checkpoint.CheckpointManager``: a whole run of several groups saved as one commit, and gone on from there."""
+"""``px.checkpoint.CheckpointManager``: a run of several groups, saved as a single commit and resumed from there."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,15 +11,14 @@ from typing import Any
 
 from phalanx.channels.channel import Channel
 from phalanx.channels.staleness import StalenessManager
-from phalanx.checkpoint.checkpoint_rpc import Count, checked_group, counting
-from phalanx.checkpoint.driver_state import Driver
-from phalanx.checkpoint.flow_state import Links, SavedLinks
-from phalanx.checkpoint.group_load import check_names, load_group
-from phalanx.checkpoint.group_save import GroupSave
+from phalanx.checkpoint.driver_state import DriverState
+from phalanx.checkpoint.group_checkpoint import GroupLoad, GroupSave, abandoning, check_parts, load_groups
+from phalanx.checkpoint.path_lock import PathLock
+from phalanx.checkpoint.rank_calls import Count, checked_group, counting
+from phalanx.checkpoint.run_channels import RunChannels
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.storage.path_lock import hold, let_go
-from phalanx.checkpoint.storage.steps import SavedStep, StepWriter, listed, numbered, open_step, read_step
-from phalanx.checkpoint.storage.storage import place_at
+from phalanx.checkpoint.steps import SavedStep, checked_number, listed, open_step, read_step
+from phalanx.checkpoint.storage import Storage
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_sides import Ranks
 from phalanx.wire.value import Reduced
@@ -28,14 +26,13 @@ from phalanx.wire.value import Reduced
 __all__ = ["CheckpointManager", "RunSave"]
 
 _DRIVER = "driver/state.pickle"
-_LINKS = "driver/links.pickle"
 _LAYOUT = "run"
 
 
 class CheckpointManager:
-    """All that a run needs to go on: groups, the driver's own state, channels, staleness; saved as one commit.
+    """All that a run needs to continue: groups, the driver's own state, channels, staleness; saved as a single commit.
 
-    A run that ends at any point, in the middle of a save too, is gone on with from its last whole step::
+    A run that ends at any point, also during a save, continues from its last complete step::
 
         run = px.checkpoint.CheckpointManager("out/run", groups={"policy": policy}, state={"random": random}, keep=3)
         first = (run.resume() or 0) + 1
@@ -43,24 +40,23 @@ class CheckpointManager:
             train(...)
             run.save(step)
 
-    This process may write the path alone until :meth:`close`, or its end. (The run of ``phalanx top`` is something
-    else: what the processes of one driver are shown under.)
+    Only this process may write to the path until :meth:`close`, or its end.
 
     Args:
         path: a path that the driver and all ranks share, or a URL that fsspec knows ("s3://bucket/run").
-        groups: those whose workers have a state, by the names under which it is saved. A role of a group will do.
-        state: of the driver: something with ``state_dict()`` and ``load_state_dict()``, a random generator, or a dict
-            of such things and of plain values. They are loaded in place; plain values are put back into the dict. The
-            random numbers of ``random``, and of numpy and torch where they are loaded, are saved in any case.
-        channels: made by this driver, with all that waits in them. What was taken and not acknowledged waits again.
-        staleness: made by this driver. Leases that ran are dropped, and rows that were accepted and lie in none of
-            the channels; their credit is back.
-        keep: how many whole steps stay; None: all.
+        groups: groups, or roles of groups, by the names under which they are saved.
+        state: of the driver: an object with ``state_dict()`` and ``load_state_dict()``, a random generator, or a dict
+            of such objects and of plain values. Objects are loaded in place; plain values are put back into the dict.
+            The random numbers of ``random``, numpy and torch are always saved.
+        channels: channels of this driver, with all items. Items without an acknowledgement are requeued.
+        staleness: of this driver. Running leases are dropped, and accepted rows that are in none of the channels;
+            their quota is released.
+        keep: complete steps to keep; None: all.
 
     Raises:
-        CheckpointLocked: another driver has the path; it says who. The lock of one that is dead is taken over.
-        DeclarationError: an argument is wrong.
-        CheckpointError: the path cannot be written.
+        CheckpointLocked: if another driver has the path; the error names it.
+        DeclarationError: if an argument is wrong.
+        CheckpointError: if the path cannot be written.
     """
 
     def __init__(
@@ -73,127 +69,127 @@ class CheckpointManager:
         staleness: StalenessManager | None = None,
         keep: int | None = 3,
     ) -> None:
+        verb = "px.checkpoint.CheckpointManager"
         if keep is not None:
-            keep = numbered(
-                "keep",
-                keep,
-                1,
-                "give px.checkpoint.CheckpointManager how many steps shall stay, from 1, or None for all",
+            keep = checked_number(
+                "keep", keep, 1, f"give {verb} how many steps shall stay, from 1, or None for all"
             )
         if groups is not None and not isinstance(groups, Mapping):
             raise DeclarationError(
-                f"px.checkpoint.CheckpointManager(groups={groups!r}): give them by name: groups={{'policy': group}}"
+                f"{verb}(groups={groups!r}): give them by name: groups={{'policy': group}}"
             )
         self.path = os.fspath(path)
         self._groups = {
-            name: checked_group(group, "px.checkpoint.CheckpointManager(groups=)")
-            for name, group in (groups or {}).items()
+            name: checked_group(group, f"{verb}(groups=)") for name, group in (groups or {}).items()
         }
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):
-                raise DeclarationError(
-                    f"px.checkpoint.CheckpointManager(groups={{{name!r}: ...}}): a name is a word without slashes"
-                )
-        self._driver = Driver(state)
-        self._links = Links(self._groups, channels, staleness)
+                raise DeclarationError(f"{verb}(groups={{{name!r}: ...}}): a name is a word without slashes")
+        self._driver = DriverState(state)
+        self._channels = RunChannels(self._groups, channels, staleness)
         self._keep = keep
-        self._under_way: SaveFuture[SavedStep] | None = None
+        self._pending: SaveFuture[SavedStep] | None = None
         self._closed = False
         self.save = RunSave(self._save, self._submit)
-        """``run.save(step)`` saves and waits; ``run.save.submit(step)`` goes on beside the next steps."""
-        self._place = place_at(self.path)
-        self._hold = hold(self._place)
+        """``run.save(step)`` saves and waits; ``run.save.submit(step)`` continues during the next steps."""
+        self._lock = PathLock.acquire(Storage(self.path))
 
     def resume(
         self, step: int | None = None, *, parts: Mapping[str, Sequence[str]] | None = None
     ) -> int | None:
-        """Have everything as it was at the last whole step, or at the one given.
+        """Restore everything as it was at the last complete step, or at the given step.
 
-        Call it before anything moves: after groups, channels and staleness were made. Weights that roles generate
-        with are not part of it unless their groups are: sync once before anything is generated. Versions of weights
-        go on from the last one, and never back.
+        Call it after groups, channels and staleness were created, and before anything moves. Everything is checked
+        before anything is changed. Roles that generate with synced weights need a sync before they generate, unless
+        their groups belong to the run. Versions of weights never go back.
 
         Args:
-            step: its number; None: the one that was committed last.
-            parts: of groups by name, the outermost keys of their states to load, such as ``{"policy": ["model",
-                "optimizer"]}`` on another number of ranks, where the random numbers of ranks have no place. All of a
-                group that is not named.
+            step: its number; None: the step that was committed last.
+            parts: by name of a group, the outermost keys of its state to load, such as ``{"policy": ["model",
+                "optimizer"]}`` on another number of ranks, where random generators of ranks cannot be restored.
 
         Returns:
-            The step; None where nothing was saved yet.
+            The step; None if nothing was saved yet.
 
         Raises:
-            CheckpointMismatch: the run has other groups, channels or names than the one that was saved.
-            CheckpointCorrupted: a file is missing or not what was written; other steps may be whole: :meth:`steps`.
-            CheckpointError: that step is not there.
-            DeclarationError: something went through a channel already.
+            CheckpointMismatch: if the run has other groups, channels or names than the saved run.
+            CheckpointCorrupted: if a file is missing or differs. Other steps may be complete: :meth:`steps`.
+            CheckpointError: if the step does not exist.
+            DeclarationError: if items passed through a channel already.
         """
         self._check_open()
-        chosen = self._chosen(parts or {})
+        for name, names in (parts or {}).items():
+            if name not in self._groups:
+                raise DeclarationError(
+                    f"run.resume(parts={{{name!r}: ...}}): the run has the groups {', '.join(self._groups) or 'none'}"
+                )
+            check_parts(f"run.resume, group {name!r}", names)
         self._settle()
-        if step is None and not any(one.committed for one in listed(self.path)):
+        if step is None and not any(found.committed for found in listed(self.path)):
             return None
         saved = read_step(self.path, step)
         self._check_layout(saved)
         restore = self._driver.load(saved.read(_DRIVER))
-        links = _links_of(saved)
-        self._links.check(links)
-        for name, group in self._groups.items():
-            load_group(group, saved, f"groups/{name}/", parts=chosen.get(name))
-        self._links.load(links)
+        channels = self._channels.read(saved)
+        chosen = parts or {}
+        with saved.reading():
+            load_groups(
+                [
+                    GroupLoad.of(group, saved, f"groups/{name}/", chosen.get(name))
+                    for name, group in self._groups.items()
+                ]
+            )
+        self._channels.restore(channels)
         restore()
         return saved.number
 
     def steps(self) -> list[int]:
-        """The steps that are whole, in the order in which they were saved."""
-        return [one.step for one in listed(self.path) if one.whole]
-
-    def _counting(self, step: int, what: str) -> AbstractContextManager[Count]:
-        """A bar that counts the ranks of all groups."""
-        total = sum(len(group.ranks) for group in self._groups.values())
-        return counting(total, f"save step {step} of {self.path}: {what}")
+        """Return the complete steps, in the order in which they were saved."""
+        return [found.step for found in listed(self.path) if found.whole]
 
     def _save(self, step: int) -> SavedStep:
         with self._counting(step, "written") as count:
-            return self._begin(step, False, threading.Event(), count)()
+            return self._begin(step, count, None)()
 
     def _submit(self, step: int) -> SaveFuture[SavedStep]:
         cancelled = threading.Event()
-        with self._counting(
-            step, "staged"
-        ) as count:  # none beside the next steps, which may have one of their own
-            finish = self._begin(step, True, cancelled, count)
-        self._under_way = SaveFuture(finish, f"save of step {step}", cancelled)
-        return self._under_way
+        with self._counting(step, "staged") as count:  # the next step may show a bar of its own
+            finish = self._begin(step, count, cancelled)
+        self._pending = SaveFuture(finish, f"save of step {step}", cancelled)
+        return self._pending
 
-    def _begin(
-        self, step: int, staged: bool, cancelled: threading.Event, count: Count
-    ) -> Callable[[], SavedStep]:
-        """Take down all that changes; what is given waits for the ranks, and commits."""
+    def _counting(self, step: int, verb: str) -> AbstractContextManager[Count]:
+        """Show a progress bar that counts the ranks of all groups."""
+        total = sum(len(group.ranks) for group in self._groups.values())
+        return counting(total, f"save step {step} of {self.path}: {verb}")
+
+    def _begin(self, step: int, count: Count, cancelled: threading.Event | None) -> Callable[[], SavedStep]:
+        """Copy or plan all that is saved. The returned function waits for the ranks, and commits."""
         self._check_open()
         self._settle()
         writer = open_step(self.path, step, keep=self._keep)
         saves: list[GroupSave] = []
-        try:
+
+        def finish() -> SavedStep:
+            with abandoning(writer, saves):
+                for save in saves:
+                    save.finish()
+                return writer.commit()
+
+        with abandoning(writer, saves):
             for name, group in self._groups.items():
                 saves.append(GroupSave(group, writer, f"groups/{name}/", cancelled, count))
-                saves[-1].begin(staged=staged)
+                saves[-1].begin(staged=cancelled is not None)
             writer.write(_DRIVER, self._driver.save())
-            writer.note("driver", self._driver.described())
-            links = self._links.save()
-            writer.write(_LINKS, links.to_bytes())
-            for part, facts in links.described().items():
-                writer.note(part, facts)
+            writer.note("driver", self._driver.describe())
+            self._channels.save(writer)
             writer.note(_LAYOUT, {"groups": sorted(self._groups)})
-        except BaseException as error:
-            _abandon(saves, writer, error)
-            raise
-        return lambda: _finished(saves, writer)
+        return finish
 
     def _settle(self) -> None:
-        """Wait for the save under way. Its error belongs to whoever asks its future, and else is raised here."""
-        before, self._under_way = self._under_way, None
-        if before is not None and not before.asked:
+        """Wait for the pending save, and raise its error unless the caller has read it."""
+        before, self._pending = self._pending, None
+        if before is not None and not before.was_read:
             before.result()
         elif before is not None:
             before.exception()
@@ -203,36 +199,26 @@ class CheckpointManager:
         if layout is None:
             raise CheckpointMismatch(
                 f"{saved.folder} was not saved by a px.checkpoint.CheckpointManager: it has "
-                f"{', '.join(saved.parts) or 'nothing'}; load it with "
-                "px.load"
+                f"{', '.join(saved.parts) or 'nothing'}; load it with px.load"
             )
         if layout["groups"] != sorted(self._groups):
             raise CheckpointMismatch(
                 f"the run was saved with groups {', '.join(layout['groups']) or 'none'} and has "
-                f"{', '.join(sorted(self._groups)) or 'none'}; give "
-                f"px.checkpoint.CheckpointManager(groups=) the same names"
+                f"{', '.join(sorted(self._groups)) or 'none'}; give px.checkpoint.CheckpointManager(groups=) the same "
+                "names"
             )
-
-    def _chosen(self, parts: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
-        for name, names in parts.items():
-            if name not in self._groups:
-                raise DeclarationError(
-                    f"run.resume(parts={{{name!r}: ...}}): the run has the groups {', '.join(self._groups) or 'none'}"
-                )
-            check_names(f"run.resume, group {name!r}", names)
-        return parts
 
     def _check_open(self) -> None:
         if self._closed:
             raise DeclarationError(
-                f"the run of {self.path} was closed; make another px.checkpoint.CheckpointManager"
+                f"the run of {self.path} was closed; create another px.checkpoint.CheckpointManager"
             )
 
     def close(self) -> None:
-        """Wait for the save under way, and let others write the path. Idempotent.
+        """Wait for the pending save, and release the path. Calling it again does nothing.
 
         Raises:
-            CheckpointError: the save under way failed, and nobody asked.
+            CheckpointError: if the pending save failed, and the caller has not read the error.
         """
         if self._closed:
             return
@@ -240,7 +226,7 @@ class CheckpointManager:
         try:
             self._settle()
         finally:
-            let_go(self._hold, self._place)
+            self._lock.release()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -251,7 +237,7 @@ class CheckpointManager:
         try:
             self.close()
         except CheckpointError:
-            if error is None:  # else the block's own error is the one to see
+            if error is None:  # else the block's own error is raised
                 raise
 
     def __reduce__(self) -> Reduced:
@@ -264,60 +250,30 @@ class CheckpointManager:
 
 
 class RunSave:
-    """What ``run.save`` is."""
+    """The function ``run.save``."""
 
     def __init__(
-        self,
-        save: Callable[[int], SavedStep],
-        submit: Callable[[int], SaveFuture[SavedStep]],
+        self, save: Callable[[int], SavedStep], submit: Callable[[int], SaveFuture[SavedStep]]
     ) -> None:
         self._save, self._submit = save, submit
 
     def __call__(self, step: int) -> SavedStep:
         """Save everything as ``step``, and wait until it is committed.
 
-        Calls that were made before are in it. Steps beyond ``keep`` are removed, the oldest first.
+        Calls that were made before are included. Steps beyond ``keep`` are removed, the oldest first.
 
         Raises:
-            CheckpointError: no room, no right, a path that not all see; the steps before stay whole.
-            WorkerDiedError: a rank died under way; likewise.
+            CheckpointError: if the path cannot be written, or not all see it. The steps before stay complete.
+            WorkerDiedError: if a rank died. The steps before stay complete.
         """
         return self._save(step)
 
     def submit(self, step: int) -> SaveFuture[SavedStep]:
-        """Take down everything as it is now, and write it beside what comes next.
+        """Save everything as it is now, and write it during the calls that follow.
 
-        Returns when each rank has copied what it is to write. The save before this one is waited for.
+        Return when each rank has copied its part. The save before is waited for.
 
         Raises:
-            CheckpointError: as for a call, or the save before this one failed.
+            CheckpointError: as of a call, or if the save before failed.
         """
         return self._submit(step)
-
-
-def _finished(saves: Sequence[GroupSave], writer: StepWriter) -> SavedStep:
-    try:
-        for save in saves:
-            save.finish()
-        return writer.commit()
-    except BaseException as error:
-        _abandon(saves, writer, error)
-        raise
-
-
-def _abandon(saves: Sequence[GroupSave], writer: StepWriter, error: BaseException) -> None:
-    for save in saves:
-        save.abandon(error)
-    writer.abandon()
-
-
-def _links_of(saved: SavedStep) -> SavedLinks:
-    try:
-        links = pickle.loads(saved.read(_LINKS))
-    except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{saved.path(_LINKS)} cannot be read by this version of phalanx: {error}"
-        ) from error
-    if not isinstance(links, SavedLinks):
-        raise CheckpointError(f"{saved.path(_LINKS)} has {type(links).__name__}, which no run has saved")
-    return links

@@ -1,4 +1,4 @@
-"""A save or a load under way."""
+"""The future of a submitted save."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ T = TypeVar("T")
 
 _log = logging.getLogger("phalanx")
 _open: set[SaveFuture[Any]] = set()
-"""Those under way, and those that failed of which nobody has heard."""
+"""Saves that have not ended, and failed saves whose error was not read."""
 
 
-def _end_all() -> None:
-    """A script that comes to its end has what it wanted saved, and hears of what could not be.
+def finish_open_saves() -> None:
+    """Wait for submitted saves at the end of the script, and log unread errors.
 
-    It is registered anew by each save, to come before what takes the ranks away.
+    Each save registers it anew, so that it runs before the exit hooks that stop the ranks.
     """
-    for one in list(_open):
-        one._end()
+    for future in list(_open):
+        future.finish()
 
 
 class SaveFuture(Awaited[T]):
-    """What a thread of the driver does beside: ``result()`` waits for it, ``await`` does so in an event loop.
+    """A save in a thread of the driver. ``result()`` waits for it, ``await`` waits in an event loop.
 
-    ``px.gather`` takes it beside those of calls. A process that ends waits for it.
+    ``px.gather`` accepts it next to futures of calls. A process that ends waits for it.
 
     Attributes:
-        asked: somebody has heard what came of it.
+        was_read: True once the caller has read the result or the error.
     """
 
-    def __init__(self, work: Callable[[], T], what: str, cancelled: threading.Event) -> None:
-        self._what = what
+    def __init__(self, work: Callable[[], T], title: str, cancelled: threading.Event) -> None:
+        self._title = title
         self._cancelled = cancelled
-        self.asked = False
+        self.was_read = False
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._future.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run, args=(work,), name="phalanx-save", daemon=True)
         _open.add(self)
-        atexit.unregister(_end_all)
-        atexit.register(_end_all)
+        atexit.unregister(finish_open_saves)
+        atexit.register(finish_open_saves)
         self._thread.start()
 
     def _run(self, work: Callable[[], T]) -> None:
@@ -62,84 +62,72 @@ class SaveFuture(Awaited[T]):
             self._future.set_exception(error)
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait until it is over, and give what came of it.
+        """Wait for the end of the save, and return its result.
 
         Args:
-            timeout: seconds to wait at most; when they are over it goes on, and can be asked again.
+            timeout: seconds to wait at most. The save continues after them.
 
         Raises:
-            CallTimeout: it is not over yet.
-            As ``px.save``.
+            CallTimeout: if the save has not ended. As ``px.save``.
         """
-        seconds = checked(timeout, "SaveFuture.result")
-        try:
-            try:
-                return self._future.result(seconds)
-            finally:
-                self._heard()
-        except concurrent.futures.TimeoutError:
-            if self._future.done():
-                raise
-            raise CallTimeout(f"{self._what} is not over after {seconds} s; it goes on, ask again") from None
+        self.exception(timeout)
+        return self._future.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until it is over; what :meth:`result` raises, or None."""
-        try:
-            self.result(timeout)
-        except CallTimeout:
-            if not self.done():
-                raise
-            return self._future.exception()
-        except Exception as error:
-            return error
-        return None
+        """Wait for the end of the save, and return the error that :meth:`result` raises, or None."""
+        seconds = checked(timeout, "SaveFuture.result")
+        concurrent.futures.wait([self._future], seconds)
+        if not self.done():
+            raise CallTimeout(f"{self._title} has not ended after {seconds} s; it continues, ask again")
+        self._mark_read()
+        return self._future.exception()
 
     def done(self) -> bool:
-        """Whether it is over; does not wait."""
+        """Return whether the save has ended."""
         return self._future.done()
 
     def cancel(self) -> bool:
-        """End it before the step is whole, and wait until no rank writes any more.
+        """End the save before its step is complete, and wait until no rank writes any more.
 
-        Nothing is left of that step, and ``result()`` raises ``CallCancelled``.
+        Nothing of that step is left, and ``result()`` raises ``CallCancelled``.
 
         Returns:
-            False if it was over before, or its step was just becoming whole: what came of it stands.
+            False if the save had ended, or its step was just becoming complete.
         """
         if self.done():
             return False
         self._cancelled.set()
         self._thread.join()
         if self.cancelled():
-            self._heard()
+            self._mark_read()
         return self.cancelled()
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """Return whether the save was cancelled."""
         return self.done() and isinstance(self._future.exception(), CallCancelled)
 
     def pending(self, deadline: float | None = None) -> Pending | None:
-        """Nothing of a backend's is waited for."""
+        """Return None: a thread has to wait."""
         return None
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
             return (yield from asyncio.wrap_future(self._future).__await__())
         finally:
-            self._heard()
+            self._mark_read()
 
-    def _heard(self) -> None:
+    def finish(self) -> None:
+        """Wait for the end of the save, and log an unread error."""
+        self._thread.join()
+        error = None if self.was_read else self._future.exception()
+        if error is not None:
+            _log.error("the %s failed, and nobody asked for its result: %s", self._title, error)
+        self._mark_read()
+
+    def _mark_read(self) -> None:
         if self.done():
-            self.asked = True
+            self.was_read = True
             _open.discard(self)
 
-    def _end(self) -> None:
-        """Wait until it is over, and log an error that nobody has heard of."""
-        self._thread.join()
-        error = None if self.asked else self._future.exception()
-        if error is not None:
-            _log.error("the %s failed, and nobody asked for what came of it: %s", self._what, error)
-        self._heard()
-
     def __repr__(self) -> str:
-        return f"<{self._what}: {'over' if self.done() else 'under way'}>"
+        return f"<{self._title}: {'ended' if self.done() else 'in progress'}>"

@@ -1,20 +1,26 @@
-"""``px.save`` and ``px.load``: the state of one group."""
+"""``px.save`` and ``px.load``: the state of a group."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.checkpoint.checkpoint_rpc import checked_group
-from phalanx.checkpoint.group_load import check_names, load_group, prefix_of
-from phalanx.checkpoint.group_save import GroupSave
+from phalanx.checkpoint.group_checkpoint import (
+    GroupLoad,
+    GroupSave,
+    abandoning,
+    check_parts,
+    load_groups,
+    prefix_of,
+)
 from phalanx.checkpoint.hugging_face import load_model, save_model
+from phalanx.checkpoint.rank_calls import checked_group
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.storage.steps import StepWriter, open_step, read_step
+from phalanx.checkpoint.steps import open_step, read_step
 from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError
 from phalanx.weights.sync_sides import Ranks
@@ -26,13 +32,13 @@ Format = Literal["steps", "hugging face"]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A step that was saved, or loaded.
+    """A step that was saved or loaded.
 
     Attributes:
         step: its number.
-        folder: where its files are.
-        nbytes: bytes of the ranks' files that were written, or bytes that the ranks read.
-        seconds: from the first question to the commit, or until all ranks had it.
+        folder: of its files.
+        nbytes: bytes of the ranks' files, or bytes of the tensors that the ranks loaded.
+        seconds: until the commit, or until all ranks had the state.
     """
 
     step: int
@@ -46,7 +52,7 @@ class CheckpointInfo:
 
 
 class _Save:
-    """``px.save``: see :meth:`__call__`."""
+    """The function ``px.save``; see :meth:`__call__`."""
 
     def __call__(
         self,
@@ -58,28 +64,26 @@ class _Save:
         format: Format = "steps",
         shard_bytes: int = 5 << 30,
     ) -> CheckpointInfo:
-        """Save the state of a group's workers as one step of ``path``: whole, or not at all.
+        """Save the state of a group's workers as a step of ``path``: complete, or not at all.
 
-        What is saved is what ``px.register_state`` says, else the worker's ``state_dict()``; of a colocated group each
-        role that has one, by name. Tensors that are sharded (DTensor, Megatron's, stated boxes) are written once,
-        each part by a rank that holds it. Everything else is written once where it is equal on all ranks, and by rank
-        where it is not.
+        The state is the one that ``px.register_state`` declares, else the worker's ``state_dict()``. Each role of a
+        colocated group is saved by its name. Sharded tensors (DTensor, Megatron's, declared boxes) are written once,
+        each box by a rank that holds it. Other values are written once if they are equal on all ranks, and by rank
+        if they differ.
 
         Args:
             group: a group, a role of it such as ``group.actor``, or some of its ranks.
-            path: a path that the driver and all ranks see, or a URL that fsspec knows. Each step is a folder of it.
-            step: number of the step. One that is there already stays until this one is whole.
-            keep: how many whole steps stay in ``path``, this one included; None: all.
-            format: "hugging face" makes ``path`` one folder of safetensors files instead, with the model alone; it
-                must not be there yet, and all ranks write into its files at once.
-            shard_bytes: of such a file at most, as long as it has more than one tensor.
+            path: a path that the driver and all ranks share, or a URL that fsspec knows. Each step is a folder.
+            step: number of the step. A step of that number stays until this step is complete.
+            keep: complete steps to keep in ``path``, this step included; None: all.
+            format: "hugging face" writes the model alone, as one new folder of safetensors files.
+            shard_bytes: of such a file at most, unless it has a single tensor.
 
         Raises:
-            CheckpointError: the path cannot be written, the disk is full, the workers have no state, or ranks
-            contradict
-                each other; says which and why. Nothing is left of this step, and those before are whole.
-            CheckpointLocked: another driver writes there.
-            WorkerDiedError, RemoteCallError: as of calls; nothing is left of this step either.
+            CheckpointError: if the path cannot be written, the disk is full, the workers have no state, or ranks
+                contradict each other. Nothing of this step is left, and the steps before stay complete.
+            CheckpointLocked: if another driver writes there.
+            WorkerDiedError, RemoteCallError: as of calls. Nothing of this step is left either.
         """
         ranks = checked_group(group, "px.save")
         began = time.monotonic()
@@ -90,45 +94,43 @@ class _Save:
                 )
             nbytes = save_model(ranks, os.fspath(path), shard_bytes)
             return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
-        with open_step(os.fspath(path), step, keep=keep) as writer:
-            saving = GroupSave(ranks, writer)
-            saving.begin()
-            return _committed(saving, writer, began)
+        return _begun(ranks, os.fspath(path), step, keep)()
 
     def submit(
         self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
     ) -> SaveFuture[CheckpointInfo]:
-        """As a call, but threads of the ranks write beside the calls that follow.
+        """Save as a call does, while threads of the ranks write during the calls that follow.
 
-        Returns once each rank has a copy of what it is to write, which waits for the calls that the ranks are at. The
-        memory of the copies is kept for the next save. A second save of a group waits for the first one's end. The
-        step is whole when the future is done.
+        Return once each rank has a copy of its part, which waits for the calls before. The memory of the copies is
+        kept for the next save. A second save to the same path waits for the end of the first. The step is complete
+        when the future is done.
         """
         ranks = checked_group(group, "px.save.submit")
-        began = time.monotonic()
-        writer = open_step(os.fspath(path), step, keep=keep)
         cancelled = threading.Event()
-        saving = GroupSave(ranks, writer, cancelled=cancelled)
-        try:
-            saving.begin(staged=True)
-        except BaseException:
-            writer.abandon()
-            raise
-
-        def work() -> CheckpointInfo:
-            with writer:
-                return _committed(saving, writer, began)
-
+        work = _begun(ranks, os.fspath(path), step, keep, cancelled)
         return SaveFuture(work, f"save of {ranks.name!r} as step {step}", cancelled)
 
     def __repr__(self) -> str:
         return "<function px.save>"
 
 
-def _committed(saving: GroupSave, writer: StepWriter, began: float) -> CheckpointInfo:
-    saving.finish()
-    step = writer.commit()
-    return CheckpointInfo(step.number, step.folder, saving.nbytes, time.monotonic() - began)
+def _begun(
+    group: Ranks, path: str, step: int, keep: int | None, cancelled: threading.Event | None = None
+) -> Callable[[], CheckpointInfo]:
+    """Begin a save, staged if it can be cancelled. The returned function waits for the ranks, and commits."""
+    began = time.monotonic()
+    writer = open_step(path, step, keep=keep)
+    saving = GroupSave(group, writer, cancelled=cancelled)
+
+    def finish() -> CheckpointInfo:
+        with abandoning(writer, [saving]):
+            saving.finish()
+            saved = writer.commit()
+        return CheckpointInfo(saved.number, saved.folder, saving.nbytes, time.monotonic() - began)
+
+    with abandoning(writer, [saving]):
+        saving.begin(staged=cancelled is not None)
+    return finish
 
 
 save = _Save()
@@ -149,45 +151,37 @@ def load(
     name: str | None = None,
     format: Format = "steps",
 ) -> CheckpointInfo:
-    """Load what ``px.save`` or ``px.checkpoint.CheckpointManager`` wrote, bit for bit, into workers that may be
-    sharded otherwise.
+    """Load a step of ``px.save`` or ``px.checkpoint.CheckpointManager``, bit for bit, into workers of any sharding.
 
-    Every rank looks first whether all fits; nothing is changed before all have seen that. Tensors are written in
-    place, and what they are compared with their digests is what they get.
+    First every rank checks that all fits, and the files are compared with their digests. Nothing is changed before.
+    Tensors are written in place.
 
     Args:
-        group: a group, a role of it, or some of its ranks; of as many ranks as it likes.
+        group: a group, a role of it, or some of its ranks; the number of ranks may differ.
         path: as for ``px.save``.
-        step: number of the step; None: the one that was committed last.
-        parts: the outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
-        name: under which a ``px.checkpoint.CheckpointManager`` has saved the group; None: the group's own name, or
-        that of the only group.
-        format: "hugging face": ``path`` is a folder of safetensors files, which the model alone is loaded from. Such
-            files have no digests.
+        step: number of the step; None: the step that was committed last.
+        parts: outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
+        name: of the group in a ``px.checkpoint.CheckpointManager``; None: the group's own name, or the only name.
+        format: "hugging face": ``path`` is a folder of safetensors files for the model alone, without digests.
 
     Raises:
-        CheckpointMismatch: what was saved does not fit: names, shapes, types, or values that differed by rank and
-        the group
-            has another number of ranks; names them. Nothing was changed.
-        CheckpointCorrupted: a file is missing or is not what was written; names it. What the ranks have is mixed
-        then, if the
-            file is one of theirs: load another step.
-        CheckpointError: there is no such step, or ranks do not see the path.
+        CheckpointMismatch: if the step does not fit: names, shapes, types, or values that differed by rank and the
+            number of ranks is another one. Nothing was changed.
+        CheckpointCorrupted: if a file is missing or differs. Nothing was changed.
+        CheckpointError: if there is no such step, or ranks do not see the path.
         WorkerDiedError, RemoteCallError: as of calls.
     """
     ranks = checked_group(group, "px.load")
-    check_names("px.load", parts)
+    check_parts("px.load", parts)
     began = time.monotonic()
     if _checked_format(format) == "hugging face":
         if parts is not None or name is not None:
             raise DeclarationError(
                 f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
             )
-        found = load_model(ranks, os.fspath(path))
-        nbytes = sum(one.nbytes for one in found)
+        nbytes = load_model(ranks, os.fspath(path))
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
-    read = load_group(ranks, saved, prefix_of(ranks, saved, name), parts=parts)
-    return CheckpointInfo(
-        saved.number, saved.folder, sum(one.nbytes for one in read), time.monotonic() - began
-    )
+    with saved.reading():
+        nbytes = load_groups([GroupLoad.of(ranks, saved, prefix_of(ranks, saved, name), parts)])
+    return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)

@@ -13,11 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.checkpoint.storage.manifest import MANIFEST
-from phalanx.checkpoint.storage.path_lock import holder_of, started_at, this_process
-from phalanx.checkpoint.storage.retention import Found, verdict
-from phalanx.checkpoint.storage.steps import listed, read_step
-from phalanx.checkpoint.storage.storage import Place, place_at
+from phalanx.checkpoint.path_lock import holder_of
+from phalanx.checkpoint.steps import MANIFEST, FoundStep, listed, read_step
+from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
@@ -52,22 +50,22 @@ def runs(
 
     Exit codes: 0 done; 1 a step is damaged; 2 nothing was saved there.
     """
-    place = place_at(path)
-    found = [looked_at(path, place, one, check) for one in listed(path)]
+    storage = Storage(path)
+    found = [looked_at(path, storage, one, check) for one in listed(path)]
     steps = [step for step in found if step is not None]
     if not steps:
         raise CheckpointError(
-            f"nothing was saved at {place.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
+            f"nothing was saved at {storage.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
         )
     if as_json:
-        typer.echo(json.dumps({"path": place.root, "holder": holder(place), "steps": steps}, indent=1))
+        typer.echo(json.dumps({"path": storage.root, "holder": holder_of(storage), "steps": steps}, indent=1))
     else:
-        show(Console(), place, steps, time.time())
+        show(Console(), storage, steps, time.time())
     if any(step["state"] == "damaged" for step in steps):
         raise typer.Exit(_DAMAGED)
 
 
-def looked_at(path: str, place: Place, found: Found, check: bool) -> dict[str, Any] | None:
+def looked_at(path: str, storage: Storage, found: FoundStep, check: bool) -> dict[str, Any] | None:
     """A step as plain data; None where it is removed meanwhile by who writes there."""
     manifest, faults = found.manifest, found.faults
     if check and found.whole:
@@ -76,7 +74,7 @@ def looked_at(path: str, place: Place, found: Found, check: bool) -> dict[str, A
         except CheckpointCorrupted as error:
             faults = error.files
         except CheckpointError:
-            if place.size(f"{found.folder}/{MANIFEST}") is None:
+            if not storage.exists(f"{found.folder}/{MANIFEST}"):
                 return None
             raise
     state = "damaged" if faults else "whole" if found.committed else "half-written"
@@ -88,28 +86,16 @@ def looked_at(path: str, place: Place, found: Found, check: bool) -> dict[str, A
         "why": found.why,
         "at": None if manifest is None else manifest.at,
         "seconds": None if manifest is None else manifest.seconds,
-        "bytes": sum(files.values()) if manifest is not None else _bytes_there(place, found.folder),
+        "bytes": sum(files.values()) if manifest is not None else _bytes_there(storage, found.folder),
         "files": len(files),
         "parts": {} if manifest is None else {name: _text(facts) for name, facts in manifest.parts.items()},
-        "folder": f"{place.root}/{found.folder}",
+        "folder": f"{storage.root}/{found.folder}",
     }
 
 
-def holder(place: Place) -> str | None:
-    """Who may write there, in words; None where nobody does."""
-    found = holder_of(place)
-    if found is None:
-        return None
-    what = verdict(found, this_process(), started_at(found.pid))
-    if what == "free":
-        return f"left behind by {found}, which is gone"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.since))
-    return f"held by {found} since {since}" + (", which cannot be seen from here" if what == "watch" else "")
-
-
-def show(console: Console, place: Place, steps: Sequence[dict[str, Any]], now: float) -> None:
+def show(console: Console, storage: Storage, steps: Sequence[dict[str, Any]], now: float) -> None:
     """The steps as a table, the last commit last."""
-    table = Table(title=place.root, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    table = Table(title=storage.root, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     table.add_column("step", justify="right")
     for name in ("state", "age", "size", "saved in"):
         table.add_column(name, no_wrap=True)
@@ -138,13 +124,13 @@ def show(console: Console, place: Place, steps: Sequence[dict[str, Any]], now: f
     console.print(table)
     for line in below:
         console.print(line, highlight=False, markup=False)
-    who = holder(place)
+    who = holder_of(storage)
     if who is not None:
         console.print(who, highlight=False)
 
 
-def _bytes_there(place: Place, folder: str) -> int:
-    return sum(place.size(f"{folder}/{name}") or 0 for name in place.files(folder))
+def _bytes_there(storage: Storage, folder: str) -> int:
+    return sum(storage.sizes(folder).values())
 
 
 def _text(facts: Any) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 from phalanx.backends.backend_types import NotReady
 from phalanx.calls.run_on import run_on
-from phalanx.checkpoint.worker import checkpoint_handlers as questions
-from phalanx.checkpoint.worker.checkpoint_requests import Restore, Take, Taken
 from phalanx.errors import CallTimeout, CheckpointError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
+from phalanx.worker import snapshot_handlers as handlers
+from phalanx.worker.snapshot_handlers import RestoreRequest, SnapshotReply, SnapshotRequest
 
 __all__ = ["check_held", "from_peer", "go_back", "has_state", "restore", "take", "take_together"]
 
@@ -28,7 +28,7 @@ def take(core: Group) -> Snapshot:
 
 def has_state(core: Group) -> bool:
     """Whether any rank has a state, as the ranks themselves say, once the calls before have ended."""
-    return any(run_on(core, questions.has_state, title="px.snapshot").result(None))
+    return any(run_on(core, handlers.has_state, title="px.snapshot").result(None))
 
 
 def take_together(cores: Sequence[Group]) -> list[Snapshot]:
@@ -62,16 +62,16 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
     began = time.monotonic()
     last = core.life.snapshot
     number, whole = (1, 0) if last is None else (last.number + 1, last.number)
-    order = Take(number, whole, core.life.snapshot_epoch == epoch.number)
+    order = SnapshotRequest(number, whole, core.life.snapshot_epoch == epoch.number)
     ranks = range(epoch.size)
     held_by = holders(epoch.nodes)
-    taken: list[Taken] = run_on(core, questions.take, order, title="px.snapshot").result(None)
+    taken: list[SnapshotReply] = run_on(core, handlers.take, order, title="px.snapshot").result(None)
     if epoch.size > 1:
         wards = {
             holder: {rank: taken[rank].copy for rank in ranks if held_by[rank] == holder} for holder in ranks
         }
         kept = [wards[rank] for rank in ranks]
-        run_on(core, questions.hold, number, whole, each=kept, title="px.snapshot").result(None)
+        run_on(core, handlers.hold, number, whole, each=kept, title="px.snapshot").result(None)
     return Snapshot(
         number,
         held_by,
@@ -109,7 +109,7 @@ def _gone_back(core: Group) -> bool:
             "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
         )
     try:
-        run_on(core, questions.restore, Restore(found.number), title="px.restore").result(None)
+        run_on(core, handlers.restore, RestoreRequest(found.number), title="px.restore").result(None)
     except WorkerDiedError:
         owned = core.owned
         if owned is None or owned.revive is None or core.lifecycle.state is not State.BROKEN:
@@ -150,14 +150,14 @@ def restore(core: Group, found: Snapshot, new: Collection[int], seconds: float) 
     """Bring all ranks back to a snapshot: those that are ``new`` from the copies that others hold."""
     wanted = {rank: found.holders[rank] for rank in new}
     given = {
-        rank: _answer(core, "px.replace_ranks", holder, questions.give, rank, found.number, seconds=seconds)
+        rank: _answer(core, "px.replace_ranks", holder, handlers.give, rank, found.number, seconds=seconds)
         for rank, holder in wanted.items()
     }
-    orders: Mapping[int, Restore] = {
-        rank: Restore(found.number, given.get(rank)) for rank in range(core.world_size)
+    orders: Mapping[int, RestoreRequest] = {
+        rank: RestoreRequest(found.number, given.get(rank)) for rank in range(core.world_size)
     }
     each = [orders[rank] for rank in range(core.world_size)]
-    call = run_on(core, questions.restore, each=each, title="px.replace_ranks", checked=False)
+    call = run_on(core, handlers.restore, each=each, title="px.replace_ranks", checked=False)
     for answer in call.answers(seconds).values():
         _checked(core, answer, seconds)
 
@@ -194,13 +194,13 @@ def _checked(core: Group, answer: Any, seconds: float) -> Any:
 def from_peer(core: Group, new: Collection[int], seconds: float) -> None:
     """Give ranks that are ``new`` the state of a rank that is not."""
     peer = next(rank for rank in range(core.world_size) if rank not in new)
-    copy = _answer(core, "px.replace_ranks", peer, questions.show, seconds=seconds)
+    copy = _answer(core, "px.replace_ranks", peer, handlers.show, seconds=seconds)
     for rank in new:
         _answer(
             core,
             "px.replace_ranks",
             rank,
-            questions.restore,
-            Restore(0, copy, keep_rng=True),
+            handlers.restore,
+            RestoreRequest(0, copy, keep_rng=True),
             seconds=seconds,
         )

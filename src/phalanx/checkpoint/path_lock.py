@@ -1,0 +1,157 @@
+"""One driver writes to a path at a time.
+
+On a file system the kernel releases the lock with the process. Stores have no locks: there the newest driver claims
+the path, and a driver that lost its claim commits nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+
+from phalanx.checkpoint.storage import Storage, storage_errors
+from phalanx.errors import CheckpointLocked
+
+__all__ = ["PathLock", "holder_of"]
+
+LOCK = ".lock"
+CLAIM = "claim.json"
+_ATTEMPTS = 3
+_PAUSE_S = 0.05
+
+_locks: dict[str, PathLock] = {}
+_guard = threading.Lock()
+
+
+class PathLock:
+    """The right of this process to write to a path. It is released as often as it was acquired.
+
+    Attributes:
+        turn: held by the step that is written; the next step of the path waits for it.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.turn = threading.Lock()
+        self._storage = storage
+        self._users = 0
+        self._pid = os.getpid()
+        self._claim = json.dumps(
+            {
+                "holder": f"pid {self._pid} on host {socket.gethostname()}",
+                "since": time.time(),
+                "token": secrets.token_hex(8),
+            }
+        ).encode()
+        self._file = _locked_file(storage, self._claim) if storage.is_local else -1
+        if not storage.is_local:
+            storage.write(CLAIM, self._claim)
+
+    @classmethod
+    def acquire(cls, storage: Storage) -> PathLock:
+        """Acquire the lock of a path, or acquire it again.
+
+        Raises:
+            CheckpointLocked: if another process has it.
+            CheckpointError: if the path cannot be written.
+        """
+        storage.make("")
+        with _guard:
+            lock = _locks.get(storage.root)
+            if lock is None or lock._pid != os.getpid():  # a forked process has to lock for itself
+                lock = _locks[storage.root] = cls(storage)
+            lock._users += 1
+            return lock
+
+    def check(self) -> None:
+        """Check that no other driver has claimed the path since.
+
+        Raises:
+            CheckpointLocked: if another driver has claimed it.
+        """
+        found = None if self._storage.is_local else self._storage.read(CLAIM)
+        if found is not None and found != self._claim:
+            raise CheckpointLocked(
+                f"{self._storage.root} was claimed by {_holder(found)} while this process wrote to it, so this process "
+                "commits nothing there any more; end one of the drivers",
+                holder=_holder(found),
+            )
+
+    def release(self) -> None:
+        """Release the lock."""
+        with _guard:
+            self._users -= 1
+            if self._users:
+                return
+            if _locks.get(self._storage.root) is self:
+                del _locks[self._storage.root]
+            if self._storage.is_local:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, 0)
+                os.close(self._file)
+            elif self._storage.read(CLAIM) == self._claim:
+                self._storage.remove(CLAIM)
+
+
+def _locked_file(storage: Storage, claim: bytes) -> int:
+    path = f"{storage.root}/{LOCK}"
+    with storage_errors(path, "locked"):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(file)
+    except BlockingIOError:
+        holder = _holder(os.pread(file, 1 << 10, 0))
+        os.close(file)
+        raise CheckpointLocked(
+            f"{storage.root} is held by {holder}: one driver saves to a path at a time; end that driver, or choose "
+            "another path",
+            holder=holder,
+        ) from None
+    except OSError:
+        pass  # a file system without locks promises less
+    os.ftruncate(file, 0)
+    os.pwrite(file, claim, 0)
+    return file
+
+
+def _lock(file: int) -> None:
+    for _ in range(_ATTEMPTS - 1):  # a process that looks for the holder has the lock for a moment
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_PAUSE_S)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def holder_of(storage: Storage) -> str | None:
+    """Return the process that may write to a path, as text; None if there is none."""
+    if not storage.is_local:
+        claim = storage.read(CLAIM)
+        return None if claim is None else f"claimed by {_holder(claim)}"
+    try:
+        file = os.open(f"{storage.root}/{LOCK}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"held by {_holder(os.pread(file, 1 << 10, 0))}"
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return None
+
+
+def _holder(claim: bytes) -> str:
+    try:
+        found = json.loads(claim)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))
+        return f"{found['holder']} since {since}"
+    except (ValueError, KeyError, TypeError):
+        return "a process that did not say its name"

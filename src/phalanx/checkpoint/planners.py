@@ -1,0 +1,286 @@
+"""Planners of torch's distributed checkpoint (DCP), driven by the driver without a process group.
+
+To save, each rank makes a plan of its leaves, and the driver merges the plans: each box is written once, and values
+that differ by rank are written by each rank under a key of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint import (
+    ChunkStorageMetadata,
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    LoadPlan,
+    Metadata,
+    ReadItem,
+    SavePlan,
+    TensorStorageMetadata,
+    WriteItem,
+)
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from phalanx.checkpoint.value_digest import value_digest
+from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
+from phalanx.worker.rank_state import LocalTensor, Path
+
+__all__ = ["LoadPlanner", "PlanData", "SavePlanner", "merge_plans", "rank_key"]
+
+_BY_NAME = ("model.", "optimizer.")
+"""Leaves that a load finds by the names of parameters, on any rank."""
+
+
+class PlanData(NamedTuple):
+    """Data of a rank's plan for the driver: path of each key, and digests of undeclared tensors and values."""
+
+    paths: Mapping[str, Path]
+    digests: Mapping[str, str]
+
+
+def rank_key(key: str, rank: int) -> str:
+    """Return the key of a leaf that differs by rank."""
+    return f"{key} of rank {rank}"
+
+
+class SavePlanner(DefaultSavePlanner):
+    """The planner of a rank.
+
+    Args:
+        leaves: by key: path, and a :class:`LocalTensor` or a value.
+        rank: place of the rank in the group that saves.
+        alone: no other rank saves, so that no digests are compared.
+    """
+
+    def __init__(self, leaves: Mapping[str, tuple[Path, Any]], rank: int, *, alone: bool) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._leaves = dict(leaves)
+        self.rank, self._alone = rank, alone
+        self._staged: dict[MetadataIndex, torch.Tensor | bytes] = {}
+
+    def create_local_plan(self) -> SavePlan:
+        items: list[WriteItem] = []
+        digests: dict[str, str] = {}
+        for key, (_, value) in self._leaves.items():
+            tensor = value if isinstance(value, LocalTensor) else None
+            if tensor is not None:
+                _check_dense(key, tensor.local)
+                items += _write_items(key, tensor)
+            else:
+                items.append(WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
+            if not self._alone and (tensor is None or not tensor.declared):
+                with _pickling(key, value):
+                    digests[key] = value_digest(value if tensor is None else tensor.local)
+        return SavePlan(
+            items, planner_data=PlanData({key: path for key, (path, _) in self._leaves.items()}, digests)
+        )
+
+    def stage(self, plan: SavePlan, buffers: dict[Any, torch.Tensor]) -> None:
+        """Copy the items of the merged plan into host memory. ``buffers`` are reused by the next save."""
+        for item in plan.items:
+            data = self.resolve_data(item)
+            if isinstance(data, io.BytesIO):
+                self._staged[item.index] = data.getvalue()
+                continue
+            buffer = buffers.get(item.index)
+            if buffer is None or buffer.shape != data.shape or buffer.dtype != data.dtype:
+                buffer = buffers[item.index] = torch.empty(
+                    data.shape, dtype=data.dtype, pin_memory=data.is_cuda
+                )
+            self._staged[item.index] = buffer.copy_(data)
+        self._leaves = {}
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        index = write_item.index
+        staged = self._staged.get(index)
+        if staged is not None:
+            return io.BytesIO(staged) if isinstance(staged, bytes) else staged
+        key = index.fqn if index.fqn in self._leaves else index.fqn.removesuffix(rank_key("", self.rank))
+        value = self._leaves[key][1]
+        if isinstance(value, LocalTensor):
+            return value.box_at(index.offset or ()).contiguous()
+        stream = io.BytesIO()
+        with _pickling(key, value):
+            torch.save(value, stream)
+        return stream
+
+
+def _write_items(key: str, tensor: LocalTensor) -> Iterator[WriteItem]:
+    properties = TensorProperties(dtype=tensor.local.dtype)
+    for patch in tensor.patches:
+        chunk = ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
+        data = TensorWriteData(chunk, properties, torch.Size(tensor.shape))
+        yield WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+def _check_dense(key: str, tensor: torch.Tensor) -> None:
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise CheckpointError(
+            f"{key} of the state is a tensor {kind}, which cannot be saved; give it dense, or leave it out of the state"
+        )
+
+
+@contextmanager
+def _pickling(key: str, value: Any) -> Generator[None]:
+    """Raise an error of the block as one that names the value."""
+    try:
+        yield
+    except (PhalanxError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{key} of the state, a {type(value).__qualname__}, cannot be pickled: {error}; leave it out of the state, "
+            "or give what it consists of"
+        ) from error
+
+
+def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+    """Merge the plans of all ranks on the driver. Return each rank's part, and the metadata of the files.
+
+    Raises:
+        CheckpointError: if ranks contradict each other, or hold only a part of a tensor.
+    """
+    data: list[PlanData] = [plan.planner_data for plan in plans]
+    by_rank = _different_keys(data)
+    _check_tensors(plans, by_rank)
+    renamed: list[SavePlan] = []
+    paths: dict[str, Path] = {}
+    for key in dict.fromkeys(key for one in data for key in one.paths):
+        for rank, one in enumerate(data):
+            if key in one.paths:
+                name = rank_key(key, rank) if key in by_rank else key
+                paths[name] = (*one.paths[key], f"of rank {rank}") if key in by_rank else one.paths[key]
+    for rank, plan in enumerate(plans):
+        renamed.append(
+            SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
+        )
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    try:
+        merged, metadata = planner.create_global_plan(renamed)
+    except ValueError as error:
+        raise CheckpointError(
+            f"boxes of the ranks overlap: {error}; declare boxes that are equal or apart"
+        ) from error
+    return merged, dataclasses.replace(metadata, planner_data=paths)
+
+
+def _renamed(item: WriteItem, rank: int) -> WriteItem:
+    return dataclasses.replace(item, index=MetadataIndex(rank_key(item.index.fqn, rank), item.index.offset))
+
+
+def _different_keys(data: Sequence[PlanData]) -> set[str]:
+    """Return the keys of leaves that differ by rank, or that only some ranks have."""
+    digests: dict[str, dict[int, str]] = {}
+    for rank, one in enumerate(data):
+        for key, digest in one.digests.items():
+            digests.setdefault(key, {})[rank] = digest
+    for key, found in digests.items():
+        declared = [rank for rank, one in enumerate(data) if key in one.paths and rank not in found]
+        if declared:
+            raise CheckpointError(
+                f"{key} is a sharded tensor on ranks {_some(declared)} and something else on ranks "
+                f"{_some(sorted(found))}; give each its own name"
+            )
+    return {
+        key
+        for key, found in digests.items()
+        if len(set(found.values())) > 1 or (len(found) < len(data) and not key.startswith(_BY_NAME))
+    }
+
+
+def _check_tensors(plans: Sequence[SavePlan], by_rank: set[str]) -> None:
+    """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
+    first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
+    boxes: dict[str, dict[torch.Size, torch.Size]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            key, data = item.index.fqn, item.tensor_data
+            if data is None or key in by_rank:
+                continue
+            form = (data.properties.dtype, list(data.size))
+            other, owner = first.setdefault(key, (form, rank))
+            if other != form:
+                raise CheckpointError(
+                    f"{key} is {_form(*other)} on rank {owner} and {_form(*form)} on rank {rank}; all ranks must mean "
+                    "the same global tensor"
+                )
+            if boxes.setdefault(key, {}).setdefault(data.chunk.offsets, data.chunk.sizes) != data.chunk.sizes:
+                raise CheckpointError(f"boxes of {key} overlap; declare boxes that are equal or apart")
+    for key, found in boxes.items():
+        covered, volume = sum(map(math.prod, found.values())), math.prod(first[key][0][1])
+        if covered != volume:
+            raise CheckpointError(
+                f"the ranks hold {covered} of the {volume} elements of {key} {first[key][0][1]}: the declared boxes, "
+                "or Megatron's ranks, are wrong, or ranks are missing here"
+            )
+
+
+def _form(dtype: torch.dtype, size: list[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {size}"
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """The planner of a rank: fills tensors, and keeps values.
+
+    Args:
+        metadata: of the files.
+        targets: tensors to fill and values to read (None), by key.
+        keys: key in the files of each of them.
+    """
+
+    def __init__(
+        self, metadata: Metadata, targets: Mapping[str, LocalTensor | None], keys: Mapping[str, str]
+    ) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._targets, self._keys = targets, keys
+        self._stored = metadata.state_dict_metadata
+        #: Values that were read, by key.
+        self.values: dict[str, Any] = {}
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan([item for key, target in self._targets.items() for item in self._items(key, target)])
+
+    def _items(self, key: str, target: LocalTensor | None) -> Iterator[ReadItem]:
+        name = self._keys[key]
+        stored = self._stored[name]
+        if target is None or not isinstance(stored, TensorStorageMetadata):
+            none = torch.Size([0])
+            yield ReadItem(LoadItemType.BYTE_IO, MetadataIndex(key), none, MetadataIndex(name), none, none)
+            return
+        chunks = [
+            ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
+            for patch in target.patches
+        ]
+        items = create_read_items_for_chunk_list(name, stored, chunks)
+        if sum(item.lengths.numel() for item in items) != sum(chunk.sizes.numel() for chunk in chunks):
+            raise CheckpointMismatch(f"of {key}, boxes that this rank holds were not saved")
+        for item in items:
+            yield dataclasses.replace(item, dest_index=MetadataIndex(key, item.dest_index.offset))
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=False, map_location="cpu")
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        target = self._targets[read_item.dest_index.fqn]
+        if target is None:
+            raise InternalError(f"torch read {read_item.dest_index.fqn}, a value, as a tensor")
+        view = target.box_at(read_item.dest_index.offset or ())
+        for dim, (start, size) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            view = view.narrow(dim, start, size)
+        return view
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        pass

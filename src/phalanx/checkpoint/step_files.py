@@ -1,0 +1,204 @@
+"""Files of a rank, digested while torch's distributed checkpoint writes them, and past the page cache.
+
+A copy into the page cache takes a core, which the training step next to a submitted save needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import mmap
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import xxhash
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+
+from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
+from phalanx.errors import CheckpointError
+
+__all__ = ["METADATA", "DirectFile", "StepFiles", "reader_of", "write_items"]
+
+_BLOCK = 4 << 20
+_PAGE = 4096
+_O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every platform
+_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+METADATA = ".metadata"
+
+
+class DirectFile:
+    """A new file, written in blocks past the page cache where the file system allows it."""
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            self._file = os.open(path, flags | _O_DIRECT, 0o666)
+            self._is_direct = bool(_O_DIRECT)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            self._file = os.open(path, flags, 0o666)
+            self._is_direct = False
+
+    def write(self, block: memoryview) -> None:
+        """Write a block that begins at a page of memory. Only the last block may end within a page."""
+        if len(block) % _PAGE:
+            self._use_cache()
+        while block:
+            try:
+                count = os.write(self._file, block)
+            except OSError as error:
+                if error.errno not in _REFUSED or not self._is_direct:
+                    raise
+                self._use_cache()  # some file systems refuse it only here
+                continue
+            if count % _PAGE:
+                self._use_cache()
+            block = block[count:]
+
+    def finish(self) -> None:
+        """Return when all is on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _use_cache(self) -> None:
+        if self._is_direct:
+            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_O_DIRECT)
+            self._is_direct = False
+
+
+class OutputStream(io.RawIOBase):
+    """A stream that gathers blocks, digests and writes them.
+
+    Attributes:
+        error: the first error. ``torch.save`` raises another error in its place.
+    """
+
+    def __init__(self, write: Callable[[memoryview], object], check: Callable[[], object]) -> None:
+        self._write, self._check = write, check
+        self._block = memoryview(mmap.mmap(-1, _BLOCK))
+        self._filled, self._size = 0, 0
+        self._digest = xxhash.xxh3_128()
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        rest = np.frombuffer(data, np.uint8)
+        count = len(rest)
+        block = np.frombuffer(self._block, np.uint8)
+        while len(rest):
+            part = rest[: _BLOCK - self._filled]
+            block[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            rest = rest[len(part) :]
+            if self._filled == _BLOCK:
+                self._put()
+        self._size += count
+        return count
+
+    def tell(self) -> int:
+        return self._size
+
+    def finish(self) -> FileFacts:
+        """Write the last block, and return the facts of the file."""
+        self._put()
+        return FileFacts(self._size, self._digest.hexdigest())
+
+    def _put(self) -> None:
+        block, self._filled = self._block[: self._filled], 0
+        try:
+            self._check()
+            self._digest.update(block)
+            self._write(block)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+
+
+class StepFiles:
+    """The files of a folder: the part of a ``FileSystemBase`` of torch that writes and reads of data use.
+
+    Args:
+        folder: an absolute path or a URL.
+        check: called before each block; raises to stop the writing.
+    """
+
+    def __init__(self, folder: str, check: Callable[[], object] = lambda: None) -> None:
+        self._storage = Storage(folder)
+        self._check = check
+        #: Facts of the files that were written, by name.
+        self.facts: dict[str, FileFacts] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any]:
+        name = os.path.basename(path)
+        if "w" not in mode:
+            with self._storage.open(name, mode) as file:
+                yield file
+            return
+        file = (
+            DirectFile(f"{self._storage.root}/{name}")
+            if self._storage.is_local
+            else self._storage.open(name, mode)
+        )
+        try:
+            stream = OutputStream(file.write, self._check)
+            try:
+                yield stream
+                self.facts[name] = stream.finish()
+            except BaseException as error:
+                if stream.error is None or stream.error is error:
+                    raise
+                raise stream.error from None
+            if isinstance(file, DirectFile):
+                file.finish()
+        finally:
+            file.close()
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return f"{os.fspath(path)}/{suffix}"
+
+
+def write_items(
+    folder: str, plan: SavePlan, planner: SavePlanner, check: Callable[[], object] = lambda: None
+) -> tuple[list[WriteResult], dict[str, FileFacts]]:
+    """Write the items of a rank's plan. Return their places, and the facts of the files.
+
+    Raises:
+        CheckpointError: if a file cannot be written.
+    """
+    files = StepFiles(folder, check)
+    # The streams sync the files themselves. A second thread of the writer would hide the error of a full disk.
+    writer = FileSystemWriter(folder, sync_files=False, thread_count=1)
+    writer.fs, writer.path = files, folder  # type: ignore[assignment]  # as torch's own FsspecWriter does
+    try:
+        with storage_errors(folder, "written"):
+            results = writer.write_data(plan, planner).value()
+    except CheckpointError as error:
+        with suppress(CheckpointError):  # its remains take space that a note of the error may need
+            Storage(folder).remove(f"{plan.storage_data.prefix}0.distcp")
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise CheckpointError(
+                f"{folder} cannot be written from this rank's node: it was made by the driver and is not there; choose "
+                "a path that the driver and all ranks share"
+            ) from error
+        raise
+    if len(results) != len(plan.items):
+        raise CheckpointError(f"torch wrote {len(results)} of {len(plan.items)} items to {folder}")
+    return results, files.facts
+
+
+def reader_of(folder: str, metadata: Metadata) -> FileSystemReader:
+    """Return torch's reader of a folder."""
+    reader = FileSystemReader(folder)
+    reader.fs, reader.path = StepFiles(folder), folder  # type: ignore[assignment]
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    return reader

@@ -1,0 +1,230 @@
+"""The folder of a run: on a file system, or in a store that fsspec reaches ("s3://bucket/run")."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Generator, Iterable
+from typing import Any, NamedTuple
+
+from phalanx.errors import CheckpointError, PhalanxError
+
+__all__ = ["FileFacts", "Storage", "advice", "digest", "storage_errors"]
+
+_BLOCK = 8 << 20
+_ATOMIC = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "memory"}
+"""Stores whose files appear complete. Files of others (``sftp://``, ``hdfs://``) are visible while they grow."""
+_LOST_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):/[^/]")
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some of it, or keep fewer steps (keep=)",
+    errno.EDQUOT: "your quota is used up: free some of it, or keep fewer steps (keep=)",
+    errno.EACCES: "this user has no right to it: choose another path, or change its rights",
+    errno.EPERM: "this user has no right to it: choose another path, or change its rights",
+    errno.EROFS: "the file system is read-only: choose another path",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EEXIST: "there is a file of that name: choose another path",
+}
+
+
+class FileFacts(NamedTuple):
+    """Size in bytes and digest (xxh3, 128 bits, hexadecimal) of a file."""
+
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, data: bytes) -> FileFacts:
+        """Return the facts of a file with this content."""
+        return cls(len(data), digest(data))
+
+
+class Storage:
+    """A folder. Names are relative to it, with "/" between folders. Errors are ``CheckpointError`` with advice.
+
+    Attributes:
+        root: an absolute path, or a URL.
+        is_local: True for a path.
+
+    Raises:
+        CheckpointError: if fsspec does not know the URL.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # slow to import: not for every driver
+
+        text = os.fspath(path).removeprefix("file://")
+        self.is_local = "://" not in text
+        if self.is_local:
+            _check_slashes(text)
+            text = os.path.abspath(os.path.expanduser(text))
+        try:
+            found: tuple[Any, str] = url_to_fs(text)
+        except Exception as error:  # some look for their credentials here, and have errors of their own
+            raise CheckpointError(
+                f"{text!r} cannot be reached: {error}; give a path, or a URL that fsspec knows"
+            ) from error
+        self.root = text.rstrip("/")
+        self._files, self._base = found[0], found[1].rstrip("/")
+        self._is_atomic = text.partition("://")[0] in _ATOMIC
+
+    def _at(self, name: str) -> str:
+        return f"{self._base}/{name}" if name else self._base
+
+    def names(self) -> list[str]:
+        """Return the names in the folder, sorted; none if it does not exist."""
+        with storage_errors(self.root, "read"):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.ls(self._base, detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found} - {""})
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size of each file below a folder, by name relative to the folder."""
+        with storage_errors(self._at(folder), "read"):
+            self._files.invalidate_cache()
+            found = self._files.find(self._at(folder), detail=True)
+        return {
+            str(path)[len(self._at(folder)) + 1 :]: int(info["size"] or 0) for path, info in found.items()
+        }
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+        with storage_errors(self._at(name), "read"):
+            self._files.invalidate_cache()
+            return bool(self._files.isfile(self._at(name)))
+
+    def make(self, folder: str) -> None:
+        """Create a folder and its parents, if they do not exist."""
+        with storage_errors(self._at(folder), "made"):
+            self._files.makedirs(self._at(folder), exist_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        try:
+            with storage_errors(self._at(name), "read"):
+                return self._files.cat_file(self._at(name))
+        except FileNotFoundError:
+            return None
+
+    def facts(self, name: str) -> FileFacts | None:
+        """Return the facts of a file by reading it; None if there is none."""
+        from xxhash import xxh3_128  # imported with the first save or load
+
+        found, size = xxh3_128(), 0
+        try:
+            with storage_errors(self._at(name), "read"), self.open(name, "rb") as file:
+                block = memoryview(bytearray(_BLOCK))  # reused: new memory is slow
+                while count := file.readinto(block):
+                    found.update(block[:count])
+                    size += count
+        except FileNotFoundError:
+            return None
+        return FileFacts(size, found.hexdigest())
+
+    def open(self, name: str, mode: str) -> Any:
+        """Open a file. Errors are those of the store."""
+        return open(self._at(name), mode) if self.is_local else self._files.open(self._at(name), mode)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file at once: a reader sees all of it or none, also after a loss of power."""
+        at = self._at(name)
+        part = f"{at}.{secrets.token_hex(4)}.part"
+        with storage_errors(at, "written"):
+            if self._is_atomic:
+                self._files.pipe_file(at, data)
+                return
+            try:
+                if self.is_local:
+                    _write_local(part, at, data)
+                else:
+                    self._files.pipe_file(part, data)
+                    self._files.mv(part, at)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.rm_file(part)
+                raise
+
+    def sync_folders(self, folders: Iterable[str]) -> None:
+        """Return when the names in the folders survive a loss of power."""
+        for folder in folders if self.is_local else ():
+            _sync_folder(self._at(folder))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder and its content, if it exists."""
+        with contextlib.suppress(FileNotFoundError), storage_errors(self._at(name), "removed"):
+            self._files.rm(self._at(name), recursive=True)
+
+
+def digest(data: Any) -> str:
+    """Return the digest of a file with this content."""
+    from xxhash import xxh3_128_hexdigest  # imported with the first save or load
+
+    return xxh3_128_hexdigest(data)
+
+
+def _check_slashes(path: str) -> None:
+    lost = _LOST_SLASH.match(path)
+    if lost is None:
+        return
+    from fsspec import available_protocols  # slow to import: not for every driver
+
+    if lost[1] in available_protocols():
+        url = path.replace(":/", "://", 1)
+        raise CheckpointError(
+            f"{path!r} is a URL that lost a slash, as in pathlib.Path; give it as text: {url!r}"
+        )
+
+
+def _write_local(part: str, path: str, data: bytes) -> None:
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    _sync_folder(os.path.dirname(path))
+
+
+def _sync_folder(path: str) -> None:
+    with contextlib.suppress(OSError):  # not every file system can sync a folder
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+@contextlib.contextmanager
+def storage_errors(path: str, verb: str) -> Generator[None]:
+    """Raise errors of files and stores as ``CheckpointError`` with advice. A missing file to read passes.
+
+    Args:
+        path: of the file.
+        verb: "read", "written", "made" or "removed".
+    """
+    try:
+        yield
+    except PhalanxError:
+        raise
+    except FileNotFoundError as error:
+        if verb in ("read", "removed"):
+            raise
+        raise CheckpointError(
+            f"{path} cannot be {verb}: its folder is gone; does something else clean up there?"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be {verb}: {advice(error)}") from error
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be {verb}: {type(error).__name__}: {error}; see whether this process reaches the store, "
+            "and has the rights that it needs there"
+        ) from error
+
+
+def advice(error: OSError) -> str:
+    """Return the cause of an error of a file, and advice."""
+    return _ADVICE.get(error.errno or 0, f"{type(error).__name__}: {error}")

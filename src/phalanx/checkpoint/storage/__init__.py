@@ -1,1 +1,0 @@
-"""Files of checkpoints: steps, manifests, locks and plans."""

@@ -1,1 +1,0 @@
-"""The part of saves and loads that runs on ranks."""

@@ -1,0 +1,593 @@
+"""The state of a worker as leaves by key, and back: model, optimizer, other components and random generators.
+
+Saves and snapshots share this module. It knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from phalanx.declare.context import WorkerContext
+from phalanx.declare.state_declarations import StateDeclared, StateOf
+from phalanx.declare.stateful import stateful
+from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
+from phalanx.weights.planning.boxes import Patch, volume, whole
+from phalanx.weights.planning.readers.dtensor import dtensor_patches
+from phalanx.weights.planning.readers.megatron_layout import read_megatron
+from phalanx.weights.planning.readers.plain import local_of, named_tensors
+
+__all__ = ["Generators", "LocalTensor", "Path", "RankState", "SavedLeaf", "has_state", "key_of", "states_of"]
+
+Path = tuple[str | int | tuple[str, int], ...]
+"""Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
+
+_STATE: Path = ("optimizer", "state")
+_GROUPS: Path = ("optimizer", "groups")
+
+
+@dataclass(frozen=True)
+class LocalTensor:
+    """A tensor of this rank and its boxes of the global tensor.
+
+    Attributes:
+        local: the rank's own memory.
+        shape: of the global tensor.
+        patches: boxes of the global tensor, each with its place in ``local``.
+        declared: True if the layout was declared; else the ranks compare their values.
+        original: the tensor of the state, such as the ``DTensor`` around ``local``; None: ``local`` itself.
+    """
+
+    local: torch.Tensor
+    shape: tuple[int, ...]
+    patches: tuple[Patch, ...]
+    declared: bool = True
+    original: torch.Tensor | None = None
+
+    @classmethod
+    def complete(cls, tensor: torch.Tensor) -> LocalTensor:
+        """Return a tensor without a declared layout."""
+        shape = tuple(tensor.shape)
+        return cls(tensor, shape, (Patch(whole(shape), (0,) * len(shape)),), declared=False)
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> LocalTensor:
+        """Return a tensor with the layout that its type declares (``DTensor``), if any."""
+        local = local_of(tensor.detach())
+        if not isinstance(tensor, DTensor):
+            return replace(cls.complete(local), original=tensor)
+        return cls(local, tuple(tensor.shape), _filled(dtensor_patches(name, tensor)), original=tensor)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The tensor of the state."""
+        return self.local if self.original is None else self.original
+
+    def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
+        """Return the view of the box that begins at ``offsets`` of the global tensor."""
+        patch = next(patch for patch in self.patches if patch.box.offsets == tuple(offsets))
+        view = self.local.detach()
+        for dim, (start, size) in enumerate(zip(patch.at, patch.box.sizes, strict=True)):
+            view = view.narrow(dim, start, size)
+        return view
+
+    def like(self, parameter: LocalTensor) -> LocalTensor:
+        """Return the tensor with the layout of its parameter, if it has the same local shape and none of its own."""
+        if self.declared or not self.local.dim() or self.local.shape != parameter.local.shape:
+            return self
+        return replace(parameter, local=self.local, original=self.original)
+
+
+class SavedLeaf(NamedTuple):
+    """A leaf that was saved; ``dtype`` is None for a pickled value. ``sharded``: it was saved in several boxes."""
+
+    path: Path
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    sharded: bool = False
+
+
+class Component(Protocol):
+    """One component of a state: a model, an optimizer, or another object."""
+
+    name: str
+
+    def leaves(self) -> Iterator[tuple[Path, Any]]:
+        """Yield each leaf: a :class:`LocalTensor`, or a value that is pickled."""
+        ...
+
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
+        """Return the tensors to fill and the values to read (None), by key. Change nothing.
+
+        Raises:
+            CheckpointMismatch: if the saved leaves do not fit.
+        """
+        ...
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        """Take over the loaded leaves: tensors are filled, and ``values`` were read."""
+        ...
+
+
+class RankState:
+    """The state of a role of a rank.
+
+    Raises:
+        CheckpointError: if the worker has no state.
+    """
+
+    def __init__(self, worker: Any, declared: StateOf | None, device: Any) -> None:
+        if not has_state(worker, declared):
+            raise CheckpointError(
+                f"{type(worker).__qualname__} has nothing to save: give it state_dict() and load_state_dict(state), or "
+                "call px.register_state(self, model=..., optimizer=...) in its constructor"
+            )
+        self._components = _components(worker, declared, device)
+        self._planned: list[tuple[Component, dict[str, LocalTensor | None]]] = []
+
+    def leaves(self) -> dict[str, tuple[Path, Any]]:
+        """Return each leaf with its path, by key.
+
+        Raises:
+            CheckpointError: if two leaves have the same key.
+        """
+        found: dict[str, tuple[Path, Any]] = {}
+        for component in self._components:
+            for path, value in component.leaves():
+                key = key_of(path)
+                if key in found:
+                    raise CheckpointError(
+                        f"two values of the state are named {key}: {found[key][0]} and {path}; rename a key"
+                    )
+                found[key] = (path, value)
+        return found
+
+    def targets(
+        self, saved: Mapping[str, SavedLeaf], where: str, parts: Sequence[str] | None = None
+    ) -> dict[str, LocalTensor | None]:
+        """Plan a load: return the tensors to fill and the values to read (None), by key. Change nothing.
+
+        Args:
+            saved: leaves for this rank.
+            where: name of their origin, for errors.
+            parts: outermost keys to load; None: all.
+
+        Raises:
+            CheckpointMismatch: if the leaves do not fit; the error names them.
+        """
+        names = sorted({str(leaf.path[0]) for leaf in saved.values() if leaf.path})
+        self._planned = []
+        for component in self._components:
+            if component.name and parts is not None and component.name not in parts:
+                continue
+            if component.name and component.name not in names:
+                advice = [name for name in names if name != "rng"]  # generators differ by rank
+                raise CheckpointMismatch(
+                    f"{where} has no part {component.name!r}, which the worker has; it has {', '.join(names)}. "
+                    f"Load those alone: parts={advice!r}"
+                )
+            self._planned.append((component, component.targets(saved)))
+        targets = [item for _, planned in self._planned for item in planned.items()]
+        # A global tensor without elements has no boxes, and is not saved.
+        found = {
+            key: target for key, target in targets if key in saved or target is None or 0 not in target.shape
+        }
+        _check_forms(saved, found)
+        return found
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        """Give each component its loaded leaves, once the targets are filled."""
+        planned, self._planned = self._planned, []
+        for component, targets in planned:
+            component.apply({key: values[key] for key, target in targets.items() if target is None})
+
+
+def has_state(worker: Any, declared: StateOf | None) -> bool:
+    """Return whether a worker declares its state."""
+    return declared is not None or all(
+        callable(getattr(worker, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+
+
+def states_of(
+    context: WorkerContext, workers: Mapping[str, Any], device: Any, role: str = ""
+) -> dict[str, RankState]:
+    """Return the state of ``role``, or of each role with a state.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    declared = StateDeclared.of(context).roles
+    names = (
+        [role]
+        if role in workers
+        else [name for name in workers if has_state(workers[name], declared.get(name))]
+    )
+    return {name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]}
+
+
+def key_of(path: Path) -> str:
+    """Return a path as torch's distributed checkpoint writes it: ``optimizer.state.w.step``."""
+    return ".".join(str(step[1]) if isinstance(step, tuple) else str(step) for step in path)
+
+
+class Generators:
+    """The random generators of a process: of torch, of its accelerator ``device``, of numpy and of ``random``."""
+
+    def __init__(self, device: Any) -> None:
+        kind = torch.device(device).type
+        module = getattr(torch, kind, None)
+        self._device = torch.device(device)
+        self._accelerator: Any = module if kind != "cpu" and hasattr(module, "get_rng_state") else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each generator."""
+        state: dict[str, Any] = {
+            "torch": torch.get_rng_state(),
+            "numpy": np.random.get_state(),
+            "random": random.getstate(),
+        }
+        if self._accelerator is not None:
+            state["accelerator"] = self._accelerator.get_rng_state(self._device)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the generators that were saved and that this process has."""
+        setters: dict[str, Callable[[Any], object]] = {
+            "torch": torch.set_rng_state,
+            "numpy": np.random.set_state,
+            "random": random.setstate,
+        }
+        if self._accelerator is not None:
+            setters["accelerator"] = lambda value: self._accelerator.set_rng_state(value, self._device)
+        for name, setter in setters.items():
+            if name in state:
+                setter(state[name])
+
+
+def _components(worker: Any, declared: StateOf | None, device: Any) -> list[Component]:
+    if declared is None:
+        return [_Object("", worker)]
+    found: list[Component] = []
+    model = _Model(declared) if declared.model is not None else None
+    if model is not None:
+        found.append(model)
+    if isinstance(declared.optimizer, torch.optim.Optimizer):
+        found.append(_Optimizer(declared.optimizer, model))
+    elif declared.optimizer is not None:
+        found.append(_Object("optimizer", stateful(declared.optimizer)))
+    found += [_Object(name, stateful(part)) for name, part in declared.others.items()]
+    return [*found, _Object("rng", Generators(device))] if declared.rng else found
+
+
+class _Object:
+    """An object with ``state_dict()`` and ``load_state_dict(state)``; "" is a complete worker."""
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self.name = name
+        self._owner = owner
+        self._root: Path = (name,) if name else ()
+        self._loaded: dict[str, tuple[Path, LocalTensor | None]] = {}
+
+    def leaves(self) -> Iterator[tuple[Path, Any]]:
+        return _flat(self._owner.state_dict(), self._root)
+
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
+        # Loading parts, a worker without declared components has leaves that are not asked for.
+        chosen = {leaf.path[0] for leaf in saved.values() if leaf.path}
+        current = {key_of(path): (path, value) for path, value in self.leaves()}
+        found: dict[str, LocalTensor | None] = {}
+        for key, leaf in saved.items():
+            if leaf.path[: len(self._root)] == self._root:
+                found[key] = _target(key, leaf, current.get(key, (None, None))[1])
+        for key, (path, value) in current.items():
+            if isinstance(value, LocalTensor) and key not in saved and (not path or path[0] in chosen):
+                found[key] = value  # reported as missing
+        self._loaded = {
+            key: (current[key][0] if key in current else saved[key].path, target)
+            for key, target in found.items()
+            if key in saved
+        }
+        return found
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        loaded, self._loaded = self._loaded, {}
+        skip = len(self._root)
+        self._owner.load_state_dict(
+            _nested({path[skip:]: _value(values, key, target) for key, (path, target) in loaded.items()})
+        )
+
+
+class _Model:
+    """A module, or tensors by name. A load writes into the tensors."""
+
+    name = "model"
+
+    def __init__(self, declared: StateOf) -> None:
+        self._declared = declared
+        self._copied: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> dict[str, LocalTensor]:
+        """Return the tensors of this rank by their names over all ranks."""
+        model, boxes = self._declared.model, dict(self._declared.boxes or {})
+        if self._declared.megatron is not None:
+            reading = read_megatron(model, self._declared.megatron)
+            held = dict(reading.manifest.items())
+            held |= {alias: held[name] for alias, name in reading.manifest.ties}
+            return {
+                name: LocalTensor(tensor, tuple(held[name].shape), held[name].patches)
+                for name, tensor in reading.tensors.items()
+            }
+        named = named_tensors(model)
+        unknown = sorted(boxes.keys() - named.keys())
+        if unknown:
+            raise DeclarationError(
+                f"px.register_state(boxes=...) names tensors that do not exist: {', '.join(unknown[:5])}; expected "
+                f"some of {', '.join(sorted(named)[:5])}, ..."
+            )
+        return {name: self._tensor(name, tensor, boxes.get(name)) for name, tensor in named.items()}
+
+    @staticmethod
+    def _tensor(name: str, tensor: torch.Tensor, stated: Any) -> LocalTensor:
+        if stated is None:
+            return LocalTensor.of(name, tensor)
+        local = local_of(tensor.detach())
+        patches = _filled(stated.patches(name, tuple(local.shape)))
+        return LocalTensor(local, tuple(stated.shape), patches, original=tensor)
+
+    def leaves(self) -> Iterator[tuple[Path, Any]]:
+        for name, tensor in self.tensors().items():
+            yield ("model", name), tensor
+
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
+        found: dict[str, LocalTensor | None] = {}
+        self._copied = {}
+        tensors = {f"model.{name}": tensor for name, tensor in self.tensors().items()}
+        present = {_identity(tensor.value) for key, tensor in tensors.items() if key in saved}
+        for key, tensor in tensors.items():
+            if key not in saved and _identity(tensor.value) in present:
+                continue  # tied to a tensor that was saved
+            if key in saved and saved[key].dtype is None and not tensor.declared:
+                found[key] = None  # format 1 pickles tensors that differ by rank
+                self._copied[key] = tensor.local
+            else:
+                found[key] = tensor
+        return found
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        copied, self._copied = self._copied, {}
+        _check_forms(
+            {key: SavedLeaf((key,), values[key].dtype, tuple(values[key].shape)) for key in copied},
+            {key: LocalTensor.complete(tensor) for key, tensor in copied.items()},
+        )
+        with torch.no_grad():
+            for key, tensor in copied.items():
+                tensor.copy_(values[key])
+
+
+class _Optimizer:
+    """An optimizer, saved by the names of its parameters. A load creates state that is not there yet.
+
+    ``get_state_dict`` of torch's distributed checkpoint is not used: it steps an optimizer without state, which
+    changes the training.
+    """
+
+    name = "optimizer"
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: _Model | None) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._loaded: dict[str, tuple[Path, torch.Tensor | None]] = {}
+
+    def _parameters(self) -> dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]]:
+        """Return each parameter by name, with its layout and its parameter group."""
+        known: dict[tuple[Any, ...], tuple[str, LocalTensor]] = {}
+        for name, tensor in ({} if self._model is None else self._model.tensors()).items():
+            known.setdefault(_identity(tensor.value), (name, tensor))
+        found: dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]] = {}
+        for number, group in enumerate(self._optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                name, tensor = known.get(_identity(parameter)) or (
+                    f"group {number}.{index}",
+                    LocalTensor.of("", parameter),
+                )
+                found[name] = (parameter, tensor, group)
+        return found
+
+    def _state(self, name: str, parameter: torch.Tensor, layout: LocalTensor) -> Iterator[tuple[Path, Any]]:
+        """Yield the state of a parameter: an empty dict before the first step."""
+        for path, value in _flat(self._optimizer.state.get(parameter, {}), (*_STATE, name)):
+            yield path, value.like(layout) if isinstance(value, LocalTensor) else value
+
+    def leaves(self) -> Iterator[tuple[Path, Any]]:
+        for name, (parameter, layout, _) in self._parameters().items():
+            yield from self._state(name, parameter, layout)
+        for number, group in enumerate(self._optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    tensor = isinstance(value, torch.Tensor)
+                    yield (*_GROUPS, number, key), LocalTensor.of(key, value) if tensor else value
+
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
+        groups = {leaf.path[2] for leaf in saved.values() if leaf.path[:2] == _GROUPS}
+        if len(groups) != len(self._optimizer.param_groups):
+            raise CheckpointMismatch(
+                f"the saved optimizer has {len(groups)} parameter groups, and this optimizer has "
+                f"{len(self._optimizer.param_groups)}; create it with the same groups"
+            )
+        current = {key_of(path): value for path, value in self.leaves()}
+        parameters = self._parameters()
+        stepped: dict[str, set[bool]] = {}
+        found: dict[str, LocalTensor | None] = {}
+        for key, leaf in saved.items():
+            if leaf.path[:2] == _GROUPS:
+                found[key] = _target(key, leaf, current.get(key))
+            elif leaf.path[:2] == _STATE and leaf.path[2] in parameters:
+                stepped.setdefault(str(leaf.path[2]), set()).add(len(leaf.path) > 3)
+                found[key] = self._state_target(key, leaf, current.get(key), *parameters[str(leaf.path[2])])
+        mixed = sorted(name for name, kinds in stepped.items() if len(kinds) > 1)
+        if mixed:
+            raise CheckpointMismatch(
+                f"of {mixed[0]}, some ranks' optimizers had a state when they were saved, and others had made no step; "
+                "step on all ranks, or load the parts without the optimizer (parts=[...])"
+            )
+        self._loaded = {
+            key: (saved[key].path, None if target is None else target.value) for key, target in found.items()
+        }
+        return found
+
+    def _state_target(
+        self,
+        key: str,
+        leaf: SavedLeaf,
+        current: Any,
+        parameter: torch.Tensor,
+        layout: LocalTensor,
+        group: Mapping[str, Any],
+    ) -> LocalTensor | None:
+        if leaf.dtype is None or isinstance(current, LocalTensor):
+            return None if leaf.dtype is None else current
+        if leaf.shape and leaf.shape == layout.shape:
+            made = torch.zeros_like(parameter.detach(), dtype=leaf.dtype)
+            return LocalTensor.of(key, made).like(layout)
+        target = _blank(key, leaf)
+        if leaf.path[-1] == "step" and not (group.get("capturable") or group.get("fused")):
+            return target  # torch keeps step counts in host memory
+        return LocalTensor.complete(target.local.to(parameter.device))
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        loaded, self._loaded = self._loaded, {}
+        by_name: dict[str, dict[Path, Any]] = {}
+        for key, (path, tensor) in loaded.items():
+            value = values[key] if tensor is None else tensor
+            if path[:2] == _GROUPS:
+                number = path[2][1] if isinstance(path[2], tuple) else int(path[2])
+                self._optimizer.param_groups[number][str(path[3])] = value
+            else:
+                by_name.setdefault(str(path[2]), {})[path[3:]] = value
+        for name, (parameter, _, _) in self._parameters().items():
+            self._optimizer.state.pop(parameter, None)
+            state = by_name.get(name, {})
+            if state and () not in state:  # else it was saved before its first step
+                self._optimizer.state[parameter] = _nested(state)
+
+
+def _target(key: str, leaf: SavedLeaf, current: Any) -> LocalTensor | None:
+    """Return the tensor to fill: the current tensor if it fits, else a new tensor. None for a value."""
+    if leaf.dtype is None:
+        return None
+    if isinstance(current, LocalTensor):
+        fits = (current.local.dtype, current.shape) == (leaf.dtype, leaf.shape)
+        if current.declared or (fits and not _is_expanded(current.local)):
+            return current
+    return _blank(key, leaf)
+
+
+def _blank(key: str, leaf: SavedLeaf) -> LocalTensor:
+    if leaf.sharded:
+        raise CheckpointMismatch(
+            f"{key} was saved as a sharded tensor, and the state here has no tensor of that name to load it into: "
+            "create it first (an optimizer has its state after the first step), or px.register_state(self, "
+            "model=..., optimizer=...), which creates it"
+        )
+    return LocalTensor.complete(torch.empty(leaf.shape, dtype=leaf.dtype))
+
+
+def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTensor | None]) -> None:
+    missing = sorted(targets.keys() - saved.keys())
+    if missing:
+        example = next((key for key, leaf in saved.items() if leaf.dtype is not None), "none")
+        raise CheckpointMismatch(
+            f"{len(missing)} tensors were not saved: {', '.join(missing[:8])}; saved tensors are {example}, ..."
+        )
+    wrong: list[str] = []
+    for key, target in targets.items():
+        leaf = saved[key]
+        if target is None:
+            continue
+        if leaf.dtype is None:
+            raise CheckpointMismatch(
+                f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "
+                "declare there how it is sharded and save again"
+            )
+        if leaf.shape != target.shape:
+            wrong.append(
+                f"{key} has shape {list(leaf.shape)} where it was saved, and {list(target.shape)} here"
+            )
+        elif leaf.dtype != target.local.dtype:
+            wrong.append(f"{key} has type {leaf.dtype} where it was saved, and {target.local.dtype} here")
+    if wrong:
+        raise CheckpointMismatch(f"{len(wrong)} tensors differ: {'; '.join(wrong[:5])}")
+
+
+def _value(values: Mapping[str, Any], key: str, target: LocalTensor | None) -> Any:
+    return values[key] if target is None else target.value
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the memory of a tensor: equal for a parameter and for its local tensor."""
+    local = local_of(tensor.detach())
+    if local.numel() == 0:
+        return ("empty", id(tensor))
+    return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
+
+
+def _filled(patches: Sequence[Patch]) -> tuple[Patch, ...]:
+    return tuple(patch for patch in patches if volume(patch.box))
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether elements share memory, so that a load cannot fill the tensor."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _flat(state: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the leaves of nested dicts. Lists, and dicts of a kind without tensors (``Counter``), are leaves."""
+    if _is_nested(state):
+        for key, value in state.items():
+            yield from _flat(value, (*path, key))
+    elif isinstance(state, torch.Tensor):
+        yield path, LocalTensor.of(key_of(path), state)
+    else:
+        if type(state) in (list, tuple) and _contains(state, DTensor):
+            raise CheckpointError(
+                f"{key_of(path)} of the state is a {type(state).__name__} with sharded tensors (DTensor), which is "
+                "pickled as one value; use a dict"
+            )
+        yield path, state
+
+
+def _is_nested(state: Any) -> bool:
+    if not isinstance(state, Mapping) or not state or not all(type(key) in (str, int) for key in state):
+        return False
+    special = isinstance(state, dict) and type(state) not in (dict, OrderedDict)
+    return not special or _contains(state, torch.Tensor)
+
+
+def _contains(state: Any, kind: type) -> bool:
+    if isinstance(state, Mapping):
+        return any(_contains(value, kind) for value in state.values())
+    if type(state) in (list, tuple):
+        return any(_contains(value, kind) for value in state)
+    return isinstance(state, kind)
+
+
+def _nested(leaves: Mapping[Path, Any]) -> Any:
+    """Return the state that has these leaves."""
+    if () in leaves:
+        return leaves[()]
+    inner: dict[Any, dict[Path, Any]] = {}
+    for path, value in leaves.items():
+        inner.setdefault(path[0], {})[path[1:]] = value
+    built = {step: _nested(value) for step, value in inner.items()}
+    if built and all(isinstance(step, tuple) for step in built):
+        values = [built[step] for step in sorted(built)]
+        return tuple(values) if next(iter(built))[0] == "tuple" else values
+    return built

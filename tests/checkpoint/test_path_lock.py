@@ -1,0 +1,100 @@
+"""One driver writes to a path: a second driver is refused by name, and a killed driver leaves no lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import phalanx as px
+from phalanx.checkpoint.path_lock import CLAIM, PathLock, holder_of
+from phalanx.checkpoint.steps import find_steps, open_step
+from phalanx.checkpoint.storage import Storage
+
+HOLD = """
+import sys
+from phalanx.checkpoint.steps import open_step
+writer = open_step(sys.argv[1], 1)
+writer.write("state", b"half")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path / "run")
+
+
+@pytest.fixture
+def driver(storage: Storage) -> Iterator[subprocess.Popen[str]]:
+    """Another driver, in the middle of a step until its input ends."""
+    command = [sys.executable, "-c", HOLD, storage.root]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_driver_is_refused_with_the_holder(storage: Storage, driver: subprocess.Popen[str]) -> None:
+    name = f"held by pid {driver.pid} on host {socket.gethostname()} since"
+
+    with pytest.raises(px.checkpoint.CheckpointLocked, match=name):
+        open_step(storage.root, 1)
+    assert (holder_of(storage) or "").startswith(name)
+
+
+def test_the_leftovers_of_a_killed_driver_are_removed(
+    storage: Storage, driver: subprocess.Popen[str]
+) -> None:
+    driver.kill()
+    driver.wait()
+    assert holder_of(storage) is None
+
+    open_step(storage.root, 2).commit()
+
+    assert [(found.step, found.whole) for found in find_steps(storage)] == [(2, True)]
+
+
+def test_the_lock_is_released_with_its_last_user(storage: Storage) -> None:
+    first, second = PathLock.acquire(storage), PathLock.acquire(storage)
+
+    first.release()
+    assert f"pid {os.getpid()}" in (holder_of(storage) or "")
+    second.release()
+    assert holder_of(storage) is None
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{secrets.token_hex(4)}/run"
+
+
+@pytest.mark.parametrize("at", ["before the commit", "with the manifest"])
+def test_a_driver_that_lost_its_claim_of_a_store_commits_nothing(
+    url: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = {"holder": "pid 7 on host elsewhere", "since": 0.0, "token": "theirs"}
+    writer, write = open_step(url, 1), Storage.write
+
+    def claimed(self: Storage, name: str, data: bytes) -> None:
+        write(self, name, data)
+        write(self, CLAIM, json.dumps(claim).encode())
+
+    if at == "before the commit":
+        claimed(Storage(url), "step", b"")
+    else:
+        monkeypatch.setattr(Storage, "write", claimed)
+
+    with pytest.raises(px.checkpoint.CheckpointLocked, match="claimed by pid 7 on host elsewhere"):
+        writer.commit()
+
+    assert find_steps(Storage(url)) == []

@@ -1,0 +1,180 @@
+"""Ranks of one layout write files that ranks of another layout read, bit for bit; contradictions are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch.distributed.checkpoint import FileSystemWriter, Metadata
+
+from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans
+from phalanx.checkpoint.step_files import reader_of, write_items
+from phalanx.checkpoint.storage import FileFacts
+from phalanx.checkpoint.stored_keys import StoredState, read_stored
+from phalanx.checkpoint.value_digest import value_digest
+from phalanx.errors import CheckpointError, CheckpointMismatch
+from phalanx.weights.planning.boxes import Box, Patch
+from phalanx.worker.rank_state import LocalTensor, Path
+from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+slow_to_draw = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+Leaves = Mapping[str, tuple[Path, Any]]
+
+
+def planners(ranks: Sequence[Leaves]) -> list[SavePlanner]:
+    return [SavePlanner(leaves, index, alone=len(ranks) == 1) for index, leaves in enumerate(ranks)]
+
+
+def save(folder: str, ranks: Sequence[Leaves]) -> Metadata:
+    """Plan, merge, write, and return the metadata as the driver writes them."""
+    made = planners(ranks)
+    plans, metadata = merge_plans([one.create_local_plan() for one in made])
+    plans = FileSystemWriter(folder).prepare_global_plan(plans)
+    places: dict[Any, Any] = {}
+    for plan, planner in zip(plans, made, strict=True):
+        results, _ = write_items(folder, plan, planner)
+        places |= {result.index: result.storage_data for result in results}
+    return dataclasses.replace(metadata, storage_data=places)
+
+
+def stored(folder: str, metadata: Metadata, ranks: int) -> StoredState:
+    data = pickle.dumps(metadata)
+    with open(f"{folder}/.metadata", "wb") as file:
+        file.write(data)
+    return read_stored(folder, {".metadata": FileFacts.of(data)}, ranks)
+
+
+def leaves_of(
+    layout: Layout, named: dict[str, torch.Tensor], locals_: Any
+) -> list[dict[str, tuple[Path, Any]]]:
+    return [
+        {
+            name: ((name,), LocalTensor(tensors[name], held.shape, held.patches))
+            for name, held in manifest.items()
+        }
+        for manifest, tensors in zip(manifests(layout, named), locals_, strict=True)
+    ]
+
+
+@slow_to_draw
+@given(layouts, layouts, shapes)
+def test_every_layout_is_loaded_from_every_other(
+    source: Layout, target: Layout, sizes: list[list[int]]
+) -> None:
+    named = model(sizes)
+    wanted = locals_of(target, named)
+    arrived = blank(wanted)
+    with TemporaryDirectory() as folder:
+        metadata = save(folder, leaves_of(source, named, locals_of(source, named)))
+        for leaves in leaves_of(target, named, arrived):
+            targets = {name: tensor for name, (_, tensor) in leaves.items()}
+            planner = LoadPlanner(metadata, targets, {name: name for name in targets})
+            reader_of(folder, metadata).read_data(planner.create_local_plan(), planner).wait()
+
+    assert all(
+        torch.equal(rank[name], tensor)
+        for rank, mine in zip(arrived, wanted, strict=True)
+        for name, tensor in mine.items()
+    )
+
+
+@slow_to_draw
+@given(layouts, shapes)
+def test_every_element_is_written_once(source: Layout, sizes: list[list[int]]) -> None:
+    named = model(sizes)
+    ranks = leaves_of(source, named, locals_of(source, named))
+
+    plans, _ = merge_plans([one.create_local_plan() for one in planners(ranks)])
+
+    written = Counter[str]()
+    for plan in plans:
+        for item in plan.items:
+            assert item.tensor_data is not None
+            written[item.index.fqn] += item.tensor_data.chunk.sizes.numel()
+    assert written == {name: full.numel() for name, full in named.items()}
+
+
+def rows(start: int, count: int, of: int, key: str = "w") -> dict[str, tuple[Path, Any]]:
+    patch = Patch(Box((start,), (count,)), (0,))
+    return {key: ((key,), LocalTensor(torch.zeros(count), (of,), (patch,)))}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ([rows(0, 4, 8)], r"4 of the 8 elements of w \[8\]"),
+        ([rows(0, 8, 8), rows(0, 9, 9)], r"w is float32 \[8\] on rank 0 and float32 \[9\] on rank 1"),
+        ([rows(0, 6, 8), rows(4, 2, 8)], "overlap"),
+        ([rows(0, 6, 8), rows(0, 2, 8)], "overlap"),
+        ([rows(0, 8, 8), {"w": (("w",), 3)}], "sharded tensor on ranks 0 and something else on ranks 1"),
+    ],
+)
+def test_contradictions_are_named(ranks: list[Leaves], why: str) -> None:
+    with pytest.raises(CheckpointError, match=why):
+        merge_plans([one.create_local_plan() for one in planners(ranks)])
+
+
+def test_replicas_are_written_by_the_rank_with_the_fewest_bytes() -> None:
+    both = {**rows(0, 8, 8, "a"), **rows(0, 8, 8, "b")}
+
+    plans, _ = merge_plans([one.create_local_plan() for one in planners([both, both])])
+
+    assert [len(plan.items) for plan in plans] == [1, 1]
+
+
+def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> None:
+    def leaves(rank: int) -> dict[str, tuple[Path, Any]]:
+        tensor = LocalTensor.complete(torch.full((2,), float(rank)))
+        return {"own.3": (("own", 3), tensor), "seed": (("seed",), rank), "lr": (("lr",), 0.1)}
+
+    found = stored(str(tmp_path), save(str(tmp_path), [leaves(0), leaves(1)]), ranks=2)
+
+    assert list(found.keys_for(1, 2).items()) == [
+        ("own.3", "own.3 of rank 1"),
+        ("seed", "seed of rank 1"),
+        ("lr", "lr"),
+    ]
+    assert found.leaf("own.3 of rank 1").path == ("own", 3)
+    with pytest.raises(CheckpointMismatch, match=r"2 values differed by rank on the 2 ranks.*parts=\['lr'\]"):
+        found.keys_for(0, 1)
+    assert found.select(["lr"]).keys_for(0, 1) == {"lr": "lr"}
+    with pytest.raises(CheckpointMismatch, match=r"no part 'x'; it has lr, own, seed"):
+        found.select(["x"])
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (1, True),
+        (1, 1.0),
+        ("1", b"1"),
+        ([1, 2], (1, 2)),
+        (["a", "b"], ["ab"]),
+        ({"a": 1}, {"a": 2}),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+    ],
+)
+def test_digests_of_other_values_differ(value: Any, other: Any) -> None:
+    assert value_digest(value) == value_digest(pickle.loads(pickle.dumps(value)))
+    assert value_digest(value) != value_digest(other)
+
+
+def test_digests_do_not_depend_on_shared_memory_or_the_order_of_sets() -> None:
+    text = "ab" * 30
+    names = [os.urandom(8).hex() for _ in range(20)]
+
+    assert value_digest([text, text]) == value_digest([text, "".join(text)])
+    assert value_digest({*names}) == value_digest({*names[::-1]})

@@ -1,0 +1,102 @@
+"""Files are written and digested past the page cache or through it, and the first error is the one raised."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.checkpoint import step_files
+from phalanx.checkpoint.step_files import DirectFile, StepFiles
+from phalanx.checkpoint.storage import Storage
+from phalanx.errors import CheckpointError
+
+BLOCK = step_files._BLOCK
+
+
+def written(path: Path, sizes: list[int]) -> bytes:
+    """Write parts of these sizes, and return the content that the file should have."""
+    content = np.random.default_rng(0).integers(0, 256, sum(sizes), np.uint8).tobytes()
+    files, rest = StepFiles(str(path.parent)), content
+    with files.create_stream(str(path), "wb") as stream:
+        for size in sizes:
+            stream.write(rest[:size])
+            rest = rest[size:]
+        assert stream.tell() == len(content)
+    assert files.facts[path.name] == Storage(path.parent).facts(path.name)
+    return content
+
+
+@pytest.mark.parametrize("cache", ["past", "through"])
+@pytest.mark.parametrize("sizes", [[], [1], [BLOCK], [BLOCK - 1, 2], [5, 2 * BLOCK + 4096, 7], [3 * BLOCK]])
+def test_a_file_has_the_bytes_that_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, sizes: list[int]
+) -> None:
+    if cache == "through":
+        monkeypatch.setattr(step_files, "_O_DIRECT", 0)
+
+    expected = written(tmp_path / "file", sizes)
+
+    assert (tmp_path / "file").read_bytes() == expected
+
+
+@pytest.mark.parametrize("count", [4096, 4097])
+def test_a_block_that_the_system_takes_in_parts_is_written_completely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[: count << 8]))
+
+    expected = written(tmp_path / "file", [BLOCK + 99])
+
+    assert (tmp_path / "file").read_bytes() == expected
+
+
+def test_a_file_system_that_refuses_direct_writes_gets_buffered_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    direct: list[bool] = []
+
+    def refuse(file: int, data: Any) -> int:
+        direct.append(bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT))
+        if direct[-1]:
+            raise OSError(errno.EINVAL, "not here")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", refuse)
+
+    expected = written(tmp_path / "file", [2 * BLOCK])
+
+    assert (tmp_path / "file").read_bytes() == expected
+    assert direct == [True, False, False]
+
+
+def test_the_first_error_is_raised_through_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: DirectFile, block: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(DirectFile, "write", refuse)
+
+    with (
+        pytest.raises(OSError, match="No space left"),
+        StepFiles(str(tmp_path)).create_stream("file", "wb") as stream,
+    ):
+        torch.save(torch.zeros(3 * BLOCK), stream)
+
+
+def test_a_check_stops_the_writing(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise CheckpointError("the driver gave it up")
+
+    with (
+        pytest.raises(CheckpointError, match="gave it up"),
+        StepFiles(str(tmp_path), stop).create_stream("file", "wb") as stream,
+    ):
+        torch.save(torch.zeros(3 * BLOCK), stream)

@@ -1,0 +1,56 @@
+"""A holder has the state of each complete snapshot, from the changes that a rank sends."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.worker.rank_state import RankState
+from phalanx.worker.state_copies import StateCopies
+
+
+class Tensors:
+    """A worker with a tensor for each value."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.tensors = {f"t{index}": torch.full((3,), value) for index, value in enumerate(values)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.tensors
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.tensors = state
+
+
+def leaves(values: list[int]) -> dict[str, RankState]:
+    return {"": RankState(Tensors(values), None, "cpu")}
+
+
+def held(holder: StateCopies, number: int) -> list[int]:
+    return [int(tensor[0]) for tensor in holder.held(0, number).roles[""].tensors.values()]
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=3, max_size=3), st.booleans()), max_size=12))
+def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
+    steps: list[tuple[list[int], bool]],
+) -> None:
+    rank, holder = StateCopies("cpu"), StateCopies("cpu")
+    last = 0
+    for values, reaches in steps:
+        copy = rank.take(last + 1, last, leaves(values))
+        sent = rank.changed(last + 1, last, copy, again=last > 0)
+        if reaches:
+            holder.hold(0, last + 1, last, sent)
+            last += 1
+            assert held(holder, last) == values
+
+
+def test_a_tensor_that_changed_in_a_snapshot_that_failed_is_sent_with_the_next_one() -> None:
+    rank = StateCopies("cpu")
+    rank.changed(1, 0, rank.take(1, 0, leaves([1])), again=False)
+    rank.changed(2, 1, rank.take(2, 1, leaves([2])), again=True)  # does not arrive
+
+    sent = rank.changed(2, 1, rank.take(2, 1, leaves([2])), again=True)
+
+    assert list(sent.roles[""].tensors) == ["t0"]
