@@ -128,7 +128,7 @@ def at_once(groups: example.Groups, settings: example.Settings) -> float:
     """Seconds of a step where both go on. Raises ValueError if a row was lost, or older than allowed."""
     staleness = px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)
     found = seconds_per_step(example.grpo(groups, settings, staleness))
-    paced = staleness.paced
+    paced = staleness.stats
     rows = settings.rows * settings.steps
     if paced.rows.trained != rows or paced.rows.dropped or max(paced.lags) > settings.max_lag:
         raise ValueError(f"{rows} rows were to be trained on, none dropped: {staleness.explain()}")

@@ -136,7 +136,7 @@ def producer(
                 some = again.pop() if again else next(questions, None)
                 if some is None:
                     return
-                lease = staleness.begin(len(some["row"]))
+                lease = staleness.lease(len(some["row"]))
             with lease:
                 rows = to_train_on(groups, settings, some)
                 if lease.put(answers, rows, rows["version"].tolist()) < len(some["row"]):

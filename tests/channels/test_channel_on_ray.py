@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.channels.live_channels import open_channels
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -77,7 +76,7 @@ class Putter(px.Worker):
 
     @px.register
     def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
-        with staleness.begin(rows, WITHIN) as lease:
+        with staleness.lease(rows, WITHIN) as lease:
             return lease.put(channel, [0] * rows, lease.version)
 
     @px.register
@@ -124,9 +123,7 @@ def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.Resour
         group.put_twice(channel)
         batch = channel.take(2, WITHIN)
         closing = threads.submit(group.close)
-        home = open_channels.get(channel.card.key)
-        assert home is not None
-        assert within(WITHIN, lambda: bool(home.service.leaving) or closing.done())
+        assert within(WITHIN, lambda: bool(channel.status.leaving) or closing.done())
         assert not closing.done()
         batch.ack()
         closing.result(WITHIN)
@@ -181,10 +178,10 @@ def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_cred
         channel.put("first")
         future = group.generate.submit(staleness, channel, 4)
         assert within(WITHIN, lambda: channel.depth.puts == 1)
-        assert staleness.paced.rows.ready == 4
+        assert staleness.stats.rows.running == 4
         faults.kill(group, 0)
-        assert staleness.begin(4, WITHIN).rows == 4
-        assert (staleness.paced.rows.ready, staleness.paced.rows.dropped) == (0, 4)
+        assert staleness.lease(4, WITHIN).rows == 4
+        assert (staleness.stats.rows.ready, staleness.stats.rows.dropped) == (0, 4)
         assert isinstance(future.exception(WITHIN), px.WorkerDiedError)
 
 

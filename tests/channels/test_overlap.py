@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from phalanx.channels.staleness_messages import Accept, Accepted, Advance, Begin, Begun, End
-from phalanx.channels.staleness_state import StalenessStateMachine
+from phalanx.channels.staleness_state import StalenessState
 
 ROWS = 8
 """Of one version; a lease has half of them."""
@@ -38,7 +38,7 @@ class Pipeline:
 
     def __init__(self, max_lag: int, generates: int, trains: int, versions: int) -> None:
         self.clock = Clock()
-        self.staleness = StalenessStateMachine(max_lag, ROWS)
+        self.staleness = StalenessState(max_lag, ROWS)
         self._generates, self._trains, self._versions = generates, trains, versions
         self._asked = 0
         self._accepted = 0
@@ -53,19 +53,15 @@ class Pipeline:
     def _ask(self) -> None:
         if self._asked < 2 * self._versions:
             self._asked += 1
-            self._tell(Begin(self._asked, ROWS // 2, None))
+            self.staleness.lease("engine", ROWS // 2, self._leased)
 
-    def _tell(self, event: Begin | Accept | Advance | End) -> None:
-        for instruction in self.staleness.handle(event, float(self.clock.now)):
-            if isinstance(instruction, Begun):
-                lease, version = instruction.lease, instruction.version
-                self.clock.after(self._generates // 2, partial(self._generated, lease, version))
-            elif isinstance(instruction, Accepted):
-                self._accepted += len(instruction.places)
+    def _leased(self, answer: tuple[Any, ...]) -> None:
+        _, lease, version = answer
+        self.clock.after(self._generates // 2, partial(self._generated, lease, version))
 
     def _generated(self, lease: int, version: int) -> None:
-        self._tell(Accept(lease, ROWS // 2, version))
-        self._tell(End(lease, "not accepted"))
+        self._accepted += len(self.staleness.accept(lease, [version] * (ROWS // 2)))
+        self.staleness.end(lease, "not accepted")
         self._train()
         self._ask()
 
@@ -77,7 +73,7 @@ class Pipeline:
 
     def _trained(self) -> None:
         self._training = False
-        self._tell(Advance(self.staleness.version + 1))
+        self.staleness.advance(self.staleness.version + 1)
         self._train()
 
 
@@ -94,7 +90,7 @@ def test_with_lag_they_fall_together(max_lag: int) -> None:
     pipeline = Pipeline(max_lag, generates=10, trains=10, versions=40)
 
     assert in_turn / pipeline.run() >= 1.7
-    assert pipeline.staleness.rows.dropped == 0
+    assert pipeline.staleness.stats().rows.dropped == 0
     assert max(pipeline.staleness.lags) == 1  # what they need, not what they may
 
 
@@ -103,4 +99,4 @@ def test_the_slower_one_never_waits(generates: int, trains: int) -> None:
     pipeline = Pipeline(1, generates, trains, versions=40)
 
     assert pipeline.run() <= 40 * max(generates, trains) + min(generates, trains)
-    assert pipeline.staleness.rows.dropped == 0
+    assert pipeline.staleness.stats().rows.dropped == 0

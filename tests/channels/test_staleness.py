@@ -19,12 +19,12 @@ WITHIN = 30.0
 class Generator(px.Worker):
     @px.register
     def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int, width: int = 1) -> int:
-        with staleness.begin(rows, WITHIN) as lease:
+        with staleness.lease(rows, WITHIN) as lease:
             return lease.put(channel, {"x": torch.full((rows, width), float(self.rank))}, lease.version)
 
     @px.register
     def begin_and_stay(self, staleness: px.StalenessManager, rows: int) -> int:
-        self.lease = staleness.begin(rows, WITHIN)
+        self.lease = staleness.lease(rows, WITHIN)
         return self.lease.number
 
 
@@ -45,31 +45,31 @@ def test_ranks_generate_and_the_trainer_takes(group: px.WorkerGroup, staleness: 
         with channel.take_rows(4, WITHIN) as batch:
             assert batch.rows == 4
         staleness.advance(1)
-    assert (staleness.paced.rows.trained, staleness.paced.lags) == (4, {0: 4})
+    assert (staleness.stats.rows.trained, staleness.stats.lags) == (4, {0: 4})
 
 
 def test_what_leaves_its_block_unaccepted_is_dropped_with_its_reason(staleness: px.StalenessManager) -> None:
-    with pytest.raises(KeyError), staleness.begin(3) as lease:
+    with pytest.raises(KeyError), staleness.lease(3) as lease:
         assert lease.accept(1, lease.version) == (0,)
         raise KeyError("filtered")
-    assert (staleness.paced.rows.ready, staleness.paced.dropped) == (1, {"KeyError: 'filtered'": 2})
+    assert (staleness.stats.rows.ready, staleness.stats.dropped) == (1, {"KeyError: 'filtered'": 2})
 
 
 def test_who_would_be_too_far_ahead_waits_and_is_told_why(staleness: px.StalenessManager) -> None:
-    leases = [staleness.begin(4), staleness.begin(4)]
-    with pytest.raises(px.channels.StalenessTimeout, match="begin"):
-        staleness.begin(4, timeout=0)
+    leases = [staleness.lease(4), staleness.lease(4)]
+    with pytest.raises(px.channels.StalenessTimeout, match="lease"):
+        staleness.lease(4, timeout=0)
     leases[0].end("aborted")
-    assert staleness.begin(4, timeout=0).rows == 4
+    assert staleness.lease(4, timeout=0).rows == 4
 
 
 def test_the_trainer_lets_those_who_wait_go_on(backend: str, staleness: px.StalenessManager) -> None:
     for _ in range(2):
-        with staleness.begin(4) as lease:
+        with staleness.lease(4) as lease:
             lease.accept(4, lease.version)
     trainer = threading.Thread(target=lambda: staleness.advance(1))
     trainer.start()
-    with staleness.begin(4, WITHIN) as lease:
+    with staleness.lease(4, WITHIN) as lease:
         assert lease.version == 1
         lease.drop(4, "only looking")
     trainer.join()
@@ -80,9 +80,9 @@ def test_the_rows_of_a_killed_rank_give_their_credit_back(
 ) -> None:
     group.begin_and_stay(staleness, 4)
     faults.kill(group, 1)
-    with staleness.begin(4, WITHIN) as lease:
+    with staleness.lease(4, WITHIN) as lease:
         lease.drop(4, "only looking")
-    assert any("rank 1 of group 'generators'" in reason for reason in staleness.paced.dropped)
+    assert any("rank 1 of group 'generators'" in reason for reason in staleness.stats.dropped)
 
 
 @pytest.mark.soak_on_cluster
@@ -94,12 +94,12 @@ def test_rows_that_a_channel_loses_give_their_credit_back(
         faults.kill(group, 0)
         with pytest.raises(px.channels.ItemsLost):
             channel.take(3, WITHIN)  # waits until the process is gone
-    assert staleness.paced.dropped == {"lost in the channel": 4, "dropped in the channel": 4}
+    assert staleness.stats.dropped == {"lost in the channel": 4, "dropped in the channel": 4}
 
 
 def test_rows_that_became_too_old_leave_their_channel(backend: str) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=2)
-    with px.Channel() as channel, staleness.begin(2) as lease:
+    with px.Channel() as channel, staleness.lease(2) as lease:
         lease.put(channel, torch.zeros(1), 0)
         lease.put(channel, torch.ones(1), 0)
         staleness.advance(1, trained=1)
@@ -109,7 +109,7 @@ def test_rows_that_became_too_old_leave_their_channel(backend: str) -> None:
 
 def test_whoever_generates_hears_that_its_rows_are_too_old(staleness: px.StalenessManager) -> None:
     heard = threading.Event()
-    with staleness.begin(2, on_overdue=heard.set) as lease:
+    with staleness.lease(2, on_overdue=heard.set) as lease:
         staleness.advance(1)
         staleness.advance(2)
         assert heard.wait(WITHIN)
@@ -127,35 +127,104 @@ def test_whoever_hears_that_rows_are_too_old_may_wait_for_another_thread(
             other.submit(lease.drop, 2, "aborted").result(WITHIN)
         dropped.set()
 
-    with staleness.begin(2, on_overdue=abort) as lease:
+    with staleness.lease(2, on_overdue=abort) as lease:
         staleness.advance(1)
         staleness.advance(2)
         assert dropped.wait(WITHIN)
-    assert staleness.paced.dropped == {"aborted": 2}
+    assert staleness.stats.dropped == {"aborted": 2}
 
 
-def test_a_saved_staleness_goes_on_and_what_ran_is_dropped(staleness: px.StalenessManager) -> None:
-    with staleness.begin(4) as lease:
-        lease.accept(2, 0)
-        loaded = px.StalenessManager.load(staleness.save(), with_ready=True)
-    assert (loaded.paced.rows.ready, loaded.paced.dropped) == (2, {"restored": 2})
+def test_a_restored_staleness_has_the_rows_of_its_channel_and_no_running_rows(backend: str) -> None:
+    saved, again = (px.StalenessManager(max_lag=1, rows_per_version=4) for _ in range(2))
+    with px.Channel(name="saved") as channel, saved.lease(4) as lease:
+        lease.put(channel, [1, 2], 0)
+        lease.accept(1, 0)
+        data = px.channels.snapshot([channel], saved)
+        alone = px.channels.snapshot([], saved)
+    with px.Channel(name="saved") as channel:
+        px.channels.restore(data, [channel], again)
+        assert (again.stats.rows.ready, again.stats.dropped, again.stats.restored) == (
+            3,
+            {"restored": 1},
+            True,
+        )
+        assert channel.drop("filtered") == 1
+        assert again.stats.dropped == {"restored": 1, "dropped in the channel": 2}
+    last = px.StalenessManager(max_lag=1, rows_per_version=4)
+    px.channels.restore(alone, [], last)
+    assert last.stats.dropped == {"restored": 1, "not saved": 3}
+
+
+PACKED, TRAINED = threading.Event(), threading.Event()
+
+
+def slow_lengths(item: list[float]) -> list[float]:
+    """Delay the put of negative numbers until training has continued."""
+    if item[0] < 0:
+        PACKED.set()
+        assert TRAINED.wait(WITHIN)
+    return item
+
+
+def test_rows_that_are_overtaken_by_newer_versions_are_not_delivered(backend: str) -> None:
+    staleness = px.StalenessManager(max_lag=1, rows_per_version=2)
+    PACKED.clear()
+    TRAINED.clear()
+
+    def put(lease: px.channels.RowLease, value: float) -> int:
+        return lease.put(channel, [value, value], lease.version, WITHIN)
+
+    with px.Channel(lengths=slow_lengths) as channel, ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(put, staleness.lease(2), -1.0)
+        assert PACKED.wait(WITHIN)
+        for version in (1, 2):
+            put(staleness.lease(2, WITHIN), 1.0)
+            channel.take_rows(2, WITHIN).ack()
+            staleness.advance(version)
+        TRAINED.set()
+        assert slow.result(WITHIN) == 0
+        with pytest.raises(px.channels.ChannelEmpty):
+            channel.take_rows(2, 0)
+        assert "1 stale" in str(channel.explain())
+    assert (staleness.stats.lags, staleness.stats.dropped) == ({0: 4}, {"stale": 2})
+
+
+def test_rows_requeued_after_they_became_too_old_are_dropped(backend: str) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=2)
+    with px.Channel() as channel, staleness.lease(2) as lease:
+        lease.put(channel, [1, 2], 0)
+        batch = channel.take_rows(2, WITHIN)
+        staleness.advance(1)
+        batch.requeue()
+        assert (len(channel), channel.rows.dropped) == (0, 2)
+
+
+def test_a_lease_and_a_channel_of_different_backends_are_refused(backend: str) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=2, backend="inline")
+    if backend != "inline":
+        with (
+            px.Channel() as channel,
+            staleness.lease(2) as lease,
+            pytest.raises(px.DeclarationError, match="differ"),
+        ):
+            lease.put(channel, [1, 2], 0)
 
 
 def test_more_rows_than_can_ever_be_young_enough_are_refused(staleness: px.StalenessManager) -> None:
-    with pytest.raises(ValueError, match="begin"):
-        staleness.begin(9)
+    with pytest.raises(ValueError, match="lease"):
+        staleness.lease(9)
 
 
 @pytest.mark.parametrize("versions", [torch.tensor([0, 0]), torch.tensor(0), [torch.tensor(0)] * 2, 0])
 def test_versions_may_be_a_tensor(staleness: px.StalenessManager, versions: Any) -> None:
-    with staleness.begin(2) as lease:
+    with staleness.lease(2) as lease:
         assert lease.accept(2, versions) == (0, 1)
 
 
 def test_what_is_no_number_is_refused_and_counts_nothing(staleness: px.StalenessManager) -> None:
-    with staleness.begin(2) as lease:
+    with staleness.lease(2) as lease:
         for wrong in (
-            lambda: staleness.begin(2.0),  # type: ignore[arg-type]
+            lambda: staleness.lease(2.0),  # type: ignore[arg-type]
             lambda: lease.accept(1.0, 0),  # type: ignore[arg-type]
             lambda: lease.accept(1, "0"),  # type: ignore[arg-type]
             lambda: lease.accept(1, [0.5]),  # type: ignore[list-item]
@@ -164,35 +233,35 @@ def test_what_is_no_number_is_refused_and_counts_nothing(staleness: px.Staleness
         ):
             with pytest.raises(ValueError, match="whole number"):
                 wrong()
-        assert (staleness.paced.rows.submitted, staleness.paced.rows.running) == (2, 2)
+        assert (staleness.stats.rows.submitted, staleness.stats.rows.running) == (2, 2)
     with pytest.raises(px.DeclarationError, match="whole numbers"):
         px.StalenessManager(1.5, 4, backend="inline")  # type: ignore[arg-type]
 
 
 def test_inline_a_wait_that_nothing_could_end_is_an_error_at_once() -> None:
     staleness = px.StalenessManager(0, 1, backend="inline")
-    with staleness.begin(1), pytest.raises(px.channels.StalenessTimeout, match="never catch up"):
-        staleness.begin(1)
+    with staleness.lease(1), pytest.raises(px.channels.StalenessTimeout, match="never catch up"):
+        staleness.lease(1)
 
 
 def test_whoever_waits_is_told_when_it_is_closed(staleness: px.StalenessManager) -> None:
-    leases = [staleness.begin(4), staleness.begin(4)]
+    leases = [staleness.lease(4), staleness.lease(4)]
     failures: list[BaseException] = []
 
     def wait() -> None:
         try:
-            staleness.begin(4, WITHIN)
+            staleness.lease(4, WITHIN)
         except px.PhalanxError as error:
             failures.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not staleness.paced.waiting:
+    while not staleness.stats.waiting:
         pass
     with staleness:
         leases[0].accept(4, 0)
     thread.join(WITHIN)
     assert "it was closed" in str(failures[0])
-    assert (staleness.paced.waiting, staleness.paced.rows.ready) == (0, 4)
+    assert (staleness.stats.waiting, staleness.stats.rows.ready) == (0, 4)
     with pytest.raises(px.PhalanxError, match="it was closed"):
-        staleness.begin(1)
+        staleness.lease(1)

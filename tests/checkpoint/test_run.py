@@ -43,7 +43,7 @@ class Model(px.Worker):
 
     @px.register
     def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
-        with staleness.begin(rows, WITHIN) as lease:
+        with staleness.lease(rows, WITHIN) as lease:
             return lease.put(channel, {"x": torch.full((rows, 1), float(self.seen))}, lease.version)
 
     @px.register
@@ -164,7 +164,7 @@ def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, 
                 pass
             staleness.advance(1)
             run.save(1)
-            before = staleness.paced.rows
+            before = staleness.stats.rows
     with px.Channel(name="rollouts") as channel:
         staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
         with px.checkpoint.CheckpointManager(
@@ -174,11 +174,11 @@ def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, 
 
             assert (channel.rows.waiting, channel.rows.delivered) == (4, 4)
             assert staleness.version == 1
-            assert staleness.paced.rows == before
+            assert staleness.stats.rows == before
             with channel.take_rows(4, WITHIN) as batch:
                 assert batch.rows == 4
             staleness.advance(2)
-            assert staleness.paced.rows.trained == 8
+            assert staleness.stats.rows.trained == 8
 
 
 def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.WorkerGroup, path: str) -> None:
@@ -194,8 +194,8 @@ def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.Work
         with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
             run.resume()
 
-            assert (channel.rows.waiting, staleness.paced.rows.ready) == (2, 2)
-            assert staleness.paced.dropped == {"not saved": 6}
+            assert (channel.rows.waiting, staleness.stats.rows.ready) == (2, 2)
+            assert staleness.stats.dropped == {"not saved": 6}
 
 
 @pytest.mark.slow_on_cluster

@@ -52,7 +52,7 @@ def test_without_lag_the_rewards_are_those_of_taking_turns(example: ModuleType) 
 
         assert list(example.grpo(groups, settings, staleness)) == in_turn
 
-    assert staleness.paced.lags == {0: 4 * 16}
+    assert staleness.stats.lags == {0: 4 * 16}
 
 
 def test_no_answer_is_older_than_allowed_and_none_is_lost(example: ModuleType) -> None:
@@ -61,10 +61,10 @@ def test_no_answer_is_older_than_allowed_and_none_is_lost(example: ModuleType) -
     with example.started(settings, 1, 1, "cpu") as groups:
         assert len(list(example.grpo(groups, settings, staleness))) == 6
 
-    rows = staleness.paced.rows
+    rows = staleness.stats.rows
     assert rows.trained == 6 * 16
     assert (rows.submitted - rows.dropped, rows.running, rows.ready) == (6 * 16, 0, 0)
-    assert set(staleness.paced.lags) <= {0, 1}
+    assert set(staleness.stats.lags) <= {0, 1}
 
 
 def test_questions_whose_answers_came_too_late_are_asked_again(
@@ -86,8 +86,8 @@ def test_questions_whose_answers_came_too_late_are_asked_again(
     with example.started(settings, 1, 1, "cpu") as groups:
         assert len(list(example.grpo(groups, settings, staleness))) == 6
 
-    assert staleness.paced.dropped == {"stale": 8}
-    assert staleness.paced.rows.trained == 6 * 16
+    assert staleness.stats.dropped == {"stale": 8}
+    assert staleness.stats.rows.trained == 6 * 16
 
 
 def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
@@ -116,11 +116,11 @@ def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
     first, before = train(3)
     rewards, staleness = train(6, resume=True)
 
-    assert before.paced.rows.submitted > 3 * 16  # generation was ahead
+    assert before.stats.rows.submitted > 3 * 16  # generation was ahead
     assert rewards[:3] == first
     assert sorted(trained) == list(range(6 * 16))
-    assert staleness.paced.rows.trained == 6 * 16
-    assert set(staleness.paced.lags) <= {0, 1}
+    assert staleness.stats.rows.trained == 6 * 16
+    assert set(staleness.stats.lags) <= {0, 1}
     with pytest.raises(SystemExit, match="--resume goes on with it"):
         train(6)
 

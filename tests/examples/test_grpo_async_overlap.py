@@ -90,5 +90,5 @@ def test_while_a_batch_is_trained_on_the_next_one_is_generated(example: ModuleTy
         )
         assert len(list(example.grpo(groups, settings, staleness))) == STEPS
 
-    assert staleness.paced.rows.trained == STEPS * settings.rows
-    assert max(staleness.paced.lags) == 1
+    assert staleness.stats.rows.trained == STEPS * settings.rows
+    assert max(staleness.stats.lags) == 1

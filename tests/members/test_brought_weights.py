@@ -229,10 +229,10 @@ def test_rows_are_not_counted_as_trained_for_it(here: px.ResourcePool) -> None:
         px.WeightSync(actor, engines, NAME, staleness=staleness) as sync,
     ):
         sync()
-        with staleness.begin(4, timeout=0) as lease:
+        with staleness.lease(4, timeout=0) as lease:
             lease.put(channel, torch.zeros(4, 1), lease.version)
 
         px.replace_ranks(engines, [1], state="none")
 
-        assert staleness.paced.rows.trained == 0
+        assert staleness.stats.rows.trained == 0
         assert staleness.serving == engines.version()[0]

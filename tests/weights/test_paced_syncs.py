@@ -31,7 +31,7 @@ def groups(pool: px.ResourcePool) -> Iterator[Groups]:
 
 
 def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int, timeout: float = 0) -> int:
-    with staleness.begin(rows, timeout) as lease:
+    with staleness.lease(rows, timeout) as lease:
         lease.put(channel, torch.zeros(rows, 1), lease.version)
     return lease.version
 
@@ -49,7 +49,7 @@ def test_each_sync_puts_its_version_into_training_and_service(groups: Groups) ->
                 batch.value()
             groups.actor.train()
         sync()
-    assert (staleness.paced.lags, staleness.paced.rows.dropped) == ({0: 12}, 0)
+    assert (staleness.stats.lags, staleness.stats.rows.dropped) == ({0: 12}, 0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -71,14 +71,15 @@ def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Groups) -
         sync()
         generate(staleness, channel, 4)
         sync()
-        assert (staleness.paced.rows.trained, staleness.paced.rows.ready) == (0, 4)
+        assert (staleness.stats.rows.trained, staleness.stats.rows.ready) == (0, 4)
         groups.actor.train()
         sync()
-        assert staleness.paced.lags == {1: 4}
+        assert staleness.stats.lags == {1: 4}
 
 
 def test_numbers_go_on_from_a_loaded_staleness(groups: Groups) -> None:
-    staleness = px.StalenessManager.load(px.StalenessManager(1, 4, version=7).save())
+    staleness = px.StalenessManager(1, 4)
+    px.channels.restore(px.channels.snapshot([], px.StalenessManager(1, 4, version=7)), [], staleness)
     with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
         assert sync().number == 8
     assert staleness.serving == 8

@@ -8,7 +8,7 @@ is stored or still being computed. Only the transport looks inside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.backends.backend_types import (
@@ -80,6 +80,18 @@ class Placing(Protocol):
 
     def find(self, name: str) -> Any | None:
         """The handle of a process that was started with that name and outlives its driver; None if there is none."""
+        ...
+
+    def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
+        """Call ``start`` with the address of this node in a small process that ends with this one.
+
+        Returns:
+            The handle of that process, and the result of ``start``.
+        """
+        ...
+
+    def stop_service(self, service: Any) -> None:
+        """End the process of a service. Idempotent."""
         ...
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:

@@ -332,6 +332,13 @@ class InlineBackend:
     def host(self) -> str:
         return "127.0.0.1"
 
+    def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
+        """Call ``start`` in this process."""
+        return None, start(self.host())
+
+    def stop_service(self, service: Any) -> None:
+        """Leave the service to this process."""
+
     def publish(self, key: str, value: bytes | None) -> None:
         if value is None:
             self._published.pop(key, None)

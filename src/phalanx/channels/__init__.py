@@ -1,4 +1,4 @@
-"""Queues between groups: batches, row leases and errors."""
+"""Queues between groups: batches, row leases, snapshots and errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from phalanx.facade import lazy_names
 
 if TYPE_CHECKING:
     from phalanx.channels.batch import Batch as Batch
+    from phalanx.channels.channel_snapshots import restore as restore
+    from phalanx.channels.channel_snapshots import snapshot as snapshot
     from phalanx.channels.row_lease import RowLease as RowLease
     from phalanx.errors import ChannelClosed as ChannelClosed
     from phalanx.errors import ChannelEmpty as ChannelEmpty
@@ -25,6 +27,8 @@ _HOMES = {
     "ItemsLost": "phalanx.errors",
     "RowLease": "phalanx.channels.row_lease",
     "StalenessTimeout": "phalanx.errors",
+    "restore": "phalanx.channels.channel_snapshots",
+    "snapshot": "phalanx.channels.channel_snapshots",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,10 +1,12 @@
-"""What a consumer has taken and not acknowledged yet: a handle on parts that lie where they were put."""
+"""``px.channels.Batch``: items or rows that were taken and not acknowledged yet."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -12,221 +14,265 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.stored_rows import StoredPart, StoredParts
-from phalanx.channels.channel_messages import Loss
-from phalanx.channels.channel_server import GivenPart
-from phalanx.channels.leaked_leases import Dropped, dropped
-from phalanx.channels.losses import in_words
-from phalanx.channels.payloads import unpack, unpacked_ref
-from phalanx.channels.row_balance import balanced_order, runs_of
-from phalanx.channels.services import Port
+from phalanx.channels.channel_counts import Loss, losses_text
+from phalanx.channels.channel_state import ItemSlice
+from phalanx.channels.hub_client import HubClient
+from phalanx.channels.payloads import reference, unpack
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.wait_threads import waiters
+from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
 from phalanx.worker.exit_hooks import current_closers
 
+_log = logging.getLogger("phalanx")
+
+
+class TakenLease:
+    """Lease of a taken batch at the hub of its channel."""
+
+    def __init__(self, client: HubClient, key: str, name: str, ticket: int) -> None:
+        self.name = name
+        self._client, self._key, self._ticket = client, key, ticket
+
+    def ack(self) -> None:
+        """Report the delivery."""
+        self._client.send(self._key, "ack", self._ticket)
+
+    def requeue(self) -> None:
+        """Return the items to the front of the channel."""
+        self._client.send(self._key, "requeue", self._ticket, ())
+
+    def lose(self, unreadable: Sequence[int]) -> Sequence[Loss]:
+        """Return the readable items to the channel, and return the losses of the others."""
+        answer = self._client.request(self._key, "requeue", self._ticket, unreadable)
+        return answer[1] if answer[0] == "lost" else ()
+
+
+class LeakedLeases:
+    """Leases of batches that were garbage-collected without an acknowledgement.
+
+    A thread requeues them, since a destructor must not send messages.
+    """
+
+    def __init__(self) -> None:
+        self._leases: SimpleQueue[TakenLease] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread unless it runs. A forked process has none."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="phalanx-leases", daemon=True)
+            self._thread.start()
+
+    def add(self, lease: TakenLease) -> None:
+        """Note a lease without taking a lock."""
+        self._leases.put(lease)
+
+    def requeue(self) -> None:
+        """Requeue all leases that were added before."""
+        with self._lock:  # a caller that waits for it finds all of them requeued
+            while not self._leases.empty():
+                self._requeue(self._leases.get())
+
+    def _run(self) -> None:
+        while True:
+            lease = self._leases.get()
+            with self._lock:
+                self._requeue(lease)
+
+    @staticmethod
+    def _requeue(lease: TakenLease) -> None:
+        _log.warning(
+            "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in a "
+            "`with` block, or call batch.ack() or batch.ack_with(future)",
+            lease.name,
+        )
+        lease.requeue()
+
+
+leaked_leases = LeakedLeases()
+"""Leases of this process."""
+
 
 class Batch(StoredParts):
-    """What one take of a channel gave: its rows joined (``take_rows``), or a list of items (``take``).
+    """Items (``take``) or joined rows (``take_rows``) of a channel.
 
-    On the driver it is a handle: given to a method of a group, its parts go from the processes that put them to the
-    ranks, cut as the method's mode has it; ``value()`` reads it here. As the target of a ``with`` block in a worker it
-    is the value.
+    On the driver it is a handle: as an argument of a group's method, its parts go from the processes that put them
+    to the ranks. ``value()`` reads it. As the target of a ``with`` block in a worker it is the value.
 
-    It is taken and not delivered until it is acknowledged: at the end of the ``with`` block that it is used in, if
-    that did not raise; by :meth:`ack`; or when the call of :meth:`ack_with` has succeeded. Else its items go back to
-    the front of the channel, in order; as they do if this process dies.
+    A batch is acknowledged at the end of its ``with`` block, by :meth:`ack`, or when the call of :meth:`ack_with` has
+    succeeded. If the block raises, the call fails or the process dies, its items return to the front of the channel.
     """
 
     def __init__(
-        self,
-        channel: tuple[str, str],
-        port: Port,
-        transport: Backend,
-        lease: int,
-        given: Sequence[GivenPart],
-        joined: bool,
-        short: bool,
+        self, lease: TakenLease, backend: Backend, slices: Sequence[ItemSlice], joined: bool, short: bool
     ) -> None:
-        self._key, self._name = channel
-        self._port = port
-        self._transport = transport
-        self._lease = lease
-        self._given = given
-        self._open = True
-        self._over = ""
-        dropped.watch()
+        self._lease, self._backend, self._slices = lease, backend, slices
+        self._open, self._end = True, ""
         self._value: list[Any] = []
         self.joined = joined
         self.short = short
-        """Whether it is less than was asked for, since the channel was finished."""
+        """True if the batch is smaller than requested, since the channel was finished."""
+        leaked_leases.start()
 
     @property
     def rows(self) -> int:
-        """Rows of all its parts."""
-        return sum(part.rows for part in self._given)
+        """Number of rows."""
+        return sum(part.rows for part in self._slices)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its parts."""
-        return sum(part.nbytes for part in self._given)
+        """Number of bytes."""
+        return sum(part.nbytes for part in self._slices)
 
     def __len__(self) -> int:
-        """Rows where these are joined, else items."""
-        return self.rows if self.joined else len(self._given)
+        """Return the number of rows if they are joined, else of items."""
+        return self.rows if self.joined else len(self._slices)
 
     def balance(self, pieces: int) -> None:
-        """Put its rows into an order in which so many even pieces are about equally long."""
-        self._reorder(balanced_order(self._lengths(), pieces))
+        """Reorder the rows so that ``pieces`` even shards have similar total lengths."""
+        parts = balanced_partition(self._lengths(), pieces, equal_counts=True)
+        self._reorder([row for part in sorted(parts, key=len, reverse=True) for row in part])
 
     def sort(self) -> None:
-        """Put its rows into ascending order of their lengths, equal ones as they came."""
+        """Sort the rows by ascending length. Equal lengths keep their order."""
         lengths = self._lengths()
         self._reorder(sorted(range(len(lengths)), key=lengths.__getitem__))
 
     def _lengths(self) -> list[float]:
-        return [length for part in self._given for length in part.lengths]
+        return [length for part in self._slices for length in part.lengths]
 
     def _reorder(self, order: Sequence[int]) -> None:
-        rows = [(part, part.start + at) for part in self._given for at in range(part.rows)]
-        ordered: list[GivenPart] = []
-        for start, stop in runs_of(order):
-            for part, some in groupby(rows[start:stop], key=lambda row: row[0]):
-                numbers = [number for _, number in some]
-                ordered.append(_cut(part, numbers[0], numbers[-1] + 1))
-        self._given = ordered or self._given  # items of no rows at all stay, for what they are made of
+        rows = [(part, part.start + place) for part in self._slices for place in range(part.rows)]
+        places = list(enumerate(rows[row] for row in order))
+        ordered: list[ItemSlice] = []
+        # Consecutive rows of an item form a slice.
+        for (part, _), run in groupby(places, key=lambda each: (each[1][0], each[1][1] - each[0])):
+            numbers = [number for _, (_, number) in run]
+            ordered.append(_cut(part, numbers[0], numbers[-1] + 1))
+        self._slices = ordered or self._slices  # items without rows stay, for their dtype and shape
 
     @property
     def parts(self) -> Sequence[StoredPart]:
-        self._check_held()
+        """Stored parts, for calls."""
+        self._check_open()
         return [
             StoredPart(
-                part.payload
-                if isinstance(part.payload, bytes)
-                else unpacked_ref(self._transport, part.payload),
+                part.payload if isinstance(part.payload, bytes) else reference(self._backend, part.payload),
                 part.start,
-                part.start + part.rows,  # an item of no rows is a cut of one unit
+                part.start + part.rows,  # an item of no rows is a range of one unit
                 part.whole,
             )
-            for part in self._given
+            for part in self._slices
         ]
 
     @property
     def backend(self) -> str:
-        return self._transport.name
+        """Name of the backend."""
+        return self._backend.name
 
     def value(self) -> Value:
-        """The rows, joined, or the list of items; in private memory of this process, read once.
+        """Return the joined rows or the list of items, in private memory of this process.
 
         Raises:
-            ItemsLost: a process that had some of it is gone. What is left of it is back in the channel.
-            DeclarationError: it was acknowledged or given back before it was read.
+            ItemsLost: if a process that stored a part died. The other parts return to the channel.
+            DeclarationError: if the batch was acknowledged or requeued before it was read.
         """
         if not self._value:
-            self._check_held()
+            self._check_open()
             self._value.append(self._read())
         return self._value[0]
 
-    def _check_held(self) -> None:
-        """Of what is over the bytes may be gone, or others have them: small items would be here all the same."""
-        if self._over:
-            raise DeclarationError(
-                f"this batch of channel {self._name!r} was {self._over}; use it before that: inside of its `with` "
-                "block, or say batch.ack_with(future) where a call goes on with it"
-            )
-
     def result(self) -> Value:
-        """The same as :meth:`value`."""
+        """Return the same as :meth:`value`."""
         return self.value()
+
+    def _check_open(self) -> None:
+        if self._end:
+            raise DeclarationError(
+                f"this batch of channel {self._lease.name!r} was {self._end}; use it before that: inside its `with` "
+                "block, or call batch.ack_with(future) if a call uses it"
+            )
 
     def _read(self) -> Value:
         try:
             if not self.joined:
-                return [self._read_part(part, Policy.PRIVATE) for part in self._given]
-            if len(self._given) == 1 and self._given[0].whole:
-                return self._read_part(self._given[0], Policy.PRIVATE)
-            return join_rows([self._read_part(part, Policy.VIEW) for part in self._given])
+                return [self._read_part(part, Policy.PRIVATE) for part in self._slices]
+            if len(self._slices) == 1 and self._slices[0].whole:
+                return self._read_part(self._slices[0], Policy.PRIVATE)
+            return join_rows([self._read_part(part, Policy.VIEW) for part in self._slices])
         except FetchFailed:
-            self._give_back(self._unreadable())
-            raise self._lost() from None
+            self._open, self._end = False, "requeued"
+            raise lost_items(self._lease.name, self._lease.lose(self._unreadable())) from None
         except DispatchError as error:
             raise DispatchError(
-                f"channel {self._name!r}: the rows of its items cannot be joined, since these are not alike; put items "
-                f"of one structure, or take them as they are by take(n). {error}"
+                f"channel {self._lease.name!r}: the rows of its items cannot be joined, since the items are not "
+                f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
 
-    def _read_part(self, part: GivenPart, policy: Policy) -> Value:
+    def _read_part(self, part: ItemSlice, policy: Policy) -> Value:
         if part.whole:
-            return unpack(self._transport, part.payload, policy)
-        cut = slice_rows(unpack(self._transport, part.payload, Policy.VIEW), part.start, part.stop)
-        return cut if policy is Policy.VIEW else join_rows([cut])
+            return unpack(self._backend, part.payload, policy)
+        rows = slice_rows(
+            unpack(self._backend, part.payload, Policy.VIEW), part.start, part.start + part.rows
+        )
+        return rows if policy is Policy.VIEW else join_rows([rows])
 
-    def _unreadable(self) -> frozenset[int]:
-        gone: set[int] = set()
-        for part in self._given:
+    def _unreadable(self) -> list[int]:
+        numbers: list[int] = []
+        for part in self._slices:
             try:
-                unpack(self._transport, part.payload, Policy.VIEW)
+                unpack(self._backend, part.payload, Policy.VIEW)
             except FetchFailed:
-                gone.add(part.number)
-        return frozenset(gone)
-
-    def _lost(self) -> ItemsLost:
-        """What the home says of it, so that nobody else is told a second time."""
-        reply = self._port.ask(self._key, "take", 1, None, 0.0)
-        kind, *rest = reply.future.result()
-        if kind == "lost":
-            return lost(self._name, rest[0])
-        if kind == "given":
-            self._port.say(self._key, "back", rest[0], frozenset())
-        return lost(self._name, ())
+                numbers.append(part.number)
+        return numbers
 
     def ack(self) -> None:
-        """It is delivered: the processes that have its bytes let go of them. Idempotent."""
+        """Acknowledge the batch: its bytes are freed. Idempotent."""
         if self._open:
-            self._open, self._over = False, "acknowledged"
-            self._port.say(self._key, "ack", self._lease)
+            self._open, self._end = False, "acknowledged"
+            self._lease.ack()
 
-    def give_back(self) -> None:
-        """Its items wait at the front of the channel again, in order. Idempotent; nothing after :meth:`ack`."""
-        self._give_back(frozenset())
-
-    def _give_back(self, unreadable: frozenset[int]) -> None:
+    def requeue(self) -> None:
+        """Return the items to the front of the channel, in order. Idempotent; no effect after :meth:`ack`."""
         if self._open:
-            self._open, self._over = False, "given back"
-            self._port.say(self._key, "back", self._lease, unreadable)
+            self._open, self._end = False, "requeued"
+            self._lease.requeue()
 
     def ack_with(self, future: CallFuture[Any]) -> None:
-        """Acknowledge it when this call has succeeded; give it back if the call fails. Does not wait.
+        """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
 
         Raises:
-            DeclarationError: that is no future, or it was acknowledged or given back before.
+            DeclarationError: if ``future`` is not the future of a call, or the batch was acknowledged or requeued.
         """
         if not isinstance(future, CallFuture) or not self._open:
             raise DeclarationError(
-                f"ack_with({type(future).__name__}) of a batch that is {'open' if self._open else 'over'}: give the "
+                f"ack_with({type(future).__name__}) of a batch that is {'open' if self._open else 'over'}: pass the "
                 "future of a call (group.method.submit(batch)), once"
             )
         self._open = False
-        port, key, lease = self._port, self._key, self._lease
+        lease = self._lease
 
-        def ended() -> None:
+        def finish() -> None:
             if future.exception() is None:
-                port.say(key, "ack", lease)
+                lease.ack()
             else:
-                port.say(key, "back", lease, frozenset())
+                lease.requeue()
 
-        if self._transport.immediate:  # it has ended
-            ended()
+        if self._backend.immediate:  # the call has ended
+            finish()
         else:
-            waiters.submit(ended, future.pending())
+            waiters.submit(finish, future.pending())
 
     def __enter__(self) -> Any:
         try:
             return self if current_closers() is None else self.value()
         except BaseException:
-            self.give_back()
+            self.requeue()
             raise
 
     def __exit__(
@@ -235,38 +281,37 @@ class Batch(StoredParts):
         if error is None:
             self.ack()
         else:
-            self.give_back()
+            self.requeue()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
-            dropped.add(Dropped(self._port, self._key, self._name, self._lease))
+            leaked_leases.add(self._lease)
 
     def __reduce__(self) -> Reduced:
         raise DeclarationError(
-            "a batch of a channel belongs to the process that took it; pass it as an argument of a group's method (its "
-            "bytes then go from worker to worker), or send its value()"
+            "a batch of a channel belongs to the process that took it; pass it as an argument of a group's method "
+            "(its bytes then go from worker to worker), or send its value()"
         )
 
     def __repr__(self) -> str:
-        what = f"{self.rows} rows" if self.joined else f"{len(self._given)} items"
-        return f"<batch of channel {self._name}: {what}, {'taken' if self._open else 'over'}>"
+        content = f"{self.rows} rows" if self.joined else f"{len(self._slices)} items"
+        return f"<batch of channel {self._lease.name}: {content}, {'taken' if self._open else 'over'}>"
 
 
-def _cut(part: GivenPart, start: int, stop: int) -> GivenPart:
-    """Some of its rows, with their share of its bytes."""
+def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:
+    """Return some rows of a slice, with their share of the bytes."""
     rows = stop - start
     nbytes = part.nbytes * rows // max(1, part.rows)
     whole = part.whole and rows == part.rows
-    return replace(part, start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=())
+    return part._replace(start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=())
 
 
-def lost(channel: str, losses: Sequence[Loss]) -> ItemsLost:
-    """The error that says which items are gone with which processes."""
-    told = in_words(losses)
+def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
+    """Return the error that names the lost items and the processes that stored them."""
     error = ItemsLost(
-        f"channel {channel!r}: items are lost with the process that had their bytes: {told or 'part of this batch'}. "
-        "The others can be taken; to keep items longer than the process that put them, drain it before it is closed, "
-        "or make the channel with handoff=True",
+        f"channel {channel!r}: items were lost with the process that stored their bytes: "
+        f"{losses_text(losses) or 'part of this batch'}. Other items can be taken; to keep items longer than the "
+        "process that put them, drain the channel before that process is closed, or create it with handoff=True",
         channel=channel,
     )
     error.losses = tuple(losses)

@@ -1,65 +1,53 @@
-"""``px.Channel``: items pass from some processes to others, in order, counted, and never dropped in silence."""
+"""``px.Channel``: a queue between processes, with backpressure, acknowledgements and exact counts."""
 
 from __future__ import annotations
 
 import asyncio
+import operator
 import pickle
 from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch
-from phalanx.channels.channel_server import Look
-from phalanx.channels.channel_snapshots import By, Depth
-from phalanx.channels.channel_state import ChannelHome
-from phalanx.channels.channel_table import channel_table, limit_of
-from phalanx.channels.item_accounting import Tally
-from phalanx.channels.leaked_leases import dropped
-from phalanx.channels.live_channels import ChannelCard, is_own, open_channels, published_key
-from phalanx.channels.payloads import InStore, Lengths, Packed, kept, pack
-from phalanx.channels.producer_exit import Listener, leave, leave_at_close
-from phalanx.channels.replies import (
-    accepted_number,
-    at_least_one,
-    check_order,
-    closed,
-    ordered,
-    to_drop,
-    untaken,
-)
-from phalanx.channels.requests import answered, answered_async, others, take_back
-from phalanx.channels.saved_channels import SavedChannel, loaded, saved
-from phalanx.channels.service_client import port_to
-from phalanx.channels.services import Port, Reply
-from phalanx.channels.state_server import Follow
+from phalanx.channels.batch import Batch, TakenLease, leaked_leases, lost_items
+from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, channel_table, display_name
+from phalanx.channels.channel_state import By
+from phalanx.channels.hub import PutOffer, StoredPayload
+from phalanx.channels.hub_client import HubClient, clients
+from phalanx.channels.live_channels import ChannelHandle, live_channels, published_key
+from phalanx.channels.payloads import Lengths, pack, stored_items
+from phalanx.channels.producer_exit import leave, leave_at_exit
+from phalanx.channels.request_wait import PendingRequest, active_threads
 from phalanx.display.tables import Table
-from phalanx.errors import ChannelClosed, ChannelError, DeclarationError
+from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session import session as cluster
 from phalanx.wire.value import Reduced, Value
 
+Leased = tuple[str, int, tuple[int, ...]]
+"""Key of a staleness, lease, and version of each row."""
+
 
 class Channel:
-    """Items pass through it from the processes that put them to those that take them.
+    """A queue between processes, with backpressure and acknowledgements.
 
-    A handle can be passed as an argument to methods of any groups; whoever made the channel owns it, and its home is
-    there: it ends with ``with``, :meth:`close`, ``px.shutdown()``, ``ray.shutdown()`` or that process. Large items
-    stay where they were put until they are delivered; the home holds order, counts and small items. When a process
-    dies, the large items that it put are lost: counted, and raised once as ``ItemsLost`` at the next take. The order
-    of each producer is kept.
+    A handle can be passed as an argument to methods of any group. The process that creates the channel owns it: the
+    channel ends with ``with``, :meth:`close`, ``px.shutdown()``, ``ray.shutdown()`` or that process. Large items stay
+    in the process that put them until they are delivered. If that process dies, they are lost: counted, and reported
+    once as ``ItemsLost`` to the next take. The order of each producer is kept.
 
     Args:
-        maxsize: how much may wait, in items or bytes; then ``put`` waits. None: any number.
-        by: what ``maxsize`` counts: "items" or "bytes".
-        name: for messages and :meth:`find`; one per run.
-        handoff: a rank that is closed hands the items it has over to the home, in place of waiting for a while until
-            they are delivered.
-        lengths: for ``take_rows(balance=)`` and ``sort=``: a key of the items, or a function of an item, which gives
-            one number for each row. It is looked up where the item is put.
+        maxsize: bound of the waiting items or bytes, at which ``put`` waits; None: no bound.
+        by: unit of ``maxsize``, "items" or "bytes".
+        name: name for messages and :meth:`find`, unique in the run.
+        handoff: a rank that is closed moves its items to the hub of the channel instead of waiting for their delivery.
+        lengths: for ``take_rows(balance=)`` and ``sort=``: a key of the items, or a function of an item, that gives
+            a number for each row. It is evaluated by the producer.
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
-        DeclarationError: an argument is wrong, or a channel of that name is open.
+        DeclarationError: if an argument is wrong, or a channel of that name is open.
     """
 
     def __init__(
@@ -72,136 +60,124 @@ class Channel:
         lengths: Lengths | None = None,
         backend: str | None = None,
     ) -> None:
-        self._set(open_channels.make(ChannelHome(maxsize, by), name, handoff, lengths, backend))
+        size = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
+        if by not in ("items", "bytes"):
+            raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
+        used = cluster.transport(backend)
+        self._set(live_channels.open(name, size, by, handoff, lengths, used))
 
-    def _set(self, card: ChannelCard) -> None:
-        self._card = card
-        self._transport = cluster.transport(card.backend)
+    def _set(self, handle: ChannelHandle) -> None:
+        self._handle = handle
+        self._backend = cluster.transport(handle.backend)
 
     @classmethod
-    def _from_card(cls, card: ChannelCard) -> Channel:
+    def _from_handle(cls, handle: ChannelHandle) -> Channel:
         channel = cls.__new__(cls)
-        channel._set(card)
+        channel._set(handle)
         return channel
 
     @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
-        """A handle on the open channel of that name, in any process of the run.
+        """Return a handle of the open channel of that name, in any process of the run.
 
         Raises:
-            ChannelError: there is none.
+            ChannelError: if no channel of that name is open.
         """
-        transport = cluster.transport(backend)
-        found = transport.published(published_key(transport, name))
-        if found is None:
+        used = cluster.transport(backend)
+        data = used.published(published_key(used, name))
+        if data is None:
             raise ChannelError(
-                f"px.Channel.find({name!r}): no channel of that name is open in this run; make it with "
+                f"px.Channel.find({name!r}): no channel of that name is open in this run; create it with "
                 f"px.Channel(name={name!r}), or pass the handle as an argument",
                 channel=name,
             )
-        return cls._from_card(pickle.loads(found))
-
-    def save(self) -> SavedChannel:
-        """All that waits or is taken, with its bytes, its order and the counts: a value that pickles.
-
-        Only the owner can. What goes on meanwhile is in it or not.
-
-        Raises:
-            ChannelError: bytes of it cannot be read, or another process made it.
-        """
-        one = open_channels.get(self._card.key)
-        if one is None:
-            raise ChannelError(
-                f"channel {self.name!r} is closed, or belongs to another process, which can save it",
-                channel=self.name,
-            )
-        return saved(one)
-
-    @classmethod
-    def load(cls, state: SavedChannel, *, backend: str | None = None) -> Channel:
-        """A channel that goes on from what :meth:`save` gave; this process has its bytes.
-
-        Raises:
-            DeclarationError: a channel of that name is open.
-        """
-        machine = loaded(state, cluster.transport(backend))
-        return cls._from_card(open_channels.make(machine, state.name, state.handoff, state.lengths, backend))
-
-    @property
-    def card(self) -> ChannelCard:
-        """What its handles are made from."""
-        return self._card
+        return cls._from_handle(pickle.loads(data))
 
     @property
     def name(self) -> str:
-        """Its name, one per run."""
-        return self._card.name
+        """Name of the channel, unique in the run."""
+        return self._handle.name
 
     def put(self, item: Value, timeout: float | None = None) -> int:
-        """Put one item; wait for room if the channel is full.
+        """Put an item, and wait for capacity if the channel is full.
 
         Args:
-            item: anything that could be an argument of a call.
-            timeout: seconds to wait for room at most; 0 refuses at once; None waits as long as it takes.
+            item: any value that can be an argument of a call.
+            timeout: maximum wait in seconds; 0 fails immediately; None waits without a bound.
 
         Returns:
-            Its number in the order of all items, from 0.
+            Position of the item in the order of all items, from 0.
 
         Raises:
-            ChannelFull: there was no room in time, or none could ever come (inline, where nothing else runs).
-            ChannelClosed: the channel takes nothing any more.
-            DispatchError: the item cannot be pickled, or the object store has no room for it.
+            ChannelFull: if there was no capacity in time, or there never can be (inline, if no other thread runs).
+            ChannelClosed: if the channel accepts no items any more.
+            DispatchError: if the item cannot be pickled, or the object store has no capacity for it.
         """
-        return self.put_followed(item, timeout, None)
-
-    def put_followed(self, item: Value, timeout: float | None, follow: Follow | None) -> int:
-        """The same as :meth:`put`, of rows that a staleness follows."""
-        port, packed, reply, timeout = self._begin_put(item, timeout, follow)
-        try:
-            return accepted_number(
-                self.name, self._limit(), answered(self._card.key, port, reply, timeout, "put", self.name)
-            )
-        except BaseException:
-            take_back(self._card.key, port, packed, reply)
-            raise
+        return self._accepted(self._begin_put(item, timeout, None).result())[0]
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
-        """The same as :meth:`put`, awaited."""
-        return await self.put_followed_async(item, timeout, None)
+        """Put an item in an event loop, as :meth:`put` does."""
+        return self._accepted(await self._begin_put(item, timeout, None).result_async())[0]
 
-    async def put_followed_async(self, item: Value, timeout: float | None, follow: Follow | None) -> int:
-        """The same as :meth:`put_followed`, awaited."""
-        port, packed, reply, timeout = self._begin_put(item, timeout, follow)
+    def put_many(self, items: Iterable[Value], timeout: float | None = None) -> list[int]:
+        """Put several items without waiting for each. Return their positions.
+
+        Raises:
+            ChannelFull, ChannelClosed: as :meth:`put`, at the first item that was not accepted. Items before it are
+                in the channel, later items are not.
+        """
+        pending = [self._begin_put(item, timeout, None) for item in items]
         try:
-            return accepted_number(
-                self.name, self._limit(), await answered_async(self._card.key, port, reply, timeout)
-            )
+            return [self._accepted(put.result())[0] for put in pending]
         except BaseException:
-            take_back(self._card.key, port, packed, reply)
+            for put in pending:
+                if not put.future.done():
+                    put.withdraw()
             raise
 
-    def _begin_put(
-        self, item: Value, timeout: float | None, follow: Follow | None
-    ) -> tuple[Port, Packed, Reply, float | None]:
+    def _put_leased(self, item: Value, timeout: float | None, leased: Leased) -> int:
+        """Put rows of a staleness lease. Return the number of accepted rows."""
+        return self._accepted(self._begin_put(item, timeout, leased).result())[1]
+
+    async def _put_leased_async(self, item: Value, timeout: float | None, leased: Leased) -> int:
+        return self._accepted(await self._begin_put(item, timeout, leased).result_async())[1]
+
+    def _begin_put(self, item: Value, timeout: float | None, leased: Leased | None) -> PendingRequest:
         timeout = checked(timeout, "Channel.put")
-        port = self._port()
-        packed = pack(self._card.key, self._transport, item, self._card.lengths)
-        if isinstance(packed.payload, InStore):
-            leave_at_close(self._card)
-        offer = (packed.payload, packed.nbytes, packed.rows, timeout, packed.lengths, follow)
-        reply = port.ask(self._card.key, "put", *offer)
-        return port, packed, reply, timeout
+        client = self._client()
+        offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
+        if isinstance(offer.payload, StoredPayload):
+            client.on_reclaim(stored_items.reclaim)
+            leave_at_exit(client, self._backend, self._handle)
+        pending = PendingRequest(client, self._handle.key, self.name, timeout, "put", offer)
+        pending.future.add_done_callback(lambda future: _reclaim_unless_accepted(offer, future))
+        return pending
+
+    def _accepted(self, answer: tuple[Any, ...]) -> tuple[int, int]:
+        match answer:
+            case ("accepted", number, rows):
+                return number, rows
+            case ("full",):
+                raise ChannelFull(
+                    f"channel {self.name!r}: no room for the item in time: at most {self._handle.limit} may wait; take "
+                    "faster, pass put() a longer timeout=, or create the channel with a larger maxsize",
+                    channel=self.name,
+                )
+            case (_, reason):
+                raise self._closed(reason)
+            case _:
+                raise AssertionError(answer)
 
     def get(self, timeout: float | None = None) -> Value:
         """Take the next item, and acknowledge it.
 
         Args:
-            timeout: seconds to wait at most; 0 gives what is there now; None waits as long as it takes.
+            timeout: maximum wait in seconds; 0 takes an item that waits already; None waits without a bound.
 
         Raises:
-            ChannelEmpty: there was none in time, or none could ever come (inline, where nothing else runs).
-            ChannelClosed: there is none, and none will come.
-            ItemsLost: items went with the process that had them; told once. Take on.
+            ChannelEmpty: if there was no item in time, or there never can be (inline, if no other thread runs).
+            ChannelClosed: if there is no item, and none will come.
+            ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
         batch = self.take(1, timeout)
         value = batch.value()[0]
@@ -209,82 +185,121 @@ class Channel:
         return value
 
     async def get_async(self, timeout: float | None = None) -> Value:
-        """The same as :meth:`get`, awaited."""
+        """Take the next item in an event loop, as :meth:`get` does."""
         batch = await self.take_async(1, timeout)
-        value = (await asyncio.to_thread(batch.value))[0]
+        try:
+            value = (await asyncio.to_thread(batch.value))[0]
+        except BaseException:
+            batch.requeue()
+            raise
         batch.ack()
         return value
 
-    def take(self, n: int = 1, timeout: float | None = None) -> Batch:
-        """Take the next ``n`` items; fewer only where the channel was finished. See :class:`Batch` for the rest.
+    def take(self, n: int = 1, timeout: float | None = None, *, at_least: int | None = None) -> Batch:
+        """Take the next ``n`` items as a batch, fewer if the channel was finished.
+
+        Args:
+            n: number of items.
+            timeout: maximum wait in seconds.
+            at_least: number of items that suffice, default ``n``.
 
         Raises:
-            ChannelEmpty: there were not as many in time. Nothing is taken.
-            ChannelClosed: there are none, and none will come.
-            ItemsLost: items went with the process that had them; told once. Take on.
+            ChannelEmpty: if there were not enough items in time. Nothing is taken.
+            ChannelClosed: if there is no item, and none will come.
+            ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
-        return self._take(at_least_one(n, "take"), None, timeout)
+        pending = self._begin_take(n, False, timeout, at_least)
+        return self._batch(pending, pending.result(), n, False)
+
+    async def take_async(
+        self, n: int = 1, timeout: float | None = None, *, at_least: int | None = None
+    ) -> Batch:
+        """Take items in an event loop, as :meth:`take` does."""
+        pending = self._begin_take(n, False, timeout, at_least)
+        return self._batch(pending, await pending.result_async(), n, False)
 
     def take_rows(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
-        """Take ``n`` rows out of items of any size: one that has more is cut, the rest of it stays in front.
+        """Take ``n`` rows from items of any size, fewer if the channel was finished.
 
-        Fewer only where the channel was finished. Rows of several items are joined as results of ranks are.
+        An item with more rows is split, and its other rows stay in front. Rows of several items are joined.
 
         Args:
-            n: how many rows.
-            timeout: seconds to wait at most.
-            balance: as many pieces as the batch will be cut into (the ranks, or dp coordinates, of the group that
-                gets it): its rows are put into an order in which the ``lengths`` of even pieces sum up to about the
-                same. No byte of an item is read for it.
-            sort: its rows are put into ascending order of their ``lengths``, which may then be any number that orders
-                them, such as that of the prompt: batches do not depend then on who was first.
+            n: number of rows.
+            timeout: maximum wait in seconds.
+            balance: number of even shards (ranks, or dp coordinates, of the group that gets the batch). The rows are
+                reordered so that the total ``lengths`` of the shards are similar. No byte of an item is read.
+            sort: sort the rows by their ``lengths``, which may be any number that orders them, such as a prompt index.
+                Batches then do not depend on the order in which producers finish.
 
         Raises:
-            ChannelEmpty: there were not as many in time. Nothing is taken.
-            ChannelClosed: there are none, and none will come.
-            ChannelError: the next item is not made of rows.
-            ItemsLost: items went with the process that had them; told once. Take on.
+            ChannelEmpty: if there were not enough rows in time. Nothing is taken.
+            ChannelClosed: if there is no row, and none will come.
+            ChannelError: if the next item is not made of rows.
+            ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
-        check_order(self.name, self._card.lengths, balance, sort)
-        return ordered(self._take(None, at_least_one(n, "take_rows"), timeout), balance, sort)
-
-    async def take_async(self, n: int = 1, timeout: float | None = None) -> Batch:
-        """The same as :meth:`take`, awaited."""
-        return await self._take_async(at_least_one(n, "take_async"), None, timeout)
+        self._check_order(balance, sort)
+        pending = self._begin_take(n, True, timeout, None)
+        return _ordered(self._batch(pending, pending.result(), n, True), balance, sort)
 
     async def take_rows_async(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
-        """The same as :meth:`take_rows`, awaited."""
-        check_order(self.name, self._card.lengths, balance, sort)
-        return ordered(
-            await self._take_async(None, at_least_one(n, "take_rows_async"), timeout), balance, sort
-        )
+        """Take rows in an event loop, as :meth:`take_rows` does."""
+        self._check_order(balance, sort)
+        pending = self._begin_take(n, True, timeout, None)
+        return _ordered(self._batch(pending, await pending.result_async(), n, True), balance, sort)
 
-    def _take(self, items: int | None, rows: int | None, timeout: float | None) -> Batch:
+    def _begin_take(self, n: Any, rows: bool, timeout: float | None, at_least: Any) -> PendingRequest:
         timeout = checked(timeout, "Channel.take")
-        port = self._port()
-        reply = port.ask(self._card.key, "take", items, rows, timeout)
-        what = answered(self._card.key, port, reply, timeout, "take", self.name)
-        return self._batch(port, what, items, rows)
+        count = positive_number(n, "Channel.take_rows" if rows else "Channel.take")
+        enough = (
+            None if at_least is None else min(positive_number(at_least, "Channel.take(at_least=)"), count)
+        )
+        counts = (None, count) if rows else (count, None)
+        return PendingRequest(self._client(), self._handle.key, self.name, timeout, "take", *counts, enough)
 
-    async def _take_async(self, items: int | None, rows: int | None, timeout: float | None) -> Batch:
-        timeout = checked(timeout, "Channel.take_async")
-        port = self._port()
-        reply = port.ask(self._card.key, "take", items, rows, timeout)
-        return self._batch(port, await answered_async(self._card.key, port, reply, timeout), items, rows)
+    def _batch(self, pending: PendingRequest, answer: tuple[Any, ...], n: int, joined: bool) -> Batch:
+        wanted = f"{n} {'rows' if joined else 'items'} were asked for"
+        match answer:
+            case ("taken", slices, short):
+                lease = TakenLease(pending.client, self._handle.key, self.name, pending.ticket)
+                return Batch(lease, self._backend, slices, joined, short)
+            case ("lost", losses):
+                raise lost_items(self.name, losses)
+            case ("empty", items, rows):
+                raise ChannelEmpty(
+                    f"channel {self.name!r}: {wanted}, and in time there were {items} items with {rows} rows; ask for "
+                    "fewer or wait longer. Nothing was taken",
+                    channel=self.name,
+                )
+            case ("unfit", number, producer):
+                raise ChannelError(
+                    f"channel {self.name!r}: {wanted}, but item {number}, put by {display_name(producer)}, is not made "
+                    "of rows; take items by take(n) or get(), or put tensors, arrays, lists, or structures of these "
+                    "with equal numbers of rows",
+                    channel=self.name,
+                )
+            case _:
+                raise self._closed(answer[1])
 
-    def _batch(self, port: Port, what: Any, items: int | None, rows: int | None) -> Batch:
-        if what[0] != "given":
-            raise untaken(self.name, what, items, rows)
-        _, lease, parts, short = what
-        channel = (self._card.key, self.name)
-        return Batch(channel, port, self._transport, lease, parts, rows is not None, short)
+    def _check_order(self, balance: int | None, sort: bool) -> None:
+        if balance is not None:
+            positive_number(balance, "Channel.take_rows(balance=)")
+        if balance is not None and sort:
+            raise DeclarationError(
+                f"channel {self.name!r}: take_rows(balance={balance}, sort=True): pass one of the two"
+            )
+        if self._handle.lengths is None and (sort or balance is not None):
+            order = "sort=True" if sort else f"balance={balance}"
+            raise DeclarationError(
+                f"channel {self.name!r}: take_rows({order}) needs the length of each row; create the channel with "
+                "px.Channel(lengths=<a key of the items, or a function of an item>)"
+            )
 
     def __iter__(self) -> Iterator[Any]:
-        """Items, each taken and acknowledged when it is given, until the channel is finished and empty."""
+        """Yield items, each taken and acknowledged, until the channel is finished and empty."""
         while True:
             try:
                 yield self.get()
@@ -300,46 +315,49 @@ class Channel:
             yield item
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
-        """Let go of all that waits, or of these items of it; how many it were. They are counted under the reason."""
-        return self._asked("drop", *to_drop(reason, numbers))[1]
+        """Drop the waiting items, all or the given ``numbers``. Return how many, which are counted by reason."""
+        chosen = None if numbers is None else [_index(number) for number in numbers]
+        if chosen is not None and None in chosen:
+            raise DeclarationError(
+                "Channel.drop(numbers=): expected positions of items, as returned by put()"
+            )
+        return self._request("drop", str(reason), chosen)[1]
 
     def finish(self) -> None:
-        """Take no further items in: whoever takes gets what is there, and then ``ChannelClosed``."""
-        self._asked("finish")
+        """Accept no further items. Takes get the waiting items, and then ``ChannelClosed``."""
+        self._request("finish")
 
     def leave(self, timeout: float | None = None, *, handoff: bool = False) -> None:
-        """Put no more from this process, and wait until the channel needs nothing of it: so that it may end.
+        """Put no more from this process, and wait until the channel needs none of its items.
 
         Args:
-            handoff: have the home copy what this process has, in place of waiting until all of it is delivered.
-            timeout: seconds to wait at most.
+            timeout: maximum wait in seconds.
+            handoff: move the items of this process to the hub instead of waiting for their delivery.
 
         Raises:
-            ChannelError: something of it is still needed.
+            ChannelFull: if items of this process are still needed after the timeout.
         """
-        if not leave(self._port(), self._card.key, handoff, checked(timeout, "Channel.leave")):
-            raise ChannelError(
-                f"channel {self.name!r}: {kept.count(self._card.key)} items of this process are not delivered yet; "
-                "take them, wait longer, or leave with handoff=True",
+        timeout = checked(timeout, "Channel.leave")
+        if not leave(self._client(), self._backend, self._handle.key, handoff, timeout):
+            count = stored_items.count(self._handle.key)
+            raise ChannelFull(
+                f"channel {self.name!r}: {count} items of this process are needed after {timeout:g} s; take them, wait "
+                "longer, or move them to the hub by leave(handoff=True)",
                 channel=self.name,
             )
 
     def close(self, reason: str = "it was closed") -> None:
-        """End it: what waits is dropped and counted, whoever waits is told. Idempotent; only the owner can.
+        """End the channel: waiting items are dropped, and every waiting caller gets ``ChannelClosed``. Idempotent.
 
         Raises:
-            DeclarationError: another process made it.
+            DeclarationError: if another process created the channel.
         """
-        one = open_channels.get(self._card.key)
-        if one is None:
-            if is_own(self._card.key):
-                return
+        if not self._handle.is_own:
             raise DeclarationError(
-                f"channel {self.name!r} belongs to the process that made it, which closes it; a producer can leave() "
-                "it, and anybody can finish() it"
+                f"channel {self.name!r} is closed by the process that created it; a producer can leave() it, and any "
+                "process can finish() it"
             )
-        one.service.close(str(reason))
-        open_channels.closed(self._card.key)
+        live_channels.close(self._handle, str(reason))
 
     def __enter__(self) -> Channel:
         return self
@@ -350,57 +368,112 @@ class Channel:
         self.close()
 
     def __len__(self) -> int:
-        """Items that wait."""
-        return self._look().depth.waiting
+        """Return the number of waiting items."""
+        return self.depth.waiting
 
     def __bool__(self) -> bool:
         return True
 
     @property
     def depth(self) -> Depth:
-        """How full it is, who waits, for how long, and how fast it flows."""
-        return self._look().depth
+        """Fill level, waiting callers with their ages, and rates."""
+        return self.status.depth
 
     @property
-    def items(self) -> Tally:
-        """Where all items are that were put: submitted = delivered + dropped + lost + waiting + taken."""
-        return self._look().items
+    def items(self) -> ItemCounts:
+        """Counts of items: submitted = delivered + dropped + lost + waiting + taken."""
+        return self.status.items
 
     @property
-    def rows(self) -> Tally:
-        """The same of their rows."""
-        return self._look().rows
+    def rows(self) -> ItemCounts:
+        """Counts of rows."""
+        return self.status.rows
+
+    @property
+    def status(self) -> ChannelStatus:
+        """Depth and counts at one moment."""
+        return self._request("status")[1]
 
     def explain(self) -> Table:
-        """What waits, who waits, how old, how fast: a table for people, also while others use it."""
-        return channel_table(self.name, self._limit(), self._look())
+        """Return a table of waiting items and callers, their ages, and rates. It can be called at any time."""
+        return channel_table(self.name, self._handle.limit, self.status)
 
-    def _limit(self) -> str:
-        return limit_of(self._card.maxsize, self._card.by)
+    def _closed(self, reason: str) -> ChannelClosed:
+        return ChannelClosed(
+            f"channel {self.name!r}: {reason}; nothing can be put or taken", channel=self.name
+        )
 
-    def _look(self) -> Look:
-        what = self._port().ask(self._card.key, "look").future.result()
-        if isinstance(what, Look):
-            return what
-        raise closed(self.name, what[1])
+    def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
+        answer = self._client().request(self._handle.key, verb, *args)
+        if answer[0] == "gone":
+            raise self._closed(answer[1])
+        return answer
 
-    def _asked(self, verb: str, *args: Any) -> Any:
-        what = self._port().ask(self._card.key, verb, *args).future.result()
-        if what[0] == "gone":
-            raise closed(self.name, what[1])
-        return what
-
-    def _port(self) -> Port:
-        """The way to its home from here."""
-        dropped.give_back()
-        key = self._card.key
-        port = port_to(key, self._card.address)
-        port.hear(key, Listener(key))
-        others.note()
-        return port
+    def _client(self) -> HubClient:
+        leaked_leases.requeue()
+        active_threads.note()
+        return clients.to(self._handle.key, self._handle.address)
 
     def __reduce__(self) -> Reduced:
-        return Channel._from_card, (self._card,)
+        return _channel_of, (self._handle,)
 
     def __repr__(self) -> str:
-        return f"<channel {self.name}: {self._limit()} may wait>"
+        return f"<channel {self.name}: {self._handle.limit} may wait>"
+
+
+def _channel_of(handle: ChannelHandle) -> Channel:
+    return Channel._from_handle(handle)
+
+
+def _ordered(batch: Batch, balance: int | None, sort: bool) -> Batch:
+    try:
+        if sort:
+            batch.sort()
+        elif balance is not None:
+            batch.balance(balance)
+    except BaseException:
+        batch.requeue()
+        raise
+    return batch
+
+
+def _reclaim_unless_accepted(offer: PutOffer, future: Future[Any]) -> None:
+    """Free the bytes of an item that the channel did not accept."""
+    if isinstance(offer.payload, StoredPayload):
+        failed = future.exception() is not None
+        if failed or future.result()[0] != "accepted" or future.result()[1] < 0:
+            stored_items.reclaim(offer.payload.number)
+
+
+def _index(value: Any) -> int | None:
+    """Return a whole number of Python, numpy or a tensor of one element, None for other values."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def positive_number(value: Any, where: str) -> int:
+    """Return a number of items or rows.
+
+    Raises:
+        DeclarationError: if it is not a whole number from 1.
+    """
+    number = _index(value)
+    if number is None or number < 1:
+        raise DeclarationError(f"{where}: {value!r} was given; expected a whole number from 1")
+    return number
+
+
+def whole_number(value: Any, where: str) -> int:
+    """Return a number of rows, or a version.
+
+    Raises:
+        ValueError: if it is not a whole number.
+    """
+    number = _index(value)
+    if number is None:
+        raise ValueError(f"{where}={value!r}): expected a whole number")
+    return number

@@ -1,402 +1,598 @@
-"""The home of a channel: order, counts and leases of its items, as a state machine. Pure.
+"""State machine of a channel: order, counts, leases and waiting requests. Pure: no threads, messages or clock.
 
-Producer -> `Put` -> `Accepted` | `Refused`; consumer -> `Take` -> `Given(lease, parts)` -> the consumer fetches
-the bytes from each part's holder -> `Ack` | `GiveBack` -> `Freed` tells the holders to let go. All events come
-from, and all instructions go to, the link that runs the home (`runtime/links/channel.py`, `px.Channel`).
+A request is answered through its ``done`` callback, immediately or later, with a tuple whose first word is the kind.
+Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", slices, short), ("lost", losses),
+("unfit", number, producer), ("empty", items, rows), ("ended", why).
 
-What holds after every event: submitted = delivered + dropped + lost + waiting + taken, in items and in rows; items
-of one producer are given in the order in which it put them; requests are served in order of arrival. Two rules
-keep it from standing still. A taker that waits for more than the channel holds opens it: puts are accepted beyond
-`maxsize` until it is served. And an item larger than `maxsize` bytes is accepted when nothing else waits.
-
-`maxsize` bounds what waits: leases do not count, so that a consumer may hold one batch while it waits for the next.
+After every call, in items and in rows: submitted = delivered + dropped + lost + waiting + taken. Items of a producer
+are delivered in the order of its puts. Takes are served in the order of their arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
-from phalanx.channels.channel_items import Cut, Item
-from phalanx.channels.channel_messages import (
-    Accepted,
-    Ack,
-    Cancel,
-    Close,
-    CloseProducer,
-    Drop,
-    Dropped,
-    Ended,
-    Event,
-    Expired,
-    Finish,
-    Freed,
-    GiveBack,
-    Given,
-    Gone,
-    HandOver,
-    Instruction,
-    LeaseOver,
-    Loss,
-    Lost,
-    Moved,
-    Put,
-    Refusal,
-    Refused,
-    Released,
-    Take,
-    Tick,
-    Unfit,
-    Unneeded,
-    Withdrawn,
-)
-from phalanx.channels.channel_snapshots import By, ChannelState, Depth, Lease
-from phalanx.channels.item_accounting import End, Ledger, Tally
-from phalanx.channels.numbers import whole_number
-from phalanx.channels.rates import Rates
-from phalanx.channels.waiting_requests import Requests
-from phalanx.errors import DeclarationError
+from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, Loss, Rate
 
-UNREADABLE = "its bytes could not be read"
+By = Literal["items", "bytes"]
+Outcome = Literal["delivered", "dropped", "lost"]
+Done = Callable[[tuple[Any, ...]], None]
+STALE = "stale"
+_SEVERITY: dict[Outcome, int] = {"delivered": 0, "dropped": 1, "lost": 2}
+_FINISHED = "it was finished: nothing more is put"
+_LEFT = "this process has left it and puts no more"
 
 
-class ChannelHome:
-    """The machine. `maxsize` items or bytes may wait, None: any number.
+class RowRange(NamedTuple):
+    """Rows ``start`` to ``stop`` of an item. An item without rows is a single unit, 0 to 1."""
 
-    Raises:
-        DeclarationError: `maxsize` is no number from 1, or `by` is neither "items" nor "bytes".
+    number: int
+    start: int
+    stop: int
+
+
+class VersionBound(Protocol):
+    """A bound on the versions of rows, notified of the rows that enter and leave channels."""
+
+    @property
+    def oldest(self) -> int:
+        """Oldest version that may be delivered."""
+        ...
+
+    def enter(self, token: tuple[str, int], versions: Sequence[int]) -> Collection[int]:
+        """Count rows that were put, and return the positions of the rows that are too old."""
+        ...
+
+    def take(self, token: tuple[str, int], start: int, stop: int) -> None:
+        """Count rows as taken."""
+        ...
+
+    def requeue(self, token: tuple[str, int], start: int, stop: int) -> None:
+        """Count taken rows as ready again."""
+        ...
+
+    def remove(self, token: tuple[str, int], start: int, stop: int, reason: str) -> None:
+        """Count rows as dropped."""
+        ...
+
+
+@dataclass(slots=True)
+class Item:
+    """Value of a put. ``holder`` is the process that stores the bytes, None if the payload contains them."""
+
+    producer: str
+    payload: Any
+    nbytes: int
+    rows: int | None
+    holder: str | None = None
+    lengths: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    bound: VersionBound | None = None
+    token: tuple[str, int] = ("", -1)
+    """Key of the channel, and the position in the order of all items."""
+    open_units: int = 0
+    outcome: Outcome = "delivered"
+    at: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of units: rows, or 1."""
+        return max(self.rows or 0, 1)
+
+    def bytes_in(self, units: RowRange) -> int:
+        """Return the share of the bytes. The shares of all ranges sum to ``nbytes``."""
+        return self.nbytes * units.stop // self.size - self.nbytes * units.start // self.size
+
+
+class ItemSlice(NamedTuple):
+    """Part of an item, as a consumer gets it. ``whole``: the payload is used without slicing."""
+
+    number: int
+    payload: Any
+    nbytes: int
+    start: int
+    stop: int
+    rows: int
+    whole: bool
+    lengths: tuple[float, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A put (``item``) or a take (``items`` or ``rows``) that waits."""
+
+    peer: str
+    done: Done
+    at: float
+    item: Item | None = None
+    items: int | None = None
+    rows: int | None = None
+    at_least: int = 0
+    lease: Hashable = None
+
+
+@dataclass(slots=True)
+class Lease:
+    """Ranges that a consumer has taken, and the processes that store their bytes."""
+
+    consumer: str
+    ranges: list[RowRange]
+    holders: frozenset[str]
+    at: float
+
+
+class ChannelState:
+    """A channel in which at most ``maxsize`` items or bytes wait; None: no bound. Leases do not count.
+
+    ``reclaim`` is called with items that have ended, so that their bytes can be freed.
     """
 
-    def __init__(self, maxsize: int | None = None, by: By = "items") -> None:
-        most = None if maxsize is None else whole_number(maxsize) or 0
-        if most is not None and most < 1:
-            raise DeclarationError(
-                f"a channel of maxsize={maxsize!r}: give a whole number from 1, or None for no bound"
-            )
-        if by not in ("items", "bytes"):
-            raise DeclarationError(f"a channel bounded by={by!r}: give 'items' or 'bytes'")
-        self.maxsize = most
-        self.by: By = by
-        self.reasons: dict[str, int] = {}
-        """Items, or parts of items, that were dropped, by reason."""
-        self._ledger = Ledger()
-        self._requests = Requests()
-        self._leases: dict[int, Lease] = {}
-        self._next_lease = 0
-        self._closing: dict[str, bool] = {}
-        """Producers that close, with whether they hand their bytes over."""
-        self._released: set[str] = set()
-        self._gone: dict[str, str] = {}
-        """Why each process that is gone is gone."""
+    def __init__(
+        self,
+        key: str = "",
+        maxsize: int | None = None,
+        by: By = "items",
+        *,
+        reclaim: Callable[[Item], None] = lambda item: None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.key, self.maxsize, self.by = key, maxsize, by
+        self.reasons: Counter[str] = Counter()
+        self.ended: str | None = None
+        self.closed = False
+        self.leases: dict[Hashable, Lease] = {}
+        self._reclaim, self._clock = reclaim, clock
+        self._items: dict[int, Item] = {}
+        self._waiting: deque[RowRange] = deque()
+        self._puts: deque[Request] = deque()
+        self._takes: deque[Request] = deque()
         self._losses: dict[str, Loss] = {}
-        self._ended: str | None = None
-        self._closed = False
-        self._rates = Rates()
+        self._died: dict[str, str] = {}
+        self._leaving: dict[str, list[Done]] = {}
+        self._item_counts: Counter[str] = Counter()
+        self._row_counts: Counter[str] = Counter()
+        self._rows = self._bytes = self._rowless = 0
+        self._accepted, self._delivered, self._delivered_bytes = Rate(), Rate(), Rate()
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take one event in, at `now` seconds of a clock that never goes back; what is to be done, in order.
+    # Requests
 
-        Raises:
-            InternalError: the ticket of a request is that of another that waits.
-        """
-        done = [*self._changed(event, now), *self._flow(now)]
-        while (request := self._requests.pop_due(now)) is not None:
-            done += [self._expired(request), *self._flow(now)]
-        return [*done, *self._release()]
+    def put(self, item: Item, done: Done) -> Request | None:
+        """Accept an item as soon as the channel has capacity. Return the request if it waits."""
+        request = Request(item.producer, done, self._clock(), item=item)
+        if self.ended is not None or item.producer in self._died or item.producer in self._leaving:
+            done(("ended", self.ended or self._died.get(item.producer, _LEFT)))
+        else:
+            self._puts.append(request)
+            self._advance()
+        return request if request in self._puts else None
 
-    @property
-    def wake_at(self) -> float | None:
-        """When the next deadline passes: send a `Tick` then."""
-        return self._requests.wake_at
+    def take(
+        self,
+        consumer: str,
+        lease: Hashable,
+        done: Done,
+        items: int | None = None,
+        rows: int | None = None,
+        at_least: int | None = None,
+    ) -> Request | None:
+        """Lease items or rows as soon as there are enough. Return the request if it waits."""
+        enough = at_least or items or rows or 1
+        request = Request(consumer, done, self._clock(), None, items, rows, enough, lease)
+        self._takes.append(request)
+        self._advance()
+        return request if request in self._takes else None
 
-    @property
-    def items(self) -> Tally:
-        """Where all accepted items are."""
-        return self._ledger.items()
+    def cancel(self, request: Request) -> None:
+        """Answer a request that still waits with ("full",) or ("empty", items, rows)."""
+        queue = self._takes if request.item is None else self._puts
+        if request in queue:
+            queue.remove(request)
+            request.done(("empty", len(self._waiting), self._rows) if request.item is None else ("full",))
+            self._advance()
 
-    @property
-    def rows(self) -> Tally:
-        """Where all accepted rows are."""
-        return self._ledger.rows(self._taken())
-
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        return tuple(self._leases.values())
-
-    @property
-    def losses(self) -> tuple[Loss, ...]:
-        """What the next taker will be told is lost."""
-        return tuple(self._losses.values())
-
-    @property
-    def ended(self) -> str | None:
-        """Why it takes nothing in any more."""
-        return self._ended
-
-    @property
-    def waiting_takes(self) -> tuple[Take, ...]:
-        """Consumers that wait, in order of arrival."""
-        return tuple(self._requests.takes)
-
-    def is_closing(self, producer: str) -> bool:
-        """Whether something of a producer that closes is still needed."""
-        return producer in self._closing
-
-    def depth(self, now: float) -> Depth:
-        """How full it is, who waits, for how long, and how fast it flows."""
-        return Depth.of(self._ledger, self.leases, self._requests, self._rates, now)
-
-    def state(self) -> ChannelState:
-        """What to save: a copy, in which all that is taken waits again and no request is left."""
-        return ChannelState(
-            self.maxsize,
-            self.by,
-            self._ledger.state(self._taken()),
-            self._next_lease,
-            self.losses,
-            dict(self.reasons),
-            self._ended,
-            self._closed,
-        )
-
-    @classmethod
-    def load(cls, state: ChannelState, holder: str) -> ChannelHome:
-        """A channel that goes on from `state`, all whose bytes the process `holder` has now."""
-        home = cls(state.maxsize, state.by)
-        home._ledger = Ledger.load(state.ledger, holder)
-        home._next_lease = state.next_lease
-        home._losses = {loss.holder: loss for loss in state.losses}
-        home.reasons = dict(state.reasons)
-        home._ended, home._closed = state.ended, state.closed
-        if home._closed:
-            home._let_go(home._ledger.withdraw(lambda _: True), home._ended or "closed")
-        return home
-
-    def _changed(self, event: Event, now: float) -> list[Instruction]:
-        match event:
-            case Put():
-                return self._put(event, now)
-            case Take():
-                self._requests.add(event, now)
-            case Cancel():
-                return [Withdrawn(event.ticket, self._requests.remove(event.ticket))]
-            case Ack():
-                return self._ack(event.lease, now)
-            case GiveBack():
-                return self._give_back(event)
-            case Drop():
-                return self._drop(event)
-            case Gone():
-                return self._process_gone(event)
-            case CloseProducer():
-                return self._close_producer(event)
-            case Moved():
-                return self._moved(event)
-            case Finish():
-                self._ended = self._ended or "finished"
-            case Close():
-                return self._close(event)
-            case Tick():
-                pass
-        return []
-
-    def _put(self, put: Put, now: float) -> list[Instruction]:
-        why = self._refusal(put)
-        if why is not None:
-            return [Refused(put.ticket, why)]
-        self._requests.add(put, now)
-        return []
-
-    def _refusal(self, put: Put) -> Refusal | None:
-        if self._ended is not None:
-            return "closed" if self._closed else "finished"
-        if put.producer in self._closing or put.producer in self._released:
-            return "producer closed"
-        return "producer gone" if put.producer in self._gone or put.holder in self._gone else None
-
-    def _ack(self, number: int, now: float) -> list[Instruction]:
-        lease = self._leases.pop(number, None)
-        if lease is None:
-            return [LeaseOver(number)]
-        self._rates.delivered.add(len(lease.parts), now)
-        self._rates.delivered_bytes.add(sum(part.nbytes for part in lease.parts), now)
-        return _freed(self._ledger.settle(lease.cuts, "delivered"), "delivered")
-
-    def _give_back(self, event: GiveBack) -> list[Instruction]:
-        lease = self._leases.pop(event.lease, None)
-        return [LeaseOver(event.lease)] if lease is None else self._return(lease, event.unreadable)
-
-    def _return(self, lease: Lease, unreadable: frozenset[int] = frozenset()) -> list[Instruction]:
-        """What was taken waits again, unless its bytes are gone or the channel is closed."""
-        unread = {part.item for part in lease.parts if part.item.number in unreadable}
-        # What was moved since it was given can be read where it is now.
-        gone = {item.number for item in unread if item.holder == self._ledger.item(item.number).holder}
-        freed = self._lose([cut for cut in lease.cuts if cut.number in gone], UNREADABLE)
-        readable = [cut for cut in lease.cuts if cut.number not in gone]
-        if self._closed:
-            return [*freed, *self._let_go(readable, self._ended or "closed")]
-        self._ledger.restore(readable)
-        holders = {part.item.holder for part in map(self._ledger.part, readable)}
-        for process in holders & self._gone.keys():
-            freed += self._lose_of(process)
-        return freed
-
-    def _drop(self, event: Drop) -> list[Instruction]:
-        cuts = self._ledger.withdraw(lambda item: event.numbers is None or item.number in event.numbers)
-        rows = sum(self._ledger.part(cut).rows for cut in cuts)
-        freed = self._let_go(cuts, event.reason)
-        return [Dropped(event.ticket, len(cuts), rows), *freed]
-
-    def _let_go(self, cuts: Collection[Cut], reason: str) -> list[Instruction]:
-        if cuts:
-            self.reasons[reason] = self.reasons.get(reason, 0) + len(cuts)
-        return _freed(self._ledger.settle(cuts, "dropped"), "dropped")
-
-    def _process_gone(self, event: Gone) -> list[Instruction]:
-        process = event.process
-        self._gone.setdefault(process, event.why)
-        self._closing.pop(process, None)
-        self._note_loss(process, event.why, puts=self._requests.remove_of(process))
-        done = self._lose_of(process)
-        for lease in [lease for lease in self.leases if lease.consumer == process]:
-            done += self._return(self._leases.pop(lease.number))
-        return done
-
-    def _lose_of(self, process: str) -> list[Instruction]:
-        return self._lose(self._ledger.withdraw(lambda item: item.holder == process), self._gone[process])
-
-    def _lose(self, cuts: Collection[Cut], why: str) -> list[Instruction]:
-        """Taken cuts whose bytes nobody has: counted by holder, for the next taker to be told."""
-        numbers: set[int] = set()
-        for part in map(self._ledger.part, cuts):
-            first = part.item.number not in numbers
-            numbers.add(part.item.number)
-            holder = part.item.holder
-            self._note_loss(holder, self._gone.get(holder, why), items=int(first), rows=part.rows)
-        return _freed(self._ledger.settle(cuts, "lost"), "lost")
-
-    def _note_loss(self, holder: str, why: str, items: int = 0, rows: int = 0, puts: int = 0) -> None:
-        if items or rows or puts:
-            sofar = self._losses.get(holder, Loss(holder, why))
-            self._losses[holder] = replace(
-                sofar, items=sofar.items + items, rows=sofar.rows + rows, puts=sofar.puts + puts
+    def ack(self, lease: Hashable) -> None:
+        """Count the ranges of a lease as delivered."""
+        found = self.leases.pop(lease, None)
+        if found is not None:
+            self._delivered.add(len(found.ranges), self._clock())
+            self._delivered_bytes.add(
+                sum(self._items[units.number].bytes_in(units) for units in found.ranges), self._clock()
             )
+            self._settle(found.ranges, "delivered")
+            self._advance()
 
-    def _close_producer(self, event: CloseProducer) -> list[Instruction]:
-        if event.producer in self._gone or event.producer in self._released:
-            return []
-        self._closing[event.producer] = event.handoff or self._closing.get(event.producer, False)
-        held = tuple(item for item in self._ledger.live if item.holder == event.producer)
-        return [HandOver(event.producer, held)] if event.handoff and held else []
+    def requeue(self, lease: Hashable, unreadable: Collection[int] = ()) -> list[Loss]:
+        """Put the ranges of a lease back in their places. Return the losses of unreadable items."""
+        found = self.leases.pop(lease, None)
+        losses: dict[str, Loss] = {}
+        if found is not None:
+            # An item whose bytes were moved since it was taken is readable again.
+            lost = {number for number in unreadable if self._items[number].holder is not None}
+            self._lose(
+                [units for units in found.ranges if units.number in lost],
+                "its bytes could not be read",
+                losses,
+            )
+            self._restore([units for units in found.ranges if units.number not in lost])
+            self._advance()
+        return list(losses.values())
 
-    def _moved(self, event: Moved) -> list[Instruction]:
-        payloads = event.payloads.items()
-        late = tuple(number for number, ref in payloads if not self._ledger.move(number, event.holder, ref))
-        return [Unneeded(event.holder, late)] if late else []
+    def drop(self, reason: str, numbers: Collection[int] | None = None) -> int:
+        """Drop waiting items, all or the given ones, and return the number of dropped ranges."""
+        ranges = self._withdraw(lambda item: numbers is None or item.token[1] in numbers)
+        self._drop(ranges, reason)
+        self._advance()
+        return len(ranges)
 
-    def _close(self, event: Close) -> list[Instruction]:
-        if self._closed:
-            return []
-        self._closed, self._ended = True, event.reason
-        puts, takes = self._requests.remove_all()
-        answers = [Refused(put.ticket, "closed") for put in puts]
-        answers += [Ended(take.ticket, event.reason) for take in takes]
-        return [*answers, *self._let_go(self._ledger.withdraw(lambda _: True), event.reason)]
+    def drop_rows(self, units: RowRange) -> None:
+        """Drop the waiting rows of a range as stale."""
+        self._drop_stale(lambda item, row: item.token[1] == units.number and units.start <= row < units.stop)
 
-    def _flow(self, now: float) -> list[Instruction]:
-        """Puts come in and takers are served, until neither goes on."""
-        done: list[Instruction] = []
-        while step := self._admit(now) or self._serve(now):
-            done += step
-        return done
+    def expire(self) -> None:
+        """Drop waiting rows whose version is older than their bound."""
+        self._drop_stale(_is_stale)
 
-    def _admit(self, now: float) -> list[Instruction]:
-        put = self._requests.first_put
-        if put is None or not (self._has_room(put) or self._is_short()):
-            return []
-        self._requests.remove(put.ticket)
-        holder = put.holder or put.producer
-        item = self._ledger.accept(put.producer, holder, put.payload, put.nbytes, put.rows, now)
-        self._rates.accepted.add(1, now)
-        handed = [HandOver(holder, (item,))] if self._closing.get(holder, False) else []
-        return [Accepted(put.ticket, item.number), *handed]
+    def leave(self, peer: str, done: Done) -> None:
+        """Reject further puts of a process, and answer ("left",) once none of its bytes is needed."""
+        self._leaving.setdefault(peer, []).append(done)
+        self._advance()
 
-    def _has_room(self, put: Put) -> bool:
-        if self.maxsize is None or not len(self._ledger):
+    def move(self, number: int, payload: bytes) -> None:
+        """Replace the payload of an item by its bytes."""
+        if number in self._items:
+            self._items[number].payload, self._items[number].holder = payload, None
+        self._advance()
+
+    def held_by(self, process: str) -> list[tuple[int, Any]]:
+        """Return number and payload of the items whose bytes a process stores."""
+        return [(item.token[1], item.payload) for item in self._items.values() if item.holder == process]
+
+    def peer_died(self, peer: str, why: str) -> None:
+        """Requeue the leases of a dead process, and count the items lost whose bytes it stored."""
+        self._died.setdefault(peer, why)
+        self._leaving.pop(peer, None)
+        puts = [request for request in self._puts if request.peer == peer]
+        takes = [request for request in self._takes if request.peer == peer]
+        self._puts = deque(request for request in self._puts if request.peer != peer)
+        self._takes = deque(request for request in self._takes if request.peer != peer)
+        for request in (*puts, *takes):
+            request.done(("ended", why))
+        if puts:
+            self._losses.setdefault(peer, Loss(peer, why)).puts += len(puts)
+        for key in [key for key, lease in self.leases.items() if lease.consumer == peer]:
+            self._restore(self.leases.pop(key).ranges)
+        self._lose(self._withdraw(lambda item: item.holder == peer), why, self._losses)
+        self._advance()
+
+    def finish(self) -> None:
+        """Reject further puts. Waiting items can still be taken."""
+        self.ended = self.ended or _FINISHED
+        self._advance()
+
+    def close(self, reason: str) -> None:
+        """Drop waiting items, and answer every waiting request."""
+        if self.closed:
+            return
+        self.closed, self.ended = True, reason
+        requests, self._puts, self._takes = [*self._puts, *self._takes], deque(), deque()
+        for request in requests:
+            request.done(("ended", reason))
+        self._drop(self._withdraw(lambda item: True), reason)
+        self._advance()
+
+    # Reports
+
+    @property
+    def losses(self) -> list[Loss]:
+        """Losses that no take has reported."""
+        return list(self._losses.values())
+
+    @property
+    def items(self) -> ItemCounts:
+        """Counts of items. An item that is partly taken and partly waiting counts as waiting."""
+        waiting = len({units.number for units in self._waiting})
+        return ItemCounts(**self._item_counts, waiting=waiting, taken=len(self._items) - waiting)
+
+    @property
+    def rows(self) -> ItemCounts:
+        """Counts of rows."""
+        taken = sum(self._rows_in(units) for lease in self.leases.values() for units in lease.ranges)
+        return ItemCounts(**self._row_counts, waiting=self._rows, taken=taken)
+
+    @property
+    def level(self) -> tuple[int, float]:
+        """Number of waiting ranges, and the age of the oldest item in seconds."""
+        oldest = self._clock() - self._items[self._waiting[0].number].at if self._waiting else 0.0
+        return len(self._waiting), oldest
+
+    def status(self) -> ChannelStatus:
+        """Return counts, depth and consumers."""
+        now = self._clock()
+        depth = Depth(
+            waiting=len(self._waiting),
+            waiting_rows=self._rows,
+            waiting_bytes=self._bytes,
+            taken=sum(len(lease.ranges) for lease in self.leases.values()),
+            leases=len(self.leases),
+            puts=len(self._puts),
+            takes=len(self._takes),
+            oldest_item=self.level[1],
+            oldest_put=max((now - request.at for request in self._puts), default=0.0),
+            oldest_take=max((now - request.at for request in self._takes), default=0.0),
+            oldest_lease=max((now - lease.at for lease in self.leases.values()), default=0.0),
+            accepted_per_second=self._accepted.per_second(now),
+            delivered_per_second=self._delivered.per_second(now),
+            delivered_bytes_per_second=self._delivered_bytes.per_second(now),
+        )
+        consumers = Counter(lease.consumer for lease in self.leases.values())
+        leaving = tuple(peer for peer, waiting in self._leaving.items() if waiting)
+        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, leaving)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save, in which taken items wait again."""
+        taken = [units for lease in self.leases.values() for units in lease.ranges]
+        return {
+            "items": [replace(item, bound=None) for item in self._items.values()],
+            "ranges": sorted([*taken, *self._waiting]),
+            "item_counts": Counter(self._item_counts),
+            "row_counts": Counter(self._row_counts),
+            "reasons": Counter(self.reasons),
+            "losses": [replace(loss) for loss in self.losses],
+            "ended": None if self.closed else self.ended,
+        }
+
+    def restore(self, state: dict[str, Any], bound: VersionBound | None = None) -> None:
+        """Continue from ``state``. Rows with versions are subject to ``bound``."""
+        self._item_counts, self._row_counts = state["item_counts"], state["row_counts"]
+        self.reasons, self.ended = state["reasons"], state["ended"]
+        self._losses = {loss.holder: loss for loss in state["losses"]}
+        for item in state["items"]:
+            number = item.token[1]
+            item.bound, item.token = bound if item.versions else None, (self.key, number)
+            item.open_units = sum(
+                units.stop - units.start for units in state["ranges"] if units.number == number
+            )
+            self._items[number] = item
+        self._restore(state["ranges"])
+        self._advance()
+
+    # Transitions
+
+    def _advance(self) -> None:
+        """Accept puts and serve takes until neither is possible, then answer the processes that may leave."""
+        while self._accept() or self._serve():
+            pass
+        if any(self._leaving.values()):
+            needed = {item.holder for item in self._items.values()} | {put.peer for put in self._puts}
+            needed |= {holder for lease in self.leases.values() for holder in lease.holders}
+            for peer in self._leaving.keys() - needed:
+                waiting, self._leaving[peer] = self._leaving[peer], []
+                for done in waiting:
+                    done(("left",))
+
+    def _accept(self) -> bool:
+        if not self._puts or not (self._has_capacity(self._puts[0].item) or self._is_short()):
+            return False
+        request = self._puts.popleft()
+        item = request.item
+        if item is None:
+            return False
+        number = self._item_counts["submitted"]
+        item.token, item.open_units, item.at = (self.key, number), item.size, self._clock()
+        self._items[number] = item
+        self._item_counts["submitted"] += 1
+        self._row_counts["submitted"] += item.rows or 0
+        self._accepted.add(1, item.at)
+        stale = () if item.bound is None else item.bound.enter(item.token, item.versions)
+        fresh, old = _split(item, RowRange(number, 0, item.size), stale.__contains__)
+        for units in fresh:
+            self._append(units)
+        self._drop(old, STALE)
+        request.done(("accepted", number, item.size - len(stale)))
+        return True
+
+    def _has_capacity(self, item: Item | None) -> bool:
+        if self.maxsize is None or not self._waiting or item is None:
             return True
         if self.by == "bytes":
-            return self._ledger.waiting_bytes + put.nbytes <= self.maxsize
-        return len(self._ledger) < self.maxsize
+            return self._bytes + item.nbytes <= self.maxsize
+        return len(self._waiting) < self.maxsize
 
     def _is_short(self) -> bool:
-        """Whether the first taker waits for more than there is."""
-        take = self._requests.first_take
-        return take is not None and not self._is_enough(take)
+        """Return whether the first take needs more than waits. Puts may then exceed ``maxsize``."""
+        return bool(self._takes) and not self._is_enough(self._takes[0])
 
-    def _is_enough(self, take: Take) -> bool:
-        if take.rows is not None:
-            return self._ledger.waiting_rows >= take.rows
-        return len(self._ledger) >= (take.items or 0)
+    def _is_enough(self, take: Request) -> bool:
+        return (self._rows if take.rows is not None else len(self._waiting)) >= take.at_least
 
-    def _serve(self, now: float) -> list[Instruction]:
-        take = self._requests.first_take
-        answer = self._answer(take, now) if take is not None else None
-        if take is None or answer is None:
-            return []
-        self._requests.remove(take.ticket)
-        return [answer]
+    def _serve(self) -> bool:
+        answer = self._answer(self._takes[0]) if self._takes else None
+        if answer is None:
+            return False
+        self._takes.popleft().done(answer)
+        return True
 
-    def _answer(self, take: Take, now: float) -> Instruction | None:
-        """What the first taker is told; None: it goes on waiting."""
+    def _answer(self, take: Request) -> tuple[Any, ...] | None:
+        """Return the answer to the first take, None if it has to wait."""
         if self._losses:
-            losses = self.losses
-            self._losses.clear()
-            return Lost(take.ticket, losses)
-        unfit = self._ledger.first_without_rows(take.rows) if take.rows is not None else None
+            losses, self._losses = self.losses, {}
+            return ("lost", losses)
+        unfit = self._first_without_rows(take.rows) if take.rows is not None and self._rowless else None
         if unfit is not None:
-            return Unfit(take.ticket, unfit)
-        if self._is_enough(take):
-            return self._give(take, now)
-        if self._ended is None or self._requests.first_put is not None:
+            return ("unfit", unfit.token[1], unfit.producer)
+        short = not self._is_enough(take)
+        if short and (self.ended is None or self._puts):
             return None
-        if len(self._ledger):
-            return self._give(take, now, short=True)
-        return None if self._may_come_back() else Ended(take.ticket, self._ended)
+        if self._waiting:
+            return ("taken", self._take(take), short)
+        return None if self._may_return() else ("ended", self.ended)
 
-    def _may_come_back(self) -> bool:
-        """Whether a consumer that does not itself wait for items has some that it may yet give back."""
-        waiting = {take.consumer for take in self._requests.takes}
-        return not self._closed and any(lease.consumer not in waiting for lease in self._leases.values())
+    def _may_return(self) -> bool:
+        """Return whether a consumer that waits for nothing has items that it may requeue."""
+        waiting = {take.peer for take in self._takes}
+        return not self.closed and any(lease.consumer not in waiting for lease in self.leases.values())
 
-    def _give(self, take: Take, now: float, short: bool = False) -> Given:
-        cuts = self._ledger.take_rows(take.rows) if take.rows else self._ledger.take_items(take.items or 0)
-        parts = tuple(self._ledger.part(cut) for cut in cuts)
-        lease = Lease(self._next_lease, take.consumer, parts, now)
-        self._leases[lease.number] = lease
-        self._next_lease += 1
-        return Given(take.ticket, lease.number, parts, short)
+    def _take(self, take: Request) -> list[ItemSlice]:
+        ranges = self._take_rows(take.rows) if take.rows is not None else self._take_items(take.items or 1)
+        items = [self._items[units.number] for units in ranges]
+        holders = frozenset(item.holder for item in items if item.holder is not None)
+        self.leases[take.lease] = Lease(take.peer, ranges, holders, self._clock())
+        for item, units in zip(items, ranges, strict=True):
+            if item.bound is not None:
+                item.bound.take(item.token, units.start, units.stop)
+        return [self._slice(item, units) for item, units in zip(items, ranges, strict=True)]
 
-    def _expired(self, request: Put | Take) -> Instruction:
-        if isinstance(request, Put):
-            return Refused(request.ticket, "full")
-        return Expired(request.ticket, len(self._ledger), self._ledger.waiting_rows)
+    def _slice(self, item: Item, units: RowRange) -> ItemSlice:
+        start, stop = units.start, units.stop
+        whole, lengths = stop - start == item.size, item.lengths[start:stop]
+        rows = self._rows_in(units)
+        return ItemSlice(units.number, item.payload, item.bytes_in(units), start, stop, rows, whole, lengths)
 
-    def _release(self) -> list[Instruction]:
-        """Producers that close and of which nothing is needed any more."""
-        if not self._closing:
-            return []
-        needed = {name for put in self._requests.puts for name in (put.producer, put.holder)}
-        needed |= {item.holder for item in self._ledger.live}
-        needed |= {part.item.holder for lease in self.leases for part in lease.parts}
-        free = [producer for producer in self._closing if producer not in needed]
-        for producer in free:
-            del self._closing[producer]
-        self._released.update(free)
-        return [Released(producer) for producer in free]
+    def _take_items(self, count: int) -> list[RowRange]:
+        return [self._pop() for _ in range(min(count, len(self._waiting)))]
 
-    def _taken(self) -> list[Cut]:
-        return [cut for lease in self._leases.values() for cut in lease.cuts]
+    def _take_rows(self, count: int) -> list[RowRange]:
+        taken: list[RowRange] = []
+        while count > 0 and self._waiting:
+            units = self._pop()
+            if (rows := self._rows_in(units)) > count:
+                middle = units.start + count
+                self._waiting.appendleft(units._replace(start=middle))
+                self._count(units._replace(start=middle), 1)
+                units, rows = units._replace(stop=middle), count
+            taken.append(units)
+            count -= rows
+        return taken
+
+    def _first_without_rows(self, count: int) -> Item | None:
+        for units in self._waiting:
+            if self._items[units.number].rows is None:
+                return self._items[units.number]
+            count -= self._rows_in(units)
+            if count <= 0:
+                return None
+        return None
+
+    def _restore(self, ranges: Iterable[RowRange]) -> None:
+        """Return taken ranges to their places. Stale rows are dropped, rows of dead processes are lost."""
+        ranges = list(ranges)
+        if self.closed:
+            self._drop(ranges, self.ended or STALE)
+            return
+        for units in ranges:
+            item = self._items[units.number]
+            if item.bound is not None:
+                item.bound.requeue(item.token, units.start, units.stop)
+            self._count(units, 1)
+        joined: deque[RowRange] = deque()
+        for units in sorted([*ranges, *self._waiting]):
+            if joined and joined[-1].number == units.number and joined[-1].stop == units.start:
+                joined[-1] = joined[-1]._replace(stop=units.stop)
+            else:
+                joined.append(units)
+        self._waiting = joined
+        self._discard_stale(_is_stale)
+        for holder in {self._items[units.number].holder for units in self._waiting} & self._died.keys():
+            self._lose(
+                self._withdraw(lambda item, h=holder: item.holder == h),
+                self._died[holder or ""],
+                self._losses,
+            )
+
+    def _withdraw(self, matches: Callable[[Item], bool]) -> list[RowRange]:
+        leaving = [units for units in self._waiting if matches(self._items[units.number])]
+        if leaving:
+            self._waiting = deque(units for units in self._waiting if not matches(self._items[units.number]))
+        for units in leaving:
+            self._count(units, -1)
+        return leaving
+
+    def _drop_stale(self, is_stale: Callable[[Item, int], bool]) -> None:
+        self._discard_stale(is_stale)
+        self._advance()
+
+    def _discard_stale(self, is_stale: Callable[[Item, int], bool]) -> None:
+        if not any(item.bound is not None for item in self._items.values()):
+            return
+        waiting, self._waiting = self._waiting, deque()
+        dropped: list[RowRange] = []
+        for units in waiting:
+            item = self._items[units.number]
+            self._count(units, -1)
+            fresh, old = _split(
+                item, units, lambda row, item=item: item.bound is not None and is_stale(item, row)
+            )
+            for part in fresh:
+                self._append(part)
+            dropped += old
+        self._drop(dropped, STALE)
+
+    def _drop(self, ranges: Sequence[RowRange], reason: str) -> None:
+        if ranges:
+            self.reasons[reason] += len(ranges)
+        self._settle(ranges, "dropped")
+
+    def _lose(self, ranges: Sequence[RowRange], why: str, losses: dict[str, Loss]) -> None:
+        numbers: set[int] = set()
+        for units in ranges:
+            holder = self._items[units.number].holder or self._items[units.number].producer
+            loss = losses.setdefault(holder, Loss(holder, self._died.get(holder, why)))
+            loss.items += units.number not in numbers
+            loss.rows += self._rows_in(units)
+            numbers.add(units.number)
+        self._settle(ranges, "lost")
+
+    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome) -> None:
+        """Count ranges that are neither waiting nor taken any more. An item without open units is forgotten."""
+        for units in ranges:
+            item = self._items[units.number]
+            if item.bound is not None and outcome != "delivered":
+                item.bound.remove(item.token, units.start, units.stop, f"{outcome} in the channel")
+            item.open_units -= units.stop - units.start
+            item.outcome = outcome if _SEVERITY[outcome] > _SEVERITY[item.outcome] else item.outcome
+            self._row_counts[outcome] += self._rows_in(units)
+            if item.open_units == 0:
+                self._item_counts[item.outcome] += 1
+                del self._items[units.number]
+                self._reclaim(item)
+
+    def _append(self, units: RowRange) -> None:
+        self._waiting.append(units)
+        self._count(units, 1)
+
+    def _pop(self) -> RowRange:
+        units = self._waiting.popleft()
+        self._count(units, -1)
+        return units
+
+    def _count(self, units: RowRange, sign: int) -> None:
+        item = self._items[units.number]
+        self._rows += sign * self._rows_in(units)
+        self._bytes += sign * item.bytes_in(units)
+        self._rowless += sign * (item.rows is None)
+
+    def _rows_in(self, units: RowRange) -> int:
+        return units.stop - units.start if self._items[units.number].rows else 0
 
 
-def _freed(items: list[Item], end: End) -> list[Instruction]:
-    return [Freed(tuple(items), end)] if items else []
+def _is_stale(item: Item, row: int) -> bool:
+    return item.bound is not None and item.versions[row] < item.bound.oldest
+
+
+def _split(
+    item: Item, units: RowRange, is_stale: Callable[[int], bool]
+) -> tuple[list[RowRange], list[RowRange]]:
+    """Return the fresh and the stale ranges of ``units``."""
+    if item.bound is None:
+        return [units], []
+    parts: tuple[list[RowRange], list[RowRange]] = [], []
+    for row in range(units.start, units.stop):
+        part = parts[is_stale(row)]
+        if part and part[-1].stop == row:
+            part[-1] = part[-1]._replace(stop=row + 1)
+        else:
+            part.append(RowRange(units.number, row, row + 1))
+    return parts

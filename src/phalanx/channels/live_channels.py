@@ -1,36 +1,41 @@
-"""The channels that this process owns, and how others find them by name."""
+"""Channels that this process owns, the hubs that serve them, and the names under which other processes find them."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import itertools
+import logging
 import threading
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cloudpickle
 
 from phalanx.backends.api import Backend
-from phalanx.channels.channel_server import ChannelService, Look
-from phalanx.channels.channel_snapshots import By
-from phalanx.channels.channel_state import ChannelHome
-from phalanx.channels.channel_table import limit_of
-from phalanx.channels.payloads import PROCESS, Lengths
-from phalanx.channels.server import one_server
-from phalanx.channels.service_client import Address, served
-from phalanx.channels.services import services
+from phalanx.channels.channel_counts import ChannelStatus, limit_text, losses_text
+from phalanx.channels.channel_state import By
+from phalanx.channels.hub_client import PROCESS, HubClient, RemoteClient, clients
+from phalanx.channels.hub_server import HubAddress, start_hub
+from phalanx.channels.payloads import Lengths
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_bytes
 from phalanx.errors import DeclarationError
 from phalanx.session import session as cluster
 from phalanx.session.background import Background
+from phalanx.tracing.counters import CHANNEL, OLDEST, WAITING
+from phalanx.tracing.spans import process
 
-_TOLD_EVERY_S = 1.0
+_PUBLISHED_EVERY_S = 1.0
+_TRACED_EVERY_S = 0.05
+_CLOSES_WITHIN_S = 5.0
 _numbers = itertools.count(1)
-_own_keys = f"channel/{PROCESS}/"
+_log = logging.getLogger("phalanx")
 
 
 @dataclass(frozen=True)
-class ChannelCard:
-    """What a handle on a channel is made from: where its home is, and what it was made with."""
+class ChannelHandle:
+    """Serialized form of a channel: its key and hub, and the arguments that it was created with."""
 
     key: str
     name: str
@@ -39,124 +44,177 @@ class ChannelCard:
     by: By
     handoff: bool
     lengths: Lengths | None = None
-    address: Address | None = None
+    address: HubAddress | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """True if this process created the channel."""
+        return self.key.split("/")[1] == PROCESS
+
+    @property
+    def limit(self) -> str:
+        """Bound of the channel as text."""
+        return limit_text(self.maxsize, self.by)
 
 
-@dataclass(frozen=True)
-class OpenChannel:
-    """A channel of this process."""
-
-    card: ChannelCard
-    service: ChannelService
-    transport: Backend
-
-
-class OpenChannels:
-    """Those that were made here and are not closed."""
+class OwnHubs:
+    """Hubs of this process, by backend. On Ray a hub has a process of its own, which ends with this process."""
 
     def __init__(self) -> None:
-        self._open: dict[str, OpenChannel] = {}
+        self._services: dict[Backend, tuple[Any, HubAddress]] = {}
         self._lock = threading.Lock()
-        self._teller = Background("phalanx-channels", self._tell, first_after=_TOLD_EVERY_S)
-        self._told: dict[str, ChannelEntry] = {}
 
-    def make(
+    def address(self, backend: Backend) -> HubAddress | None:
+        """Return the address of the hub, which is started if necessary; None for the hub within this process."""
+        if backend.immediate:
+            return None
+        with self._lock:
+            service, address = self._services.get(backend, (None, None))
+            client = None if address is None else clients.to("", address)
+            if address is None or not isinstance(client, RemoteClient) or client.died:
+                service, address = backend.start_service(start_hub)
+                self._services[backend] = (service, address)
+            return address
+
+    def stop(self, backend: Backend | None) -> None:
+        """Stop the hub of a backend, or all hubs."""
+        for each in [each for each in self._services if backend in (None, each)]:
+            service, address = self._services.pop(each)
+            clients.close(address)
+            each.stop_service(service)
+
+
+own_hubs = OwnHubs()
+"""Hubs of this process."""
+
+
+def new_key(kind: str) -> str:
+    """Return a key that is unique in the run and names this process."""
+    return f"{kind}/{PROCESS}/{next(_numbers)}"
+
+
+def published_key(backend: Backend, name: str) -> str:
+    """Return the registry key of the handle of a channel."""
+    return f"{CHANNEL_PREFIX}{backend.job()}/{name}"
+
+
+class LiveChannels:
+    """Channels that this process created and did not close."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[ChannelHandle, Backend]] = {}
+        self._lock = threading.Lock()
+        self._publisher = Background("phalanx-publish", self._turn)
+        self._published: dict[str, ChannelEntry] = {}
+        self._publish_at = 0.0
+
+    def open(
         self,
-        machine: ChannelHome,
         name: str | None,
+        maxsize: int | None,
+        by: By,
         handoff: bool,
         lengths: Lengths | None,
-        backend: str | None,
-    ) -> ChannelCard:
-        """Open a channel and let others find it.
+        backend: Backend,
+    ) -> ChannelHandle:
+        """Create a channel, and publish its handle.
 
         Raises:
-            DeclarationError: one of that name is open in this run.
+            DeclarationError: if a channel of that name is open in this run.
         """
-        transport = cluster.transport(backend)
-        number = next(_numbers)
-        name = name or f"channel-{number}"
+        key = new_key("channel")
+        name = name or f"channel-{key.rpartition('/')[2]}"
         with self._lock:
-            taken = any(one.card.name == name and one.transport is transport for one in self._open.values())
-        if taken or transport.published(published_key(transport, name)) is not None:
+            taken = any(handle.name == name and of is backend for handle, of in self._open.values())
+        if taken or backend.published(published_key(backend, name)) is not None:
             raise DeclarationError(
-                f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, give another "
-                "name, or get that one by px.Channel.find(name)"
+                f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, use another "
+                "name, or get the open channel by px.Channel.find(name)"
             )
-        address, due_sooner = served(transport)
-        card = ChannelCard(
-            f"{_own_keys}{number}",
-            name,
-            transport.name,
-            machine.maxsize,
-            machine.by,
-            handoff,
-            lengths,
-            address,
-        )
-        service = ChannelService(card.key, machine, transport, due_sooner=due_sooner, name=name)
-        services.add(service)
+        address = own_hubs.address(backend)
+        handle = ChannelHandle(key, name, backend.name, maxsize, by, handoff, lengths, address)
+        clients.to(key, address).request(key, "open_channel", name, maxsize, by)
         with self._lock:
-            self._open[card.key] = OpenChannel(card, service, transport)
-        transport.publish(published_key(transport, name), cloudpickle.dumps(card))
-        if not transport.immediate:
-            self._teller.begin()
-        return card
+            self._open[key] = (handle, backend)
+        backend.publish(published_key(backend, name), cloudpickle.dumps(handle))
+        if address is not None:
+            self._publisher.begin()
+        return handle
 
-    def get(self, key: str) -> OpenChannel | None:
-        """The channel of that key."""
-        return self._open.get(key)
+    def is_open(self, handle: ChannelHandle) -> bool:
+        """Return whether this process created a channel and did not close it."""
+        return handle.key in self._open
 
-    def closed(self, key: str) -> None:
-        """Note that one was closed."""
+    def close(self, handle: ChannelHandle, reason: str) -> None:
+        """Close a channel of this process. Losses that no take has reported are logged."""
         with self._lock:
-            one = self._open.pop(key, None)
-            told = self._told.pop(key, None)
-        if one is not None:
-            one.transport.publish(published_key(one.transport, one.card.name), None)
-            if told is not None:
-                one.transport.publish(told.key, None)
+            _, backend = self._open.pop(handle.key, (None, None))
+            entry = self._published.pop(handle.key, None)
+        if backend is None:
+            return
+        answer = _answer(clients.to(handle.key, handle.address), handle.key, "close", reason)
+        if answer[0] == "closed" and answer[1]:
+            _log.warning(
+                "channel %r was closed before anybody took what says so: items were lost with the process that "
+                "stored their bytes: %s. A rank that is closed keeps its items if the channel was created with "
+                "handoff=True",
+                handle.name,
+                losses_text(answer[1]),
+            )
+        backend.publish(published_key(backend, handle.name), None)
+        if entry is not None:
+            backend.publish(entry.key, None)
 
-    def _tell(self) -> float | None:
-        """Publish how full they are, for `phalanx top`; those of which nothing has changed are left alone."""
-        for one in list(self._open.values()):
-            if one.transport.immediate or not one.transport.connected():
+    def close_all(self, backend: Backend | None) -> None:
+        """Close the channels of a backend, or all channels, and stop their hubs."""
+        reason = "px.shutdown()" if backend is None else "the cluster was left"
+        for handle, of in list(self._open.values()):
+            if backend in (None, of):
+                self.close(handle, reason)
+        own_hubs.stop(backend)
+
+    def _turn(self) -> float | None:
+        """Publish the status of channels for ``phalanx top``, and record their fill levels while a trace runs."""
+        publish = time.monotonic() >= self._publish_at
+        for handle, backend in list(self._open.values()):
+            if handle.address is None or not backend.connected() or not (publish or process.count):
                 continue
-            entry = entry_of(one.card, one.service.look())
-            with self._lock:  # one that is closed meanwhile is not published any more
-                if one.card.key in self._open and self._told.get(one.card.key) != replace(entry, changed=0.0):
-                    self._told[one.card.key] = replace(entry, changed=0.0)
-                    one.transport.publish(entry.key, to_bytes(entry))
-        return _TOLD_EVERY_S if self._open else None
+            answer = _answer(clients.to(handle.key, handle.address), handle.key, "status")
+            if answer[0] != "status":
+                continue
+            if process.count is not None:
+                depth = answer[1].depth
+                process.count(
+                    CHANNEL + handle.name, {WAITING: depth.waiting, OLDEST: 1e3 * depth.oldest_item}
+                )
+            if publish:
+                self._publish(handle, backend, channel_entry(handle, answer[1]))
+        if publish:
+            self._publish_at = time.monotonic() + _PUBLISHED_EVERY_S
+        return _TRACED_EVERY_S if self._open else None
 
-    def close_all(self, transport: Backend | None) -> None:
-        """Close those of a backend, or all."""
-        for one in list(self._open.values()):
-            if transport in (None, one.transport):
-                one.service.close("the cluster was left" if transport is not None else "px.shutdown()")
-                self.closed(one.card.key)
-        if transport is None or not transport.immediate:
-            one_server.stop()
-
-
-def is_own(key: str) -> bool:
-    """Whether this process made the channel of that key."""
-    return key.startswith(_own_keys)
-
-
-def published_key(transport: Backend, name: str) -> str:
-    """Under which key the card of a channel is found by the processes of one job."""
-    return f"{CHANNEL_PREFIX}{transport.job()}/{name}"
+    def _publish(self, handle: ChannelHandle, backend: Backend, entry: ChannelEntry) -> None:
+        with self._lock:  # a channel that was closed in the meantime must not be published again
+            if handle.key in self._open and self._published.get(handle.key) != replace(entry, changed=0.0):
+                self._published[handle.key] = replace(entry, changed=0.0)
+                backend.publish(entry.key, to_bytes(entry))
 
 
-def entry_of(card: ChannelCard, look: Look) -> ChannelEntry:
-    """A channel as it is published."""
-    depth, items = look.depth, look.items
+def _answer(client: HubClient, key: str, verb: str, *args: Any) -> tuple[Any, ...]:
+    """Return the answer of a hub, ("gone", reason) if it does not answer in time."""
+    with contextlib.suppress(concurrent.futures.TimeoutError):
+        return client.ask(key, verb, *args)[1].result(_CLOSES_WITHIN_S)
+    return ("gone", "its hub does not answer")
+
+
+def channel_entry(handle: ChannelHandle, status: ChannelStatus) -> ChannelEntry:
+    """Return the registry record of a channel."""
+    depth, items = status.depth, status.items
     now = time.time()
     return ChannelEntry(
         run=cluster.RUN_ID,
-        name=card.name,
-        limit=limit_of(card.maxsize, card.by),
+        name=handle.name,
+        limit=handle.limit,
         waiting=depth.waiting,
         waiting_bytes=depth.waiting_bytes,
         taken=items.taken,
@@ -171,6 +229,6 @@ def entry_of(card: ChannelCard, look: Look) -> ChannelEntry:
     )
 
 
-open_channels = OpenChannels()
-"""Those of this process."""
-cluster.at_letting_go(cluster.Step.PART, open_channels.close_all)
+live_channels = LiveChannels()
+"""Channels of this process."""
+cluster.at_letting_go(cluster.Step.PART, live_channels.close_all)

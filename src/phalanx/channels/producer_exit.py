@@ -1,57 +1,64 @@
-"""How a producer ends: what it has is delivered first, or handed over to the home."""
+"""End of a producer: its items are delivered first, or their bytes are moved to the hub."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import math
+import time
 import weakref
-from typing import Any
 
-from phalanx.channels.live_channels import ChannelCard
-from phalanx.channels.payloads import kept
-from phalanx.channels.service_client import port_to
-from phalanx.channels.services import Port
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import FetchFailed
+from phalanx.channels.hub_client import HubClient
+from phalanx.channels.live_channels import ChannelHandle
+from phalanx.channels.payloads import stored_items, to_bytes
 from phalanx.worker.exit_hooks import Closers, at_close, current_closers
 
-_LEAVES_WITHIN_S = 4.0  # less than a rank has for being closed
-_HANDS_OVER_WITHIN_S = 60.0  # less than one has that leaves a group which goes on
-_leaving: weakref.WeakKeyDictionary[Closers, set[str]] = weakref.WeakKeyDictionary()
+_CLOSES_WITHIN_S = 4.0  # less than the time in which a rank has to close
+_LEAVES_WITHIN_S = 60.0  # less than the time in which a rank has to leave a group that continues
+_MOVES_EVERY_S = 0.1
+_registered: weakref.WeakKeyDictionary[Closers, set[str]] = weakref.WeakKeyDictionary()
 
 
-class Listener:
-    """What a home tells of its own accord to those who put."""
+def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout: float | None) -> bool:
+    """Reject further puts of this process, and wait until the channel needs none of its items.
 
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __call__(self, note: Any) -> None:
-        if note[0] == "freed":
-            kept.drop(note[1])
+    With ``handoff``, the bytes of its items are moved to the hub. Return False after the timeout.
+    """
+    limit = math.inf if timeout is None else time.monotonic() + timeout
+    left = client.ask(key, "leave")[1]
+    while True:
+        if handoff and not left.done():
+            held = client.request(key, "held")
+            for number, payload in held[1] if held[0] == "held" else ():
+                with contextlib.suppress(FetchFailed):
+                    client.send(key, "move", number, to_bytes(backend, payload))
+        try:
+            left.result(min(_MOVES_EVERY_S, max(0.0, limit - time.monotonic())))
+        except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
+            if time.monotonic() >= limit:
+                return False
         else:
-            kept.drop_all(self._key)
+            stored_items.reclaim_channel(key)
+            return True
 
 
-def leave(port: Port, key: str, handoff: bool, timeout: float | None) -> bool:
-    """Put no more, and wait until nothing of this process is needed; whether that is so."""
-    try:
-        port.ask(key, "leave", handoff).future.result(timeout)
-    except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
-        return False
-    return True
+def leave_at_exit(client: HubClient, backend: Backend, handle: ChannelHandle) -> None:
+    """Have this rank leave the channel when it is closed. Items that are not delivered in time are lost.
 
-
-def leave_at_close(card: ChannelCard) -> None:
-    """Have this rank leave the channel when it is closed; what is not delivered in time then is lost, and counted.
-
-    A rank that leaves a group which goes on hands over what it has.
+    A rank that leaves a group which continues moves its items to the hub.
     """
     closers = current_closers()
-    if closers is None or card.key in _leaving.setdefault(closers, set()):
+    if closers is None or handle.key in _registered.setdefault(closers, set()):
         return
-    _leaving[closers].add(card.key)
-    handoff = card.handoff or card.address is None  # inline, nobody could take it meanwhile
-    at_close(_end, closers, port_to(card.key, card.address), card.key, handoff)
+    _registered[closers].add(handle.key)
+    handoff = (
+        handle.handoff or handle.address is None
+    )  # on the inline backend no consumer could take them meanwhile
+    at_close(_leave_within, closers, client, backend, handle.key, handoff)
 
 
-def _end(closers: Closers, port: Port, key: str, handoff: bool) -> None:
-    within = _HANDS_OVER_WITHIN_S if closers.hands_over else _LEAVES_WITHIN_S
-    leave(port, key, handoff or closers.hands_over, within)
+def _leave_within(closers: Closers, client: HubClient, backend: Backend, key: str, handoff: bool) -> None:
+    timeout = _LEAVES_WITHIN_S if closers.hands_over else _CLOSES_WITHIN_S
+    leave(client, backend, key, handoff or closers.hands_over, timeout)

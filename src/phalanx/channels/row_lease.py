@@ -1,142 +1,136 @@
-"""Rows that whoever generates them has leased: what becomes of them is said here."""
+"""``px.channels.RowLease``: rows that a producer may generate."""
 
 from __future__ import annotations
 
-import functools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.channels.channel import Channel
-from phalanx.channels.lease_expiry import overdue_of
-from phalanx.channels.numbers import whole_number
-from phalanx.channels.requests import answered_async
-from phalanx.channels.services import Port, of_one_process
-from phalanx.channels.staleness_server import Lies
-from phalanx.dispatch.split import count_rows, take_rows
+from phalanx.channels.channel import Channel, whole_number
+from phalanx.channels.hub_client import HubClient
+from phalanx.dispatch.split import count_rows
 from phalanx.errors import DeclarationError, PhalanxError
-from phalanx.session.wait_threads import waiters
 from phalanx.wire.value import Reduced, Value
 
 _log = logging.getLogger("phalanx")
-_NOT_PUT = "could not be put"
 
 
 class RowLease:
-    """Rows that may be generated. What is not accepted when the ``with`` block ends is dropped, and its credit is back.
+    """Rows that may be generated. Rows that are not accepted at the end of the ``with`` block are dropped.
 
-    ``version`` is that of new rows when it began.
+    Attributes:
+        rows: number of rows.
+        version: version that new rows were generated with when the lease began.
+        overdue: True if the rows became too old while they were generated. The producer should stop.
     """
 
     def __init__(
         self,
+        client: HubClient,
         key: str,
-        port: Port,
         number: int,
         rows: int,
         version: int,
         on_overdue: Callable[[], object] | None,
     ) -> None:
-        self._key, self._port, self.number = key, port, number
+        self._client, self._key, self.number = client, key, number
         self.rows, self.version = rows, version
         self.overdue = False
-        """Whether its rows became too old while they ran: whoever generates them should stop."""
         self._on_overdue = on_overdue
-        overdue_of(port, key).add(self)
+        client.on_overdue(key, number, self._became_overdue)
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
-        """Rows are ready to be trained on; in as many parts as one likes.
+        """Accept rows for training, without a channel. A lease can be accepted in parts.
 
         Args:
-            rows: how many.
-            versions: of their first tokens: one for all, or one for each.
+            rows: number of rows.
+            versions: version of the first token of each row, or one version for all rows.
 
         Returns:
-            The places, from 0, of those that were accepted: hand only these to the trainer. The others would be
-            trained on more than ``max_lag`` versions behind, or the lease had ended; they are dropped.
+            Positions of the accepted rows, from 0. Hand only these rows to the trainer. Other rows would exceed
+            ``max_lag``, or the lease had ended. They are dropped.
 
         Raises:
-            ValueError: more rows than still run, or a version that is not in training yet.
+            ValueError: if there are more rows than still run, or a version is not in training yet.
         """
-        return self._asked("accept", self.number, counted(rows, "accept", "rows"), _versions_of(versions))[1]
+        count = whole_number(rows, "accept(rows")
+        return self._request("accept", self.number, _row_versions(versions, count))[1]
 
     def put(
-        self,
-        channel: Channel,
-        item: Value,
-        versions: int | Sequence[int],
-        timeout: float | None = None,
+        self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
-        """Accept the rows of an item, and put those that were accepted into a channel.
+        """Put the rows of an item into a channel. Rows that are too old are dropped.
 
-        The channel's rows are followed, if both were made by one process: those that it loses or drops give their
-        credit back, and those that become too old are dropped from it, or do not come in; as do those that were on
-        their way when this process ended.
+        The rows count as accepted as soon as the channel contains them. The lease and the channel must belong to one
+        process. Rows that the channel drops or loses, or that become too old, free their quota.
+
+        Args:
+            channel: channel for the rows.
+            item: item made of rows.
+            versions: version of the first token of each row, or one version for all rows.
+            timeout: maximum wait for capacity in seconds.
 
         Returns:
-            How many rows were put.
+            Number of accepted rows.
 
         Raises:
-            ValueError: as for :meth:`accept`, or the item is not made of rows.
-            ChannelFull, ChannelClosed: the rows could not be put; they are dropped.
+            ValueError: if the item is not made of rows or has more rows than still run.
+            DeclarationError: if the channel belongs to another process or backend than the lease.
+            ChannelFull, ChannelClosed: as :meth:`px.Channel.put`. The rows are dropped.
         """
-        some, lies = _accepted_of(
-            item, self._asked("offer", self.number, _rows_of(item), _versions_of(versions))
-        )
-        if lies is None:
-            return 0
-        try:
-            if of_one_process(self._key, channel.card.key):
-                channel.put_followed(some, timeout, (self._key, lies))
-            else:
-                channel.put(some, timeout)
-                self._asked("unfollowed", lies)
-        except BaseException:
-            self._port.say(self._key, "discard", lies, _NOT_PUT)
-            raise
-        return lies.stop - lies.start
+        rows, leased = self._leased(channel, item, versions)
+        return min(rows, channel._put_leased(item, timeout, leased))
 
     async def put_async(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
-        """The same as :meth:`put`, awaited."""
-        reply = self._port.ask(self._key, "offer", self.number, _rows_of(item), _versions_of(versions))
-        told = _checked(await answered_async(self._key, self._port, reply, None))
-        some, lies = _accepted_of(item, told)
-        if lies is None:
-            return 0
-        try:
-            if of_one_process(self._key, channel.card.key):
-                await channel.put_followed_async(some, timeout, (self._key, lies))
-            else:
-                await channel.put_async(some, timeout)
-                self._port.say(self._key, "unfollowed", lies)
-        except BaseException:
-            self._port.say(self._key, "discard", lies, _NOT_PUT)
-            raise
-        return lies.stop - lies.start
+        """Put the rows of an item in an event loop, as :meth:`put` does."""
+        rows, leased = self._leased(channel, item, versions)
+        return min(rows, await channel._put_leased_async(item, timeout, leased))
+
+    def _leased(
+        self, channel: Channel, item: Value, versions: int | Sequence[int]
+    ) -> tuple[int, tuple[str, int, tuple[int, ...]]]:
+        rows = count_rows(item)
+        if rows is None:
+            raise ValueError(
+                "RowLease.put: the item is not made of rows; pass tensors, arrays, lists or structures of these"
+            )
+        if channel._client() is not self._client:
+            raise DeclarationError(
+                f"RowLease.put: channel {channel.name!r} and the staleness belong to different processes or backends; "
+                "create both in one process, on one backend"
+            )
+        return rows, (self._key, self.number, _row_versions(versions, rows))
 
     def drop(self, rows: int, reason: str) -> None:
-        """Some of its rows will never be: filtered, aborted, failed. Counted under the reason.
+        """Drop running rows that were filtered or aborted or that failed. They are counted by reason.
 
         Raises:
-            ValueError: more rows than still run.
+            ValueError: if there are more rows than still run.
         """
-        self._asked("drop", self.number, counted(rows, "drop", "rows"), str(reason))
+        self._request("drop", self.number, whole_number(rows, "drop(rows"), str(reason))
 
     def end(self, reason: str = "not accepted") -> None:
-        """Drop what still runs. Idempotent."""
-        self._port.say(self._key, "end", self.number, str(reason))
+        """Drop all running rows. Idempotent."""
+        self._client.forget(self._key, self.number)
+        self._client.send(self._key, "end", self.number, str(reason))
 
-    def _asked(self, verb: str, *args: Any) -> Any:
-        return _checked(self._port.ask(self._key, verb, *args).future.result())
+    def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
+        return checked_answer(self._client.request(self._key, verb, *args))
 
-    def became_overdue(self) -> None:
-        """Note that its rows are too old."""
+    def _became_overdue(self) -> None:
         self.overdue = True
-        if self._on_overdue is not None:  # which may ask homes: not on the thread that brings their answers
-            waiters.submit(functools.partial(_tell, self._on_overdue, self.rows))
+        if self._on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
+            threading.Thread(target=self._call_back, args=(self._on_overdue,), daemon=True).start()
+
+    def _call_back(self, on_overdue: Callable[[], object]) -> None:
+        try:
+            on_overdue()
+        except Exception:
+            _log.warning("on_overdue of a lease on %d rows failed", self.rows, exc_info=True)
 
     def __enter__(self) -> RowLease:
         return self
@@ -148,66 +142,31 @@ class RowLease:
 
     def __reduce__(self) -> Reduced:
         raise DeclarationError(
-            "a lease on rows belongs to the process that began it; pass the px.StalenessManager and begin there"
+            "a row lease belongs to the process that leased the rows; pass the px.StalenessManager and lease there"
         )
 
 
-def _tell(on_overdue: Callable[[], object], rows: int) -> None:
-    try:
-        on_overdue()
-    except Exception:  # of the user: nobody else would hear of it
-        _log.warning("on_overdue of a lease on %d rows failed", rows, exc_info=True)
-
-
-def counted(given: Any, verb: str, name: str) -> int:
-    """A number of rows, or of a version.
+def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
+    """Return the version of each row.
 
     Raises:
-        ValueError: it is no whole number.
+        ValueError: if ``versions`` is neither a whole number nor a whole number for each row.
     """
-    number = whole_number(given)
-    if number is None:
-        raise ValueError(f"{verb}({name}={given!r}): give a whole number")
-    return number
-
-
-def _versions_of(versions: Any) -> int | list[int]:
-    """Versions of first tokens, one for all rows or one for each; tensors and arrays are taken as lists."""
     given = versions.tolist() if hasattr(versions, "tolist") else versions
-    if (one := whole_number(given)) is not None:
-        return one
-    numbers = [whole_number(each) for each in given] if isinstance(given, Iterable) else [None]
-    good = [each for each in numbers if each is not None]
-    if len(good) < len(numbers):
-        raise ValueError(f"versions={versions!r}: give one whole number for all rows, or one for each")
-    return good
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        return (whole_number(given, "versions"),) * rows
+    numbers = tuple(whole_number(version, "versions") for version in given)
+    if len(numbers) != rows:
+        raise ValueError(f"{rows} rows with {len(numbers)} versions: expected a version for each row")
+    return numbers
 
 
-def _rows_of(item: Value) -> int:
-    rows = count_rows(item)
-    if rows is None:
-        raise ValueError(
-            "RowLease.put: the item is not made of rows; give tensors, arrays, lists or structures of such"
-        )
-    return rows
+def checked_answer(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the answer of a staleness.
 
-
-def _accepted_of(item: Value, told: Any) -> tuple[Value, Lies | None]:
-    """The rows of an item that were accepted, and what they are called; None where none was."""
-    _, places, lies = told
-    if not places:
-        return None, None
-    return (item if len(places) == count_rows(item) else take_rows(item, places)), lies
-
-
-def _checked(what: Any) -> Any:
-    if what[0] in ("gone", "wrong"):
-        raise failed(what)
-    return what
-
-
-def failed(what: Any) -> Exception:
-    """The error that a home told of."""
-    if what[0] == "wrong":
-        return ValueError(what[1])
-    return PhalanxError(f"staleness: {what[1]}")
+    Raises:
+        PhalanxError: if the staleness was closed, or its hub died.
+    """
+    if answer[0] == "gone":
+        raise PhalanxError(f"staleness: {answer[1]}")
+    return answer

@@ -1,61 +1,54 @@
-"""``px.StalenessManager``: how far generation may run ahead of training, kept by leases on rows."""
+"""``px.StalenessManager``: bounds how far generation runs ahead of training, by leases on rows."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.lease_expiry import overdue_of
-from phalanx.channels.payloads import PROCESS
-from phalanx.channels.requests import answered, answered_async, others
-from phalanx.channels.row_lease import RowLease, counted, failed
-from phalanx.channels.service_client import Address, port_to, served
-from phalanx.channels.services import Port, services
-from phalanx.channels.staleness_server import Paced, StalenessService
-from phalanx.channels.staleness_state import StalenessState
-from phalanx.channels.staleness_state import StalenessStateMachine as Machine
+from phalanx.channels.channel import whole_number
+from phalanx.channels.hub_client import PROCESS, HubClient, clients
+from phalanx.channels.hub_server import HubAddress
+from phalanx.channels.live_channels import new_key, own_hubs
+from phalanx.channels.request_wait import PendingRequest, active_threads
+from phalanx.channels.row_lease import RowLease, checked_answer
+from phalanx.channels.staleness_state import StalenessStats
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, StalenessTimeout
 from phalanx.session import session as cluster
 from phalanx.wire.value import Reduced
 
-_numbers = itertools.count(1)
-
 
 @dataclass(frozen=True)
-class StalenessCard:
-    """What a handle on a staleness is made from."""
+class StalenessHandle:
+    """Serialized form of a staleness manager."""
 
     key: str
     max_lag: int
     rows_per_version: int
-    depth: int
-    backend: str
-    address: Address | None
+    address: HubAddress | None
 
 
 class StalenessManager:
-    """Producers take leases on rows before they generate them; the trainer says which version it is at.
+    """Bounded staleness: producers lease rows before they generate them, and the trainer advances the version.
 
-    The lag of a row is the version in training when it is trained on, minus that of its first token. No accepted row
-    has a lag above ``max_lag``, given that rows are trained on in the order in which they were accepted. It paces: at
-    most ``depth`` versions of rows are under way beside the one in training, however large ``max_lag`` is.
+    The lag of a row is the version in training when the row is trained on, minus the version of its first token. No
+    accepted row is delivered with a lag above ``max_lag``. The manager also paces: at most ``depth`` versions of rows
+    exist next to the version in training, however large ``max_lag`` is.
 
-    A handle can be passed to methods of any groups; whoever made it owns it, and it ends with that process.
+    A handle can be passed to methods of any group. The process that creates the manager owns it.
 
     Args:
-        max_lag: versions that a row may be behind; 0: generation and training take turns.
-        rows_per_version: rows that the trainer uses for one version.
-        depth: versions of rows under way beside the one in training.
-        version: the one in training at the beginning.
+        max_lag: maximum lag in versions; 0: generation and training take turns.
+        rows_per_version: rows that the trainer uses for a version.
+        depth: versions of rows that may exist next to the version in training.
+        version: version in training at the beginning.
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
-        DeclarationError: a number is too small.
+        DeclarationError: if a number is too small.
     """
 
     def __init__(
@@ -67,147 +60,119 @@ class StalenessManager:
         version: int = 0,
         backend: str | None = None,
     ) -> None:
-        self._serve(Machine(max_lag, rows_per_version, depth, version=version), backend)
-
-    def _serve(self, machine: Machine, backend: str | None, *, restored: bool = False) -> None:
-        transport = cluster.transport(backend)
-        address, due_sooner = served(transport)
-        key = f"staleness/{PROCESS}/{next(_numbers)}"
-        service = StalenessService(key, machine, due_sooner=due_sooner, alone=transport.immediate)
-        service.restored = restored
-        services.add(service)
-        self._card = StalenessCard(
-            key, machine.max_lag, machine.rows_per_version, machine.depth, transport.name, address
-        )
-
-    @classmethod
-    def _from_card(cls, card: StalenessCard) -> StalenessManager:
-        staleness = cls.__new__(cls)
-        staleness._card = card
-        return staleness
+        given = f"max_lag={max_lag!r}, rows_per_version={rows_per_version!r}, depth={depth!r}, version={version!r}"
+        try:
+            numbers = [whole_number(each, "(") for each in (max_lag, rows_per_version, depth, version)]
+        except ValueError:
+            numbers = [-1, -1, -1, -1]
+        if min(numbers[0], numbers[1] - 1, numbers[2]) < 0:
+            raise DeclarationError(
+                f"px.StalenessManager({given}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
+                "rows_per_version"
+            )
+        address = own_hubs.address(cluster.transport(backend))
+        self._handle = StalenessHandle(new_key("staleness"), numbers[0], numbers[1], address)
+        self._client().request(self._handle.key, "open_staleness", *numbers)
 
     @classmethod
-    def load(
-        cls, state: StalenessState, *, with_ready: bool = False, backend: str | None = None
-    ) -> StalenessManager:
-        """One that goes on from what :meth:`save` gave. Leases that ran then are dropped, as "restored".
-
-        Args:
-            state: what ``save()`` gave.
-            with_ready: whether the rows that were accepted and not trained on are there again; else they are dropped
-                too, and their credit is back.
-            backend: as for a new one.
-        """
+    def _from_handle(cls, handle: StalenessHandle) -> StalenessManager:
         staleness = cls.__new__(cls)
-        staleness._serve(Machine.load(state, with_ready=with_ready), backend, restored=True)
+        staleness._handle = handle
         return staleness
-
-    @property
-    def card(self) -> StalenessCard:
-        """What its handles are made from."""
-        return self._card
-
-    def save(self) -> StalenessState:
-        """All that it is, as a value that pickles."""
-        return self._asked("state")
 
     @property
     def rows_per_version(self) -> int:
-        """Rows that the trainer uses for one version."""
-        return self._card.rows_per_version
+        """Rows that the trainer uses for a version."""
+        return self._handle.rows_per_version
 
     @property
     def version(self) -> int:
-        """The version in training."""
-        return self._look().version
+        """Version in training."""
+        return self.stats.version
 
     @property
     def serving(self) -> int:
-        """The version that new rows are generated with."""
-        return self._look().serving
+        """Version that new rows are generated with."""
+        return self.stats.serving
 
     @property
-    def paced(self) -> Paced:
-        """Rows submitted, ready, trained, dropped and running; those dropped by reason, those trained on by lag."""
-        return self._look()
+    def stats(self) -> StalenessStats:
+        """Counts of submitted, ready, trained, dropped and running rows, drop reasons, and lags."""
+        return self._request("stats")[1]
 
-    def begin(
+    def lease(
         self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
     ) -> RowLease:
         """Wait until ``rows`` rows may be generated, and count them as running.
 
         Args:
-            rows: how many.
-            timeout: seconds to wait at most; None waits as long as it takes.
-            on_overdue: called, on a thread of the library's own, when these rows have become too old while they still
-                run: abort them.
+            rows: number of rows.
+            timeout: maximum wait in seconds; None waits without a bound.
+            on_overdue: called on a separate thread when the rows become too old while they run, to abort them.
 
         Raises:
-            StalenessTimeout: training was too far behind for all of that time; the message says how far.
-            PhalanxError: it was closed, or its owner is gone.
-            ValueError: the last of so many rows would always be too old.
+            StalenessTimeout: if training was too far behind during that time. The message names the reason.
+            PhalanxError: if the manager was closed, or its owner died.
+            ValueError: if the last of so many rows would always be too old.
         """
-        rows = counted(rows, "begin", "rows")
-        port, reply, timeout = self._begin(rows, timeout)
-        what = answered(self._card.key, port, reply, timeout, "begin", "of staleness")
-        return self._lease(port, what, rows, on_overdue)
+        pending = self._begin(rows, timeout)
+        return self._leased(pending, pending.result(), rows, on_overdue)
 
-    async def begin_async(
+    async def lease_async(
         self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
     ) -> RowLease:
-        """The same as :meth:`begin`, awaited."""
-        rows = counted(rows, "begin_async", "rows")
-        port, reply, timeout = self._begin(rows, timeout)
-        what = await answered_async(self._card.key, port, reply, timeout)
-        return self._lease(port, what, rows, on_overdue)
+        """Lease rows in an event loop, as :meth:`lease` does."""
+        pending = self._begin(rows, timeout)
+        return self._leased(pending, await pending.result_async(), rows, on_overdue)
 
-    def _begin(self, rows: int, timeout: float | None) -> tuple[Port, Any, float | None]:
-        timeout = checked(timeout, "StalenessManager.begin")
-        port = self._port()
-        overdue_of(port, self._card.key)
-        return port, port.ask(self._card.key, "begin", rows, timeout), timeout
+    def _begin(self, rows: int, timeout: float | None) -> PendingRequest:
+        count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
+        return PendingRequest(self._client(), self._handle.key, "of staleness", timeout, "lease", count)
 
-    def _lease(self, port: Port, what: Any, rows: int, on_overdue: Callable[[], object] | None) -> RowLease:
-        match what:
-            case ("begun", lease, version):
-                return RowLease(self._card.key, port, lease, rows, version, on_overdue)
-            case ("expired", behind):
-                raise StalenessTimeout(f"begin({rows} rows): {behind}; wait longer, or train")
+    def _leased(
+        self,
+        pending: PendingRequest,
+        answer: tuple[Any, ...],
+        rows: int,
+        on_overdue: Callable[[], object] | None,
+    ) -> RowLease:
+        match checked_answer(answer):
+            case ("leased", number, version):
+                return RowLease(pending.client, self._handle.key, number, rows, version, on_overdue)
             case _:
-                raise failed(what)
+                raise StalenessTimeout(f"lease({rows} rows): {answer[1]}; wait longer, or train")
 
     def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
-        """Version ``version`` is in training from now on.
+        """Set the version in training.
 
         Args:
-            version: higher than before.
-            trained: rows that were trained on since the last time; None: ``rows_per_version`` for each version.
-            serving: whether new rows are generated with it from now on; else that is said by :meth:`serve`.
+            version: higher than the version before.
+            trained: rows that were trained on since the last call; None: ``rows_per_version`` for each version.
+            serving: new rows are generated with this version from now on; otherwise :meth:`serve` reports it.
 
         Raises:
-            ValueError: versions go up, and no more rows are trained on than were ready.
+            ValueError: if the version does not increase, or fewer rows are ready than were trained on.
         """
-        rows = None if trained is None else counted(trained, "advance", "trained")
-        self._asked("advance", counted(version, "advance", "version"), rows, serving)
+        rows = None if trained is None else whole_number(trained, "advance(trained")
+        self._request("advance", whole_number(version, "advance(version"), rows, serving)
 
     def serve(self, version: int) -> None:
-        """New rows are generated with ``version`` from now on.
+        """Set the version that new rows are generated with.
 
         Raises:
-            ValueError: it is older than the one before, or newer than the one in training.
+            ValueError: if it is not between the version served before and the version in training.
         """
-        self._asked("serve", counted(version, "serve", "version"))
+        self._request("serve", whole_number(version, "serve(version"))
 
     def close(self, reason: str = "it was closed") -> None:
-        """Let no rows begin any more: whoever waits in ``begin`` is told. Leases that run go on. Idempotent.
+        """Reject new leases, also of callers that wait. Running leases continue. Idempotent.
 
         Raises:
-            DeclarationError: another process made it.
+            DeclarationError: if another process created the manager.
         """
-        service = services.get(self._card.key)
-        if not isinstance(service, StalenessService):
-            raise DeclarationError("this staleness belongs to the process that made it, which closes it")
-        service.close(str(reason))
+        if self._handle.key.split("/")[1] != PROCESS:
+            raise DeclarationError("this staleness manager is closed by the process that created it")
+        self._client().request(self._handle.key, "close", str(reason))
 
     def __enter__(self) -> StalenessManager:
         return self
@@ -218,37 +183,36 @@ class StalenessManager:
         self.close()
 
     def explain(self) -> Table:
-        """Where all rows are, and how old those were that were trained on."""
-        look = self._look()
-        rows = look.rows
+        """Return a table of all rows, and the lags of the rows that were trained on."""
+        stats = self.stats
+        rows = stats.rows
+        lags = ", ".join(f"{count} at lag {lag}" for lag, count in sorted(stats.lags.items()))
+        dropped = ", ".join(f"{count} {reason}" for reason, count in stats.dropped.items())
         table = (
-            ("submitted", rows.submitted, f"{look.waiting} producers wait"),
+            ("submitted", rows.submitted, f"{stats.waiting} producers wait"),
             ("running", rows.running, ""),
             ("ready", rows.ready, ""),
-            ("trained", rows.trained, ", ".join(f"{n} at lag {lag}" for lag, n in sorted(look.lags.items()))),
-            ("dropped", rows.dropped, ", ".join(f"{n} {reason}" for reason, n in look.dropped.items())),
+            ("trained", rows.trained, lags),
+            ("dropped", rows.dropped, dropped),
         )
-        versions = f"version {look.version} in training, {look.serving} served"
-        title = f"staleness: {versions}, at most {self._card.max_lag} behind"
+        versions = f"version {stats.version} in training, {stats.serving} served"
+        title = f"staleness: {versions}, at most {self._handle.max_lag} behind"
         return Table(title, ("rows", "count", "more"), table)
 
-    def _look(self) -> Paced:
-        return self._asked("look")
+    def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
+        return checked_answer(self._client().request(self._handle.key, verb, *args))
 
-    def _asked(self, verb: str, *args: Any) -> Any:
-        what = self._port().ask(self._card.key, verb, *args).future.result()
-        if isinstance(what, tuple) and what[0] in ("gone", "wrong"):
-            raise failed(what)
-        return what
-
-    def _port(self) -> Port:
-        port = port_to(self._card.key, self._card.address)
-        others.note()
-        return port
+    def _client(self) -> HubClient:
+        active_threads.note()
+        return clients.to(self._handle.key, self._handle.address)
 
     def __reduce__(self) -> Reduced:
-        return StalenessManager._from_card, (self._card,)
+        return _staleness_of, (self._handle,)
 
     def __repr__(self) -> str:
-        card = self._card
-        return f"<staleness: at most {card.max_lag} versions of {card.rows_per_version} rows behind>"
+        handle = self._handle
+        return f"<staleness: at most {handle.max_lag} versions of {handle.rows_per_version} rows behind>"
+
+
+def _staleness_of(handle: StalenessHandle) -> StalenessManager:
+    return StalenessManager._from_handle(handle)

@@ -1,75 +1,32 @@
-"""How far generation may run ahead of training: bounded staleness as a state machine. Pure.
+"""State machine of bounded staleness: bounds on the versions of rows, and a quota of rows. Pure.
 
-Producer -> `Begin(rows)` -> waits -> `Begun(lease)` -> it generates -> `Accept(lease, rows, versions)`, in parts ->
-`Accepted` | `Refused`; what it does not accept it drops, or `End` does. Trainer -> `Advance(version)` after each
-version it has trained; engines -> `Serve(version)` when they generate with it. The link
-(`runtime/links/staleness.py`, `px.StalenessStateMachine`) sends these, owns the clock, and takes rows that are
-`Evicted` out of the channel they lie in.
+A producer leases rows, generates them, and accepts them or puts them into a channel. The trainer takes them and
+advances the version. The lag of a row is the version in training when the row is trained on, minus its own version.
+Rows are trained on in the order in which they were taken, then in the order of acceptance, ``rows_per_version`` for
+each version. A row is accepted only if its lag will not exceed ``max_lag``. A row that becomes too old is dropped.
 
-The *lag* of a row is the version in training when it is trained on, minus that of its first token. Rows are
-trained on in the order in which they were accepted, `rows_per_version` of them per version, so the lag of a row
-is known when it is accepted: the version in training plus the full versions of rows before it. No row is accepted
-whose lag would be above `max_lag`.
-
-Two limits hold a `Begin` back. The bound: were all rows under way accepted, its last row would be trained on more
-than `max_lag` versions behind. The pace: at most `depth` versions of rows are under way beside the one in training,
-however large `max_lag` is, so that lag is what stragglers need and not what is allowed. Neither holds it back while
-all rows under way cannot fill the next version: the trainer would wait for ever. Its last rows may then come too
-late and be dropped: let `rows_per_version` be a multiple of the rows of a lease where `max_lag` is 0.
-
-Credit is what is not under way: rows that are dropped, filtered, aborted or lost count no more from that moment.
-No total since the start enters, so nothing bursts after a restart.
+Two limits delay a lease. The bound: its last row would be too old if all earlier rows were trained on. The pace: at
+most ``depth`` versions of rows exist next to the version in training. Neither applies while all rows together cannot
+fill the next version, since the trainer would wait forever. Rows that are dropped free their quota immediately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
-from phalanx.channels.numbers import whole_number
-from phalanx.channels.ready import Ready, ReadyRows
-from phalanx.channels.staleness_messages import (
-    Accept,
-    Accepted,
-    Advance,
-    Begin,
-    Begun,
-    Cancel,
-    Discard,
-    Drop,
-    Dropped,
-    End,
-    Event,
-    Evicted,
-    Expired,
-    Instruction,
-    Overdue,
-    Refused,
-    Serve,
-    Tick,
-    Withdrawn,
-)
-from phalanx.errors import DeclarationError, InternalError
+from phalanx.channels.channel_state import STALE, Done
 
-STALE: Literal["stale"] = "stale"
+Token = tuple[Any, ...]
+"""Key of a channel with the number of an item, or "lease" with the number of a lease and its running rows."""
+RESTORED, NOT_SAVED, NOT_PUT = "restored", "not saved", "could not be put"
 
 
 @dataclass(frozen=True)
-class Lease:
-    """Rows that a producer generates: `rows` still run, `accepted` were accepted. `version` is that of new rows when
-    it began."""
-
-    number: int
-    rows: int
-    version: int
-    accepted: int = 0
-    overdue: bool = False
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Where all rows are that leases began: submitted = accepted + dropped + running; accepted = ready + trained."""
+class RowCounts:
+    """Counts of leased rows: submitted = accepted + dropped + running; accepted = ready + trained."""
 
     submitted: int
     ready: int
@@ -79,304 +36,393 @@ class Rows:
 
     @property
     def accepted(self) -> int:
+        """Rows that were accepted and not dropped."""
         return self.ready + self.trained
 
 
 @dataclass(frozen=True)
-class StalenessState:
-    """What is saved. Running leases are in it so that they can be counted as dropped when it is loaded."""
+class StalenessStats:
+    """A staleness manager at one moment."""
 
-    max_lag: int
-    rows_per_version: int
-    depth: int
     version: int
+    """Version in training."""
     serving: int
-    ready: tuple[Ready, ...]
-    running: int
-    submitted: int
-    trained: int
+    """Version that new rows are generated with."""
+    rows: RowCounts
+    waiting: int
+    """Producers that wait for a lease."""
     dropped: dict[str, int]
+    """Rows by reason."""
     lags: dict[int, int]
-    next_lease: int
+    """Trained rows by lag."""
+    restored: bool = False
+    """True if the state was restored and no version has been in training since."""
 
 
-class StalenessStateMachine:
-    """The machine.
+@dataclass(slots=True, eq=False)
+class LeaseRequest:
+    """A producer that waits for a lease."""
 
-    Args:
-        max_lag: versions that a row may be behind when it is trained on; 0: generation and training take turns.
-        rows_per_version: rows that the trainer uses for one version.
-        depth: versions of rows under way beside the one in training; a larger one fills more of `max_lag`.
+    peer: str
+    rows: int
+    done: Done
 
-    Raises:
-        DeclarationError: a number is too small.
-    """
 
-    def __init__(self, max_lag: int, rows_per_version: int, depth: int = 1, *, version: int = 0) -> None:
-        lag, rows, ahead, first = map(whole_number, (max_lag, rows_per_version, depth, version))
-        if lag is None or rows is None or ahead is None or first is None or min(lag, ahead, rows - 1) < 0:
-            raise DeclarationError(
-                f"StalenessStateMachine(max_lag={max_lag!r}, rows_per_version={rows_per_version!r}, depth={depth!r},"
-                f" version={version!r}): give whole numbers, from 0 for max_lag and depth, from 1 for rows_per_version"
-            )
-        self.max_lag, self.rows_per_version, self.depth = lag, rows, ahead
-        self.version = self.serving = first
-        """The version in training, and the one that new rows are generated with."""
-        self.dropped: dict[str, int] = {}
-        """Rows by reason."""
-        self.lags: dict[int, int] = {}
-        """Rows trained on, by lag."""
-        self._submitted = self._trained = self._next_lease = 0
-        self._leases: dict[int, Lease] = {}
-        self._ready = ReadyRows(rows_per_version)
-        self._begins: dict[Hashable, Begin] = {}
+@dataclass(slots=True)
+class LeasedRows:
+    """Rows that a producer generates."""
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take one event in, at `now` seconds of a clock that never goes back; what is to be done, in order.
+    peer: str
+    rows: int
+    version: int
+    overdue: bool = False
+
+
+@dataclass(slots=True)
+class ReadyRows:
+    """Accepted rows ``start`` to ``stop`` of an item or a lease, with one version."""
+
+    token: Token
+    start: int
+    stop: int
+    version: int
+    place: int
+    """Position of the first row in the order of acceptance."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+    def part(self, start: int, stop: int) -> ReadyRows:
+        """Return the rows ``start`` to ``stop``."""
+        return replace(self, start=start, stop=stop, place=self.place + start - self.start)
+
+
+class StalenessState:
+    """Leases, accepted rows and versions. ``overdue(peer, lease)`` is called for running leases that are too old."""
+
+    def __init__(
+        self,
+        max_lag: int,
+        rows_per_version: int,
+        depth: int = 1,
+        version: int = 0,
+        *,
+        overdue: Callable[[str, int], None] = lambda peer, lease: None,
+    ) -> None:
+        self.max_lag, self.rows_per_version, self.depth = max_lag, rows_per_version, depth
+        self.version = self.serving = version
+        self.restored = False
+        self.closed: str | None = None
+        self.dropped: Counter[str] = Counter()
+        self.lags: Counter[int] = Counter()
+        self._overdue = overdue
+        self._submitted = self._trained = self._putting = self._places = self._next = 0
+        self._ready: list[ReadyRows] = []
+        self._taken: list[ReadyRows] = []
+        self._leases: dict[int, LeasedRows] = {}
+        self._requests: deque[LeaseRequest] = deque()
+
+    # Leases
+
+    def lease(self, peer: str, rows: int, done: Done) -> LeaseRequest | None:
+        """Lease rows, answered with ("leased", lease, version). Return the request if it waits.
 
         Raises:
-            ValueError: the event cannot be: more rows than the lease has, a version that is not there yet.
-            InternalError: the ticket is that of another request that waits.
+            ValueError: if the last of the rows would always be too old.
         """
-        done = [*self._changed(event), *self._start()]
-        while (late := self._late(now)) is not None:
-            behind = self._behind(late.rows) or "requests that came before it wait"
-            del self._begins[late.ticket]
-            done += [Expired(late.ticket, behind), *self._start()]
-        return done
+        most = (self.max_lag + 1) * self.rows_per_version
+        if not 1 <= rows <= most:
+            raise ValueError(
+                f"lease({rows} rows): expected 1 to {most} rows with max_lag={self.max_lag} and "
+                f"rows_per_version={self.rows_per_version}; the last of more rows would always be too old"
+            )
+        request = LeaseRequest(peer, rows, done)
+        if self.closed is not None:
+            done(("gone", self.closed))
+        else:
+            self._requests.append(request)
+            self._start()
+        return request if request in self._requests else None
+
+    def cancel(self, request: LeaseRequest) -> None:
+        """Answer a request that still waits with ("behind", reason)."""
+        if request in self._requests:
+            self._requests.remove(request)
+            request.done(("behind", self._delay(request.rows) or "requests that came before it wait"))
+            self._start()
+
+    def accept(self, lease: int, versions: Sequence[int]) -> tuple[int, ...]:
+        """Accept rows of a lease without a channel. Return the positions of the accepted rows."""
+        if lease not in self._leases:
+            return ()
+        token = ("lease", lease, self._leases[lease].rows)
+        self._check_versions(versions)
+        self._shrink(lease, len(versions))
+        good = self._admit(token, versions)
+        self._start()
+        return good
+
+    def begin_put(self, lease: int, versions: Sequence[int]) -> bool:
+        """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
+        if lease not in self._leases:
+            return False
+        self._check_versions(versions)
+        self._shrink(lease, len(versions))
+        self._putting += len(versions)
+        return True
+
+    def fail_put(self, rows: int) -> None:
+        """Drop rows that a channel did not accept."""
+        self._putting -= rows
+        self._drop(rows, NOT_PUT)
+        self._start()
+
+    def drop(self, lease: int, rows: int, reason: str) -> None:
+        """Drop running rows of a lease."""
+        if lease in self._leases:
+            self._shrink(lease, rows)
+            self._drop(rows, reason)
+            self._start()
+
+    def end(self, lease: int, reason: str) -> None:
+        """Drop the running rows of a lease, and forget the lease."""
+        found = self._leases.pop(lease, None)
+        if found is not None:
+            self._drop(found.rows, reason)
+            self._start()
+
+    def peer_died(self, peer: str, reason: str) -> None:
+        """End the leases and requests of a dead process."""
+        self._requests = deque(request for request in self._requests if request.peer != peer)
+        for number in [number for number, lease in self._leases.items() if lease.peer == peer]:
+            self.end(number, reason)
+        self._start()
+
+    def close(self, reason: str) -> None:
+        """Reject new leases. Running leases continue."""
+        self.closed = self.closed or reason
+        requests, self._requests = self._requests, deque()
+        for request in requests:
+            request.done(("gone", reason))
+
+    # Rows in channels (``channel_state.VersionBound``)
 
     @property
-    def rows(self) -> Rows:
+    def oldest(self) -> int:
+        """Oldest version that may be delivered."""
+        return self.version - self.max_lag
+
+    def enter(self, token: Token, versions: Sequence[int]) -> frozenset[int]:
+        """Count rows that were put, and return the positions of the rows that are too old."""
+        self._putting -= len(versions)
+        good = self._admit(token, versions)
+        return frozenset(range(len(versions))).difference(good)
+
+    def take(self, token: Token, start: int, stop: int) -> None:
+        """Move rows behind the rows that were taken before."""
+        self._ready, found = _extract(self._ready, token, start, stop)
+        self._taken += found
+
+    def requeue(self, token: Token, start: int, stop: int) -> None:
+        """Move taken rows back to their places."""
+        self._taken, found = _extract(self._taken, token, start, stop)
+        self._ready = sorted([*self._ready, *found], key=lambda rows: rows.place)
+
+    def remove(self, token: Token, start: int, stop: int, reason: str) -> None:
+        """Drop accepted rows, which frees their quota."""
+        self._ready, ready = _extract(self._ready, token, start, stop)
+        self._taken, taken = _extract(self._taken, token, start, stop)
+        self._drop(sum(rows.rows for rows in (*ready, *taken)), reason)
+        self._start()
+
+    # Versions
+
+    def advance(self, version: int, trained: int | None = None, serving: bool = True) -> list[ReadyRows]:
+        """Set the version in training. Return the accepted rows that became too old and were dropped.
+
+        Raises:
+            ValueError: if the version does not increase, or fewer rows are ready than were trained on.
+        """
+        if version <= self.version:
+            raise ValueError(
+                f"advance({version}) while version {self.version} is in training: versions increase"
+            )
+        ready = self._count_ready()
+        wanted = (version - self.version) * self.rows_per_version
+        rows = min(wanted, ready) if trained is None else trained
+        if not 0 <= rows <= ready:
+            raise ValueError(f"advance(trained={rows}): expected at most the {ready} rows that are ready")
+        self._train(rows, version - 1)
+        self.version = version
+        self.serving = version if serving else self.serving
+        self.restored = False
+        stale = self._evict()
+        for number, lease in self._leases.items():
+            if not lease.overdue and lease.version < self.oldest:
+                lease.overdue = True
+                self._overdue(lease.peer, number)
+        self._start()
+        return stale
+
+    def serve(self, version: int) -> None:
+        """Set the version that new rows are generated with.
+
+        Raises:
+            ValueError: if it is not between the version served before and the version in training.
+        """
+        if not self.serving <= version <= self.version:
+            raise ValueError(f"serve({version}): expected a version from {self.serving} to {self.version}")
+        self.serving = version
+        self._start()
+
+    # Reports
+
+    def stats(self) -> StalenessStats:
+        """Return counts and versions."""
+        running = self._putting + sum(lease.rows for lease in self._leases.values())
         dropped = sum(self.dropped.values())
-        return Rows(self._submitted, self._ready.rows, self._trained, dropped, self._running)
-
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        return tuple(self._leases.values())
-
-    @property
-    def waiting(self) -> tuple[Begin, ...]:
-        """Producers that wait, in order of arrival."""
-        return tuple(self._begins.values())
-
-    @property
-    def wake_at(self) -> float | None:
-        """When the next deadline passes: send a `Tick` then."""
-        deadlines = (begin.deadline for begin in self._begins.values())
-        return min((each for each in deadlines if each is not None), default=None)
-
-    @property
-    def ready_leases(self) -> frozenset[int]:
-        """The leases that accepted rows which wait to be trained on."""
-        return frozenset(ready.lease for ready in self._ready)
-
-    def state(self) -> StalenessState:
-        return StalenessState(
-            self.max_lag,
-            self.rows_per_version,
-            self.depth,
-            self.version,
-            self.serving,
-            tuple(self._ready),
-            self._running,
-            self._submitted,
-            self._trained,
-            dict(self.dropped),
-            dict(self.lags),
-            self._next_lease,
+        rows = RowCounts(self._submitted, self._count_ready(), self._trained, dropped, running)
+        waiting, lags = len(self._requests), dict(self.lags)
+        return StalenessStats(
+            self.version, self.serving, rows, waiting, dict(self.dropped), lags, self.restored
         )
 
-    @classmethod
-    def load(cls, state: StalenessState, *, with_ready: bool = True) -> StalenessStateMachine:
-        """A machine that goes on from `state`. What was running is dropped, as "restored".
+    def state(self) -> dict[str, Any]:
+        """Return the state to save."""
+        stats = self.stats()
+        accepted = sorted((*self._taken, *self._ready), key=lambda rows: rows.place)
+        return {"stats": stats, "accepted": [replace(rows) for rows in accepted], "next": self._next}
 
-        `with_ready` False: the rows that were ready were not saved with their channel, and are dropped too.
-        """
-        machine = cls(state.max_lag, state.rows_per_version, state.depth, version=state.version)
-        machine.serving = state.serving
-        machine.dropped, machine.lags = dict(state.dropped), dict(state.lags)
-        machine._submitted, machine._trained = state.submitted, state.trained
-        machine._next_lease = state.next_lease
-        machine._ready = ReadyRows(state.rows_per_version, state.ready if with_ready else ())
-        gone = state.running + (0 if with_ready else sum(ready.rows for ready in state.ready))
-        machine._count_dropped(gone, "restored")
-        return machine
+    def restore(self, state: dict[str, Any], accepted: Sequence[ReadyRows]) -> None:
+        """Continue from ``state`` with the ``accepted`` rows that still exist. Other rows count as dropped."""
+        stats: StalenessStats = state["stats"]
+        self.version, self.serving, self._next = stats.version, stats.serving, state["next"]
+        self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
+        self._submitted, self._trained, self.restored = stats.rows.submitted, stats.rows.trained, True
+        self._ready = list(accepted)
+        self._places = max((rows.place + rows.rows for rows in accepted), default=0)
+        self._drop(stats.rows.running, RESTORED)
+        self._drop(stats.rows.ready - self._count_ready(), NOT_SAVED)
+        self._start()
 
-    def _changed(self, event: Event) -> list[Instruction]:
-        match event:
-            case Begin():
-                self._begin(event)
-                return []
-            case Cancel():
-                return [Withdrawn(event.ticket, self._begins.pop(event.ticket, None) is not None)]
-            case Accept():
-                return self._accept(event)
-            case Drop():
-                return self._drop(event.lease, event.rows, event.reason)
-            case End():
-                lease = self._leases.pop(event.lease, None)
-                return self._let_go(event.lease, lease.rows if lease else 0, event.reason)
-            case Discard():
-                return self._discard(event)
-            case Advance():
-                return self._advance(event)
-            case Serve():
-                self._serve(event.version)
-                return []
-            case Tick():
-                return []
+    # Transitions
 
-    def _begin(self, begin: Begin) -> None:
-        most = (self.max_lag + 1) * self.rows_per_version
-        if not 1 <= begin.rows <= most:
-            raise ValueError(
-                f"begin({begin.rows} rows): give 1 to {most}; with max_lag={self.max_lag} and"
-                f" rows_per_version={self.rows_per_version} the last of more would always be too old"
-            )
-        if begin.ticket in self._begins:
-            raise InternalError(f"ticket {begin.ticket!r} of a staleness is that of another that waits")
-        self._begins[begin.ticket] = begin
+    def _start(self) -> None:
+        """Answer the waiting lease requests that need not wait, in order of arrival."""
+        while self._requests and not self._delay(self._requests[0].rows):
+            request = self._requests.popleft()
+            number, self._next = self._next, self._next + 1
+            self._leases[number] = LeasedRows(request.peer, request.rows, self.serving)
+            self._submitted += request.rows
+            request.done(("leased", number, self.serving))
 
-    def _accept(self, event: Accept) -> list[Instruction]:
-        lease = self._leases.get(event.lease)
-        if lease is None:
-            return [Refused(event.lease, tuple(range(event.rows)), "ended")]
-        self._check_rows(event.lease, event.rows)
-        good: list[int] = []
-        before = self._ready.rows
-        for place, version in enumerate(self._versions(event)):
-            if self.version + (before + len(good)) // self.rows_per_version - version <= self.max_lag:
-                self._ready.append(event.lease, lease.accepted + len(good), version)
-                good.append(place)
-        old = tuple(sorted(set(range(event.rows)).difference(good)))
-        self._leases[event.lease] = replace(lease, accepted=lease.accepted + len(good))
-        self._shrink(event.lease, event.rows)
-        accepted: list[Instruction] = [Accepted(event.lease, tuple(good))] if good else []
-        refused: list[Instruction] = [Refused(event.lease, old, STALE)] if old else []
-        return [*accepted, *refused, *self._let_go(event.lease, len(old), STALE)]
-
-    def _versions(self, event: Accept) -> Sequence[int]:
-        versions = [event.versions] * event.rows if isinstance(event.versions, int) else event.versions
-        if len(versions) != event.rows:
-            raise ValueError(
-                f"accept({event.rows} rows) with {len(versions)} versions: give one for each row"
-            )
-        if versions and max(versions) > self.version:
-            raise ValueError(
-                f"accept() of a row of version {max(versions)} while {self.version} is in training: say"
-                " advance(version) before rows of that version are generated"
-            )
-        return versions
-
-    def _drop(self, lease: int, rows: int, reason: str) -> list[Instruction]:
-        self._check_rows(lease, rows)
-        if lease not in self._leases:
-            return []
-        self._shrink(lease, rows)
-        return self._let_go(lease, rows, reason)
-
-    def _discard(self, event: Discard) -> list[Instruction]:
-        removed = self._ready.remove(event.lease, event.start, event.stop)
-        return self._let_go(event.lease, removed, event.reason)
-
-    def _advance(self, event: Advance) -> list[Instruction]:
-        if event.version <= self.version:
-            raise ValueError(f"advance({event.version}) while {self.version} is in training: versions go up")
-        most = self._ready.rows
-        wanted = (event.version - self.version) * self.rows_per_version
-        trained = min(wanted, most) if event.trained is None else event.trained
-        if not 0 <= trained <= most:
-            raise ValueError(
-                f"advance(trained={trained}) of {most} rows that are ready: give as many or fewer"
-            )
-        for lag, rows in self._ready.train(trained, self.version, event.version - 1).items():
-            self.lags[lag] = self.lags.get(lag, 0) + rows
-        self._trained += trained
-        self.version = event.version
-        self.serving = event.version if event.serving else self.serving
-        return [*self._evict(), *self._overdue()]
-
-    def _evict(self) -> list[Instruction]:
-        done: list[Instruction] = []
-        for old in self._ready.evict(self.version, self.max_lag):
-            done.append(Evicted(old.lease, old.start, old.stop))
-            done += self._let_go(old.lease, old.rows, STALE)
-        return done
-
-    def _overdue(self) -> list[Instruction]:
-        late = [
-            lease
-            for lease in self._leases.values()
-            if not lease.overdue and lease.version + self.max_lag < self.version
-        ]
-        for lease in late:
-            self._leases[lease.number] = replace(lease, overdue=True)
-        return [Overdue(lease.number) for lease in late]
-
-    def _serve(self, version: int) -> None:
-        if not self.serving <= version <= self.version:
-            raise ValueError(
-                f"serve({version}) while engines generate with {self.serving} and {self.version} is in"
-                " training: give a version between the two"
-            )
-        self.serving = version
-
-    def _start(self) -> list[Instruction]:
-        """Those who wait and need not, in order of arrival."""
-        begun: list[Instruction] = []
-        for begin in list(self._begins.values()):
-            if self._behind(begin.rows):
-                break
-            del self._begins[begin.ticket]
-            lease = Lease(self._next_lease, begin.rows, self.serving)
-            self._next_lease += 1
-            self._leases[lease.number] = lease
-            self._submitted += begin.rows
-            begun.append(Begun(begin.ticket, lease.number, self.serving))
-        return begun
-
-    def _behind(self, rows: int) -> str:
-        """What rows that begin now would have to wait for, in words; "" if for nothing."""
-        if self.serving + self.max_lag < self.version:
+    def _delay(self, rows: int) -> str:
+        """Return the reason why a lease has to wait, "" if it does not."""
+        if self.serving < self.oldest:
             return f"engines still generate with version {self.serving} while {self.version} is in training"
-        under_way = self._ready.rows + self._running
-        if under_way < self.rows_per_version:
+        ready = self._count_ready()
+        running = self._putting + sum(lease.rows for lease in self._leases.values())
+        if ready + running < self.rows_per_version:
             return ""
         ahead = min(self.depth, self.serving + self.max_lag - self.version)
-        if under_way + rows <= (ahead + 1) * self.rows_per_version:
+        if ready + running + rows <= (ahead + 1) * self.rows_per_version:
             return ""
         return (
-            f"{self._ready.rows} rows are ready and {self._running} running, where {self.rows_per_version}"
-            f" make a version and at most {ahead} versions may be ahead"
+            f"{ready} rows are ready and {running} running, {self.rows_per_version} rows make a version, and at most "
+            f"{ahead} versions may be ahead"
         )
 
-    def _late(self, now: float) -> Begin | None:
-        begins = self._begins.values()
-        return next((each for each in begins if each.deadline is not None and each.deadline <= now), None)
+    def _admit(self, token: Token, versions: Sequence[int]) -> tuple[int, ...]:
+        before, good = self._count_ready(), list[int]()
+        for row, version in enumerate(versions):
+            if self.version + (before + len(good)) // self.rows_per_version - version > self.max_lag:
+                continue
+            good.append(row)
+            last = self._ready[-1] if self._ready else None
+            if last is not None and (last.token, last.stop, last.version) == (token, row, version):
+                last.stop = row + 1
+            else:
+                self._ready.append(ReadyRows(token, row, row + 1, version, self._places))
+            self._places += 1
+        self._drop(len(versions) - len(good), STALE)
+        return tuple(good)
 
-    def _check_rows(self, number: int, rows: int) -> None:
-        lease = self._leases.get(number)
-        if rows < 0 or (lease is not None and rows > lease.rows):
-            running = lease.rows if lease else 0
+    def _train(self, rows: int, last: int) -> None:
+        """Count the first rows as trained on for the version in training and later ones up to ``last``.
+
+        Rows that are too old were not delivered: they are skipped, and dropped afterwards.
+        """
+        done = 0
+        for line in (self._taken, self._ready):
+            place = 0
+            while place < len(line) and done < rows:
+                first = line[place]
+                lag = min(self.version + done // self.rows_per_version, last) - first.version
+                if lag > self.max_lag:
+                    place += 1
+                    continue
+                step = min(first.rows, rows - done, self.rows_per_version - done % self.rows_per_version)
+                self.lags[lag] += step
+                line[place] = first.part(first.start + step, first.stop)
+                if not line[place].rows:
+                    line.pop(place)
+                done += step
+        self._trained += done
+
+    def _evict(self) -> list[ReadyRows]:
+        """Drop the accepted rows whose lag would exceed ``max_lag``. Later rows move up."""
+        stale: list[ReadyRows] = []
+        before = 0
+        for name in ("_taken", "_ready"):
+            kept: list[ReadyRows] = []
+            for rows in getattr(self, name):
+                most = (rows.version - self.oldest + 1) * self.rows_per_version - before
+                middle = rows.start + min(rows.rows, max(most, 0))
+                kept += [rows.part(rows.start, middle)] if rows.start < middle else []
+                stale += [rows.part(middle, rows.stop)] if middle < rows.stop else []
+                before += middle - rows.start
+            setattr(self, name, kept)
+        self._drop(sum(rows.rows for rows in stale), STALE)
+        return stale
+
+    def _shrink(self, lease: int, rows: int) -> None:
+        running = self._leases[lease].rows
+        if not 0 <= rows <= running:
+            raise ValueError(f"{rows} rows of lease {lease}: expected at most the {running} rows that run")
+        self._leases[lease].rows -= rows
+        if rows == running:
+            del self._leases[lease]
+
+    def _check_versions(self, versions: Sequence[int]) -> None:
+        if versions and max(versions) > self.version:
             raise ValueError(
-                f"{rows} rows of lease {number}, which has {running} running: give as many or fewer"
+                f"a row of version {max(versions)} was accepted while version {self.version} is in training; call "
+                "advance(version) before rows of that version are generated"
             )
 
-    def _shrink(self, number: int, rows: int) -> None:
-        lease = self._leases[number]
-        if rows == lease.rows:
-            del self._leases[number]
-        else:
-            self._leases[number] = replace(lease, rows=lease.rows - rows)
+    def _count_ready(self) -> int:
+        return sum(rows.stop - rows.start for rows in self._taken) + sum(
+            rows.stop - rows.start for rows in self._ready
+        )
 
-    def _let_go(self, lease: int, rows: int, reason: str) -> list[Instruction]:
-        self._count_dropped(rows, reason)
-        return [Dropped(lease, rows, reason)] if rows else []
-
-    def _count_dropped(self, rows: int, reason: str) -> None:
+    def _drop(self, rows: int, reason: str) -> None:
         if rows:
-            self.dropped[reason] = self.dropped.get(reason, 0) + rows
+            self.dropped[reason] += rows
 
-    @property
-    def _running(self) -> int:
-        return sum(lease.rows for lease in self._leases.values())
+
+def _extract(
+    line: list[ReadyRows], token: Token, start: int, stop: int
+) -> tuple[list[ReadyRows], list[ReadyRows]]:
+    """Return the other rows, and the rows ``start`` to ``stop`` of a token."""
+    others: list[ReadyRows] = []
+    found: list[ReadyRows] = []
+    for rows in line:
+        first, last = max(rows.start, start), min(rows.stop, stop)
+        if rows.token != token or first >= last:
+            others.append(rows)
+            continue
+        others += [rows.part(*part) for part in ((rows.start, first), (last, rows.stop)) if part[0] < part[1]]
+        found.append(rows.part(first, last))
+    return others, found

@@ -29,7 +29,7 @@ class Pacing:
         """Note that a version was sent."""
         if self._staleness is None:
             return
-        look = self._staleness.paced
+        look = self._staleness.stats
         # The first version after a resume brings weights back: nothing was trained for it in this process.
         again = look.restored or (version.step is not None and version.step == self._step)
         again = again or (self._again and version.step is None)

@@ -42,6 +42,7 @@ from phalanx.backends.ray.ray_errors import (
 )
 from phalanx.backends.ray.ray_streams import stream
 from phalanx.backends.ray.sending import submit
+from phalanx.backends.ray.service_actor import start_service, stop_service
 from phalanx.backends.ray.start import NAMESPACE, started
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
@@ -70,6 +71,10 @@ class RayBackend:
 
     def leave(self) -> None:
         self._agents.leave()
+
+    start_service = staticmethod(start_service)
+
+    stop_service = staticmethod(stop_service)
 
     def nodes(self) -> list[NodeCapacity]:
         return placement.nodes()

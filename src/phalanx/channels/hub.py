@@ -1,0 +1,325 @@
+"""The hub: all channels and stalenesses of a process behind one lock, and the peers that use them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from phalanx.channels.channel_counts import display_name
+from phalanx.channels.channel_state import By, ChannelState, Done, Item, RowRange
+from phalanx.channels.staleness_state import ReadyRows, StalenessState
+
+CLOSED = ("gone", "it was closed")
+Tell = Callable[[str, ChannelState], None]
+
+
+class StoredPayload(NamedTuple):
+    """Bytes in the store of a process: the process's own number for them, and the address for other processes."""
+
+    process: str
+    number: int
+    address: Any
+
+
+class PutOffer(NamedTuple):
+    """An item to put. ``leased``: its staleness, the lease and the version of each row."""
+
+    payload: bytes | StoredPayload
+    nbytes: int
+    rows: int | None
+    lengths: tuple[float, ...] = ()
+    leased: tuple[str, int, tuple[int, ...]] | None = None
+
+
+class HubPeer(Protocol):
+    """A process, or an inline rank, that uses the hub."""
+
+    @property
+    def name(self) -> str:
+        """Name of this incarnation of the process, with a serial number after the last "#"."""
+        ...
+
+    def tell(self, note: tuple[Any, ...]) -> None:
+        """Send a notification without waiting."""
+        ...
+
+
+@dataclass
+class _OpenChannel:
+    state: ChannelState
+    name: str
+
+
+class Hub:
+    """Executes requests of peers. Answers are delivered outside of the lock.
+
+    ``changed`` is called with the name and the state of a channel after each request to it.
+    """
+
+    def __init__(self, changed: Tell = lambda name, state: None) -> None:
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._outbox: list[tuple[Done, tuple[Any, ...]]] = []
+        self._peers: dict[str, HubPeer] = {}
+        self._channels: dict[str, _OpenChannel] = {}
+        self._stalenesses: dict[str, StalenessState] = {}
+        self._cancels: dict[Hashable, Callable[[], None]] = {}
+
+    def ask(
+        self, peer: HubPeer, ticket: int, answer: Done | None, key: str, verb: str, args: Sequence[Any]
+    ) -> None:
+        """Execute one request. ``answer`` is called once with a tuple whose first word is the kind."""
+        request = (peer.name, ticket)
+
+        def done(result: tuple[Any, ...]) -> None:
+            self._cancels.pop(request, None)
+            if answer is not None:
+                self._outbox.append((answer, result))
+
+        with self._lock:
+            self._peers[peer.name] = peer
+            try:
+                self._execute(key, verb, request, done, args)
+            except ValueError as error:
+                done(("wrong", str(error)))
+            except Exception as error:
+                done(("failed", f"{verb}: {type(error).__name__}: {error}"))
+            outbox, self._outbox = self._outbox, []
+        for deliver, result in outbox:
+            deliver(result)
+
+    def peer_died(self, peer: str, why: str) -> None:
+        """Requeue and drop the leases of a dead process."""
+        with self._lock:
+            if self._peers.pop(peer, None) is None:
+                return
+            for staleness in self._stalenesses.values():
+                staleness.peer_died(peer, f"{display_name(peer)}: {why}")
+            for channel in list(self._channels.values()):
+                channel.state.peer_died(peer, why)
+            outbox, self._outbox = self._outbox, []
+        for deliver, result in outbox:
+            deliver(result)
+
+    def _execute(
+        self, key: str, verb: str, request: tuple[str, int], done: Done, args: Sequence[Any]
+    ) -> None:
+        if verb in ("open_channel", "open_staleness", "snapshot", "restore"):
+            getattr(self, f"_{verb}")(key, done, *args)
+        elif verb == "cancel":
+            cancel = self._cancels.get((request[0], args[0]))
+            if cancel is not None:
+                cancel()
+            done(("done",))
+        elif key in self._channels:
+            channel = self._channels[key]
+            getattr(self, f"_channel_{verb}")(channel.state, request, done, *args)
+            self._changed(channel.name, channel.state)
+            if channel.state.closed and not channel.state.leases:
+                del self._channels[key]
+        elif key in self._stalenesses:
+            getattr(self, f"_staleness_{verb}")(self._stalenesses[key], request, done, *args)
+        else:
+            done(CLOSED)
+
+    def _note(self, peer: str | None, *note: Any) -> None:
+        if peer in self._peers:
+            self._outbox.append((self._peers[peer].tell, note))
+
+    def _wait(self, key: tuple[str, int], waits: bool, state: Any, request: Any) -> None:
+        """Cancel a request that was not answered: immediately, or when its peer asks for it."""
+        if request is None:
+            return
+        if waits:
+            self._cancels[key] = lambda: state.cancel(request)
+        else:
+            state.cancel(request)
+
+    # Channels
+
+    def _open_channel(self, key: str, done: Done, name: str, maxsize: int | None, by: By) -> None:
+        def reclaim(item: Item) -> None:
+            if isinstance(item.payload, StoredPayload):
+                self._note(item.holder, "reclaim", item.payload.number)
+
+        state = ChannelState(key, maxsize, by, reclaim=reclaim, clock=time.monotonic)
+        self._channels[key] = _OpenChannel(state, name)
+        done(("done",))
+
+    def _channel_put(
+        self, channel: ChannelState, request: tuple[str, int], done: Done, offer: PutOffer, waits: bool
+    ) -> None:
+        peer, payload = request[0], offer.payload
+        holder = None if isinstance(payload, bytes) else peer
+        item = Item(peer, payload, offer.nbytes, offer.rows, holder, offer.lengths)
+        finish = done
+        if offer.leased is not None:
+            key, lease, item.versions = offer.leased
+            staleness = self._stalenesses[key]
+            if not staleness.begin_put(lease, item.versions):
+                done(("accepted", -1, 0))
+                return
+            item.bound = staleness if item.versions else None
+            finish = _reporting_failure(staleness, len(item.versions), done)
+        self._wait(request, waits, channel, channel.put(item, finish))
+
+    def _channel_take(
+        self,
+        channel: ChannelState,
+        request: tuple[str, int],
+        done: Done,
+        items: int | None,
+        rows: int | None,
+        at_least: int | None,
+        waits: bool,
+    ) -> None:
+        self._wait(request, waits, channel, channel.take(request[0], request, done, items, rows, at_least))
+
+    def _channel_ack(self, channel: ChannelState, request: tuple[str, int], done: Done, ticket: int) -> None:
+        channel.ack((request[0], ticket))
+        done(("done",))
+
+    def _channel_requeue(
+        self,
+        channel: ChannelState,
+        request: tuple[str, int],
+        done: Done,
+        ticket: int,
+        unreadable: Sequence[int],
+    ) -> None:
+        done(("lost", channel.requeue((request[0], ticket), unreadable)))
+
+    def _channel_drop(
+        self, channel: ChannelState, request: Any, done: Done, reason: str, numbers: Sequence[int] | None
+    ) -> None:
+        done(("dropped", channel.drop(reason, numbers)))
+
+    def _channel_finish(self, channel: ChannelState, request: Any, done: Done) -> None:
+        channel.finish()
+        done(("done",))
+
+    def _channel_close(self, channel: ChannelState, request: Any, done: Done, reason: str) -> None:
+        channel.close(reason)
+        done(("closed", channel.losses))
+
+    def _channel_status(self, channel: ChannelState, request: Any, done: Done) -> None:
+        done(("status", channel.status()))
+
+    def _channel_leave(self, channel: ChannelState, request: tuple[str, int], done: Done) -> None:
+        channel.leave(request[0], done)
+
+    def _channel_held(self, channel: ChannelState, request: tuple[str, int], done: Done) -> None:
+        done(("held", channel.held_by(request[0])))
+
+    def _channel_move(
+        self, channel: ChannelState, request: Any, done: Done, number: int, payload: bytes
+    ) -> None:
+        channel.move(number, payload)
+        done(("done",))
+
+    # Stalenesses
+
+    def _open_staleness(
+        self, key: str, done: Done, max_lag: int, rows_per_version: int, depth: int, version: int
+    ) -> None:
+        def overdue(peer: str, lease: int) -> None:
+            self._note(peer, "overdue", key, lease)
+
+        self._stalenesses[key] = StalenessState(max_lag, rows_per_version, depth, version, overdue=overdue)
+        done(("done",))
+
+    def _staleness_lease(
+        self, staleness: StalenessState, request: tuple[str, int], done: Done, rows: int, waits: bool
+    ) -> None:
+        self._wait(request, waits, staleness, staleness.lease(request[0], rows, done))
+
+    def _staleness_accept(
+        self, staleness: StalenessState, request: Any, done: Done, lease: int, versions: Sequence[int]
+    ) -> None:
+        done(("accepted", staleness.accept(lease, versions)))
+
+    def _staleness_drop(
+        self, staleness: StalenessState, request: Any, done: Done, lease: int, rows: int, reason: str
+    ) -> None:
+        staleness.drop(lease, rows, reason)
+        done(("done",))
+
+    def _staleness_end(
+        self, staleness: StalenessState, request: Any, done: Done, lease: int, reason: str
+    ) -> None:
+        staleness.end(lease, reason)
+        done(("done",))
+
+    def _staleness_advance(
+        self,
+        staleness: StalenessState,
+        request: Any,
+        done: Done,
+        version: int,
+        trained: int | None,
+        serving: bool,
+    ) -> None:
+        for rows in staleness.advance(version, trained, serving):
+            channel = self._channels.get(rows.token[0])
+            if channel is not None:
+                channel.state.drop_rows(RowRange(rows.token[1], rows.start, rows.stop))
+        for channel in self._channels.values():
+            channel.state.expire()
+        done(("done",))
+
+    def _staleness_serve(self, staleness: StalenessState, request: Any, done: Done, version: int) -> None:
+        staleness.serve(version)
+        done(("done",))
+
+    def _staleness_close(self, staleness: StalenessState, request: Any, done: Done, reason: str) -> None:
+        staleness.close(reason)
+        done(("done",))
+
+    def _staleness_stats(self, staleness: StalenessState, request: Any, done: Done) -> None:
+        done(("stats", staleness.stats()))
+
+    # Snapshots
+
+    def _snapshot(self, key: str, done: Done, channels: Sequence[str], staleness: str | None) -> None:
+        """Answer with the states of channels and a staleness at one moment."""
+        if not {*channels} <= self._channels.keys() or staleness not in (None, *self._stalenesses):
+            done(CLOSED)
+            return
+        states = {each: self._channels[each].state.state() for each in channels}
+        done(("snapshot", states, self._stalenesses[staleness].state() if staleness else None))
+
+    def _restore(
+        self,
+        key: str,
+        done: Done,
+        channels: dict[str, dict[str, Any]],
+        staleness: str | None,
+        state: dict[str, Any] | None,
+        accepted: Sequence[ReadyRows],
+    ) -> None:
+        """Have channels and a staleness continue from their states, unless they were used before."""
+        for each in channels:
+            if self._channels[each].state.items.submitted:
+                raise ValueError(f"an item was put into channel {self._channels[each].name!r} already")
+        bound = self._stalenesses[staleness] if staleness else None
+        if bound is not None and state is not None:
+            if bound.stats().rows.submitted:
+                raise ValueError("rows of the staleness were leased already")
+            bound.restore(state, accepted)
+        for each, saved in channels.items():
+            self._channels[each].state.restore(saved, bound)
+        done(("done",))
+
+
+def _reporting_failure(staleness: StalenessState, rows: int, done: Done) -> Done:
+    """Return a callback of a put that drops its rows if the channel did not accept them."""
+
+    def finish(result: tuple[Any, ...]) -> None:
+        if result[0] != "accepted":
+            staleness.fail_put(rows)
+        done(result)
+
+    return finish
