@@ -20,6 +20,7 @@ ON_WEIGHTS = (PHALANX, ALL_BYTES, UNVERIFIED, BARE, FLOOR)
 DATA = (PHALANX, VERL, VERL_NUMPY, BARE, FLOOR)
 
 BRAKED, UNBRAKED = "1000 items, 8 unread at most", "1000 items, any number unread"
+BUSY = "driver computes"
 INLINE, PUT_ONCE = "in each message", "put once"
 
 
@@ -130,9 +131,11 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
     for ranks in FULL.flow_ranks:
         found[Case("flow", ranks, kilobytes=1, variant="500 items a rank")] = (
             Goal(BARE, 1 / 1.5),
-            Goal(VERL, 1 / 1.5),
+            Goal(VERL, 1 / 5),
         )
-        found[Case("flow", ranks, 64, variant="4 items a rank")] = (Goal(BARE, 1 / 3), Goal(VERL, 1 / 3))
+        found[Case("flow", ranks, 1, variant="50 items a rank")] = (Goal(VERL, 1 / 2.5),)
+        found[Case("flow", ranks, 64, variant="4 items a rank")] = (Goal(BARE, 1 / 3), Goal(VERL, 1 / 4))
+        found[Case("flow", ranks, kilobytes=1, variant=f"500 items a rank, {BUSY}")] = (Goal(VERL, 1 / 5),)
     return found
 
 
@@ -195,13 +198,18 @@ def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
 
 
 def _flow(plan: Plan, ranks: int) -> Iterator[Step]:
-    """So many producers and as many consumers on one channel, or queue; each puts, or gets, so many items."""
+    """Producers and as many consumers on a channel or queue. The smallest items also while the driver computes."""
     for kilobytes, items in plan.flow_items.items():
         large, small = divmod(kilobytes, 1 << 10)
         case = Case("flow", ranks, large, small, variant=f"{items} items a rank")
         args = {"groups": ["a", "b"], "kilobytes": kilobytes, "items": items}
         warming = {"items": max(1, items // 10)}
         yield Step(case, "flow", args, ON_RAY, plan.repeats, seconds=plan.flow_seconds, warming=warming)
+    kilobytes, items = min(plan.flow_items.items())
+    case = Case("flow", ranks, kilobytes=kilobytes, variant=f"{items} items a rank, {BUSY}")
+    args = {"groups": ["a", "b"], "kilobytes": kilobytes, "items": items, "busy": True}
+    warming = {"items": max(1, items // 10)}
+    yield Step(case, "flow", args, ON_RAY, plan.repeats, seconds=plan.flow_seconds, warming=warming)
 
 
 def _chain(plan: Plan) -> Step:

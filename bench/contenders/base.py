@@ -8,6 +8,7 @@ needs private, writable memory, so the copies counted by the floor cannot be lef
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -54,6 +56,24 @@ def trim() -> None:
     gc.collect()
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """Have a thread of this process compute in Python during the block."""
+    ended = threading.Event()
+
+    def compute() -> None:
+        while not ended.is_set():
+            sum(range(10_000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -233,12 +253,13 @@ class Contender(ABC):
         of the touched elements by rank of B."""
         raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
 
-    def do_flow(self, groups: list[str], kilobytes: int, items: int) -> float:
-        """Seconds from the first put to the last item that was touched."""
+    def do_flow(self, groups: list[str], kilobytes: int, items: int, busy: bool = False) -> float:
+        """Seconds from the first put to the last item that was touched, while the driver computes if ``busy``."""
         made = [self._groups[name] for name in groups]
         ranks = len(self.pids(made[0]))
         queue = self.open_queue(items * ranks)
-        seconds, sums = timed(lambda: self.flow(queue, made, kilobytes, items))
+        with computing() if busy else contextlib.nullcontext():
+            seconds, sums = timed(lambda: self.flow(queue, made, kilobytes, items))
         self.close_queue(queue)
         expected = items * ranks
         check(sum(sums) == expected, f"{sum(sums)} items came out of {expected}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.channels.live_channels import own_hubs
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -68,6 +71,20 @@ class Putter(px.Worker):
     def put_twice(self, channel: px.Channel) -> None:
         channel.put(1)
         channel.put(torch.zeros(LARGE))
+
+    @px.register
+    def generate_many(
+        self, staleness: px.StalenessManager, channel: px.Channel, leases: int, width: int
+    ) -> None:
+        for _ in range(leases):
+            with staleness.lease(2, 2.0) as lease:
+                lease.put(channel, torch.zeros(2, width), lease.version, 2.0)
+
+    @px.register
+    def consume(self, channel: px.Channel, count: int) -> None:
+        for _ in range(count):
+            with contextlib.suppress(px.channels.ItemsLost), channel.take_rows(1, 2.0) as batch:
+                time.sleep(0.01 * len(batch))
 
     @px.register
     def fail_with(self, channel: px.Channel) -> None:
@@ -223,6 +240,65 @@ def test_an_async_rank_that_gave_up_a_get_takes_on(pool: px.ResourcePool) -> Non
         assert within(WITHIN, lambda: source.depth.takes == 1 or future.done())
         source.put(5)
         assert future.result(WITHIN) == [5]
+
+
+def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group:
+        channel = px.Channel(1, backend="ray")
+        future = group.put_twice.submit(channel)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        with ThreadPoolExecutor(1) as threads:
+            empty = px.Channel(backend="ray")
+            waiting = threads.submit(empty.take, 5, WITHIN)
+            assert within(WITHIN, lambda: empty.depth.takes == 1)
+            own_hubs.stop(None)
+            with pytest.raises(px.channels.ChannelClosed, match="the process that hosts it died"):
+                waiting.result(5)
+        with pytest.raises(px.channels.ChannelClosed, match="died"):
+            future.result(5)
+        with px.Channel(backend="ray") as another:
+            another.put("on a new hub")
+            assert another.get(WITHIN) == "on a new hub"
+        channel.close()
+        empty.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(25))
+def test_processes_that_are_killed_at_any_moment_lose_nothing_uncounted(
+    pool: px.ResourcePool, seed: int
+) -> None:
+    chance = random.Random(seed)
+    staleness = px.StalenessManager(max_lag=2, rows_per_version=4, backend="ray")
+    with px.Channel(chance.choice([None, 2]), backend="ray") as channel:
+        with px.WorkerGroup(pool[0:1], Putter) as producer, px.WorkerGroup(pool[1:2], Putter) as consumer:
+            futures = [producer.generate_many.submit(staleness, channel, 20, chance.choice([1, LARGE]))]
+            futures += [consumer.consume.submit(channel, 5)]
+            time.sleep(chance.random())
+            for version in range(1, chance.randint(2, 5)):
+                staleness.advance(version, trained=0)
+            faults.kill(chance.choice([producer, consumer]), 0)
+            time.sleep(0.2)
+            channel.finish()
+            for future in futures:
+                future.exception(WITHIN)
+        counts = channel.items
+        assert counts.is_balanced and channel.rows.is_balanced
+        rows = staleness.stats.rows
+        assert rows.submitted == rows.accepted + rows.dropped + rows.running
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_with_an_open_channel_prints_no_traceback(tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = tmp_path / "open.py"
+    script.write_text(
+        "import phalanx as px\npx.init(num_cpus=1)\nchannel = px.Channel()\nchannel.put(1)\nbatch = channel.take(1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from phalanx.channels.batch import Batch as Batch
     from phalanx.channels.channel_snapshots import restore as restore
     from phalanx.channels.channel_snapshots import snapshot as snapshot
-    from phalanx.channels.row_lease import RowLease as RowLease
+    from phalanx.channels.staleness import RowLease as RowLease
     from phalanx.errors import ChannelClosed as ChannelClosed
     from phalanx.errors import ChannelEmpty as ChannelEmpty
     from phalanx.errors import ChannelError as ChannelError
@@ -25,7 +25,7 @@ _HOMES = {
     "ChannelError": "phalanx.errors",
     "ChannelFull": "phalanx.errors",
     "ItemsLost": "phalanx.errors",
-    "RowLease": "phalanx.channels.row_lease",
+    "RowLease": "phalanx.channels.staleness",
     "StalenessTimeout": "phalanx.errors",
     "restore": "phalanx.channels.channel_snapshots",
     "snapshot": "phalanx.channels.channel_snapshots",

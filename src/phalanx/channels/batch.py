@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Sequence
 from itertools import groupby
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +13,7 @@ from phalanx.calls.future import CallFuture
 from phalanx.calls.stored_rows import StoredPart, StoredParts
 from phalanx.channels.channel_counts import Loss, losses_text
 from phalanx.channels.channel_state import ItemSlice
-from phalanx.channels.hub_client import HubClient
+from phalanx.channels.hub_client import TakenLease, leaked_leases
 from phalanx.channels.payloads import reference, unpack
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
@@ -26,76 +23,6 @@ from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
 from phalanx.worker.exit_hooks import current_closers
-
-_log = logging.getLogger("phalanx")
-
-
-class TakenLease:
-    """Lease of a taken batch at the hub of its channel."""
-
-    def __init__(self, client: HubClient, key: str, name: str, ticket: int) -> None:
-        self.name = name
-        self._client, self._key, self._ticket = client, key, ticket
-
-    def ack(self) -> None:
-        """Report the delivery."""
-        self._client.send(self._key, "ack", self._ticket)
-
-    def requeue(self) -> None:
-        """Return the items to the front of the channel."""
-        self._client.send(self._key, "requeue", self._ticket, ())
-
-    def lose(self, unreadable: Sequence[int]) -> Sequence[Loss]:
-        """Return the readable items to the channel, and return the losses of the others."""
-        answer = self._client.request(self._key, "requeue", self._ticket, unreadable)
-        return answer[1] if answer[0] == "lost" else ()
-
-
-class LeakedLeases:
-    """Leases of batches that were garbage-collected without an acknowledgement.
-
-    A thread requeues them, since a destructor must not send messages.
-    """
-
-    def __init__(self) -> None:
-        self._leases: SimpleQueue[TakenLease] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread unless it runs. A forked process has none."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="phalanx-leases", daemon=True)
-            self._thread.start()
-
-    def add(self, lease: TakenLease) -> None:
-        """Note a lease without taking a lock."""
-        self._leases.put(lease)
-
-    def requeue(self) -> None:
-        """Requeue all leases that were added before."""
-        with self._lock:  # a caller that waits for it finds all of them requeued
-            while not self._leases.empty():
-                self._requeue(self._leases.get())
-
-    def _run(self) -> None:
-        while True:
-            lease = self._leases.get()
-            with self._lock:
-                self._requeue(lease)
-
-    @staticmethod
-    def _requeue(lease: TakenLease) -> None:
-        _log.warning(
-            "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in a "
-            "`with` block, or call batch.ack() or batch.ack_with(future)",
-            lease.name,
-        )
-        lease.requeue()
-
-
-leaked_leases = LeakedLeases()
-"""Leases of this process."""
 
 
 class Batch(StoredParts):

@@ -11,15 +11,20 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, TakenLease, leaked_leases, lost_items
+from phalanx.channels.batch import Batch, lost_items
 from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, channel_table, display_name
 from phalanx.channels.channel_state import By
 from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import HubClient, clients
+from phalanx.channels.hub_client import (
+    HubClient,
+    PendingRequest,
+    TakenLease,
+    active_threads,
+    clients,
+    leaked_leases,
+)
 from phalanx.channels.live_channels import ChannelHandle, live_channels, published_key
-from phalanx.channels.payloads import Lengths, pack, stored_items
-from phalanx.channels.producer_exit import leave, leave_at_exit
-from phalanx.channels.request_wait import PendingRequest, active_threads
+from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack, stored_items
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session import session as cluster
@@ -148,7 +153,9 @@ class Channel:
         offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
         if isinstance(offer.payload, StoredPayload):
             client.on_reclaim(stored_items.reclaim)
-            leave_at_exit(client, self._backend, self._handle)
+            # On the inline backend no consumer could take items while a rank closes.
+            handoff = self._handle.handoff or self._handle.address is None
+            leave_at_exit(client, self._backend, self._handle.key, handoff)
         pending = PendingRequest(client, self._handle.key, self.name, timeout, "put", offer)
         pending.future.add_done_callback(lambda future: _reclaim_unless_accepted(offer, future))
         return pending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,32 +10,13 @@ from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 
 _WINDOW_S = 10
-_BUCKETS = 10
 
 
-class Rate:
-    """Events per second over the last ten seconds, counted in buckets of one second."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._buckets: deque[list[int]] = deque(maxlen=_BUCKETS)
-
-    def add(self, count: int, now: float) -> None:
-        """Count events at ``now``, in seconds."""
-        self._began = now if self._began is None else self._began
-        bucket = int(now)
-        if self._buckets and self._buckets[-1][0] == bucket:
-            self._buckets[-1][1] += count
-        else:
-            self._buckets.append([bucket, count])
-
-    def per_second(self, now: float) -> float:
-        """Return the mean rate of the window that ends at ``now``."""
-        if self._began is None:
-            return 0.0
-        oldest = int(now) - _WINDOW_S
-        seconds = min(max(now - self._began, 1.0), float(_WINDOW_S))
-        return sum(count for bucket, count in self._buckets if bucket > oldest) / seconds
+def per_second(counts: Counter[int], began: float, now: float) -> float:
+    """Return the mean rate of the last ten seconds, and forget older seconds. ``counts`` are events by second."""
+    for second in [second for second in counts if second <= int(now) - _WINDOW_S]:
+        del counts[second]
+    return counts.total() / min(max(now - began, 1.0), _WINDOW_S)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, Loss, Rate
+from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, Loss, per_second
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
@@ -155,7 +155,9 @@ class ChannelState:
         self._item_counts: Counter[str] = Counter()
         self._row_counts: Counter[str] = Counter()
         self._rows = self._bytes = self._rowless = 0
-        self._accepted, self._delivered, self._delivered_bytes = Rate(), Rate(), Rate()
+        self._began = clock()
+        self._rates: tuple[Counter[int], Counter[int], Counter[int]] = (Counter(), Counter(), Counter())
+        """Accepted items, delivered ranges and delivered bytes, by second."""
 
     # Requests
 
@@ -197,10 +199,9 @@ class ChannelState:
         """Count the ranges of a lease as delivered."""
         found = self.leases.pop(lease, None)
         if found is not None:
-            self._delivered.add(len(found.ranges), self._clock())
-            self._delivered_bytes.add(
-                sum(self._items[units.number].bytes_in(units) for units in found.ranges), self._clock()
-            )
+            second = int(self._clock())
+            self._rates[1][second] += len(found.ranges)
+            self._rates[2][second] += sum(self._items[units.number].bytes_in(units) for units in found.ranges)
             self._settle(found.ranges, "delivered")
             self._advance()
 
@@ -272,16 +273,17 @@ class ChannelState:
         self.ended = self.ended or _FINISHED
         self._advance()
 
-    def close(self, reason: str) -> None:
-        """Drop waiting items, and answer every waiting request."""
+    def close(self, reason: str) -> list[Loss]:
+        """Drop waiting items, and answer every waiting request. Return the losses that no take has reported."""
         if self.closed:
-            return
+            return []
         self.closed, self.ended = True, reason
         requests, self._puts, self._takes = [*self._puts, *self._takes], deque(), deque()
         for request in requests:
             request.done(("ended", reason))
         self._drop(self._withdraw(lambda item: True), reason)
         self._advance()
+        return self.losses
 
     # Reports
 
@@ -311,6 +313,7 @@ class ChannelState:
     def status(self) -> ChannelStatus:
         """Return counts, depth and consumers."""
         now = self._clock()
+        accepted, delivered, nbytes = (per_second(rate, self._began, now) for rate in self._rates)
         depth = Depth(
             waiting=len(self._waiting),
             waiting_rows=self._rows,
@@ -323,9 +326,9 @@ class ChannelState:
             oldest_put=max((now - request.at for request in self._puts), default=0.0),
             oldest_take=max((now - request.at for request in self._takes), default=0.0),
             oldest_lease=max((now - lease.at for lease in self.leases.values()), default=0.0),
-            accepted_per_second=self._accepted.per_second(now),
-            delivered_per_second=self._delivered.per_second(now),
-            delivered_bytes_per_second=self._delivered_bytes.per_second(now),
+            accepted_per_second=accepted,
+            delivered_per_second=delivered,
+            delivered_bytes_per_second=nbytes,
         )
         consumers = Counter(lease.consumer for lease in self.leases.values())
         leaving = tuple(peer for peer, waiting in self._leaving.items() if waiting)
@@ -385,7 +388,7 @@ class ChannelState:
         self._items[number] = item
         self._item_counts["submitted"] += 1
         self._row_counts["submitted"] += item.rows or 0
-        self._accepted.add(1, item.at)
+        self._rates[0][int(item.at)] += 1
         stale = () if item.bound is None else item.bound.enter(item.token, item.versions)
         fresh, old = _split(item, RowRange(number, 0, item.size), stale.__contains__)
         for units in fresh:

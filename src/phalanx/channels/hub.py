@@ -13,6 +13,10 @@ from phalanx.channels.channel_state import By, ChannelState, Done, Item, RowRang
 from phalanx.channels.staleness_state import ReadyRows, StalenessState
 
 CLOSED = ("gone", "it was closed")
+#: Requests to the hub itself, and requests that call the method of that name of a channel or a staleness.
+_HUB_VERBS = frozenset({"open_channel", "open_staleness", "snapshot", "restore", "cancel"})
+_CHANNEL_VERBS = frozenset({"ack", "requeue", "drop", "finish", "close", "status", "held_by", "move"})
+_STALENESS_VERBS = frozenset({"accept", "drop", "end", "serve", "close", "stats"})
 Tell = Callable[[str, ChannelState], None]
 
 
@@ -107,21 +111,23 @@ class Hub:
     def _execute(
         self, key: str, verb: str, request: tuple[str, int], done: Done, args: Sequence[Any]
     ) -> None:
-        if verb in ("open_channel", "open_staleness", "snapshot", "restore"):
-            getattr(self, f"_{verb}")(key, done, *args)
-        elif verb == "cancel":
-            cancel = self._cancels.get((request[0], args[0]))
-            if cancel is not None:
-                cancel()
-            done(("done",))
+        if verb in _HUB_VERBS:
+            getattr(self, f"_{verb}")(request, done, *args)
         elif key in self._channels:
             channel = self._channels[key]
-            getattr(self, f"_channel_{verb}")(channel.state, request, done, *args)
+            if verb in _CHANNEL_VERBS:
+                done(("done", getattr(channel.state, verb)(*args)))
+            else:
+                getattr(self, f"_channel_{verb}")(channel.state, request, done, *args)
             self._changed(channel.name, channel.state)
             if channel.state.closed and not channel.state.leases:
                 del self._channels[key]
         elif key in self._stalenesses:
-            getattr(self, f"_staleness_{verb}")(self._stalenesses[key], request, done, *args)
+            staleness = self._stalenesses[key]
+            if verb in _STALENESS_VERBS:
+                done(("done", getattr(staleness, verb)(*args)))
+            else:
+                getattr(self, f"_staleness_{verb}")(staleness, request, done, *args)
         else:
             done(CLOSED)
 
@@ -138,16 +144,24 @@ class Hub:
         else:
             state.cancel(request)
 
+    def _cancel(self, request: tuple[str, int], done: Done, ticket: int) -> None:
+        cancel = self._cancels.get((request[0], ticket))
+        if cancel is not None:
+            cancel()
+        done(("done", None))
+
     # Channels
 
-    def _open_channel(self, key: str, done: Done, name: str, maxsize: int | None, by: By) -> None:
+    def _open_channel(
+        self, request: Any, done: Done, key: str, name: str, maxsize: int | None, by: By
+    ) -> None:
         def reclaim(item: Item) -> None:
             if isinstance(item.payload, StoredPayload):
                 self._note(item.holder, "reclaim", item.payload.number)
 
         state = ChannelState(key, maxsize, by, reclaim=reclaim, clock=time.monotonic)
         self._channels[key] = _OpenChannel(state, name)
-        done(("done",))
+        done(("done", None))
 
     def _channel_put(
         self, channel: ChannelState, request: tuple[str, int], done: Done, offer: PutOffer, waits: bool
@@ -178,80 +192,22 @@ class Hub:
     ) -> None:
         self._wait(request, waits, channel, channel.take(request[0], request, done, items, rows, at_least))
 
-    def _channel_ack(self, channel: ChannelState, request: tuple[str, int], done: Done, ticket: int) -> None:
-        channel.ack((request[0], ticket))
-        done(("done",))
-
-    def _channel_requeue(
-        self,
-        channel: ChannelState,
-        request: tuple[str, int],
-        done: Done,
-        ticket: int,
-        unreadable: Sequence[int],
-    ) -> None:
-        done(("lost", channel.requeue((request[0], ticket), unreadable)))
-
-    def _channel_drop(
-        self, channel: ChannelState, request: Any, done: Done, reason: str, numbers: Sequence[int] | None
-    ) -> None:
-        done(("dropped", channel.drop(reason, numbers)))
-
-    def _channel_finish(self, channel: ChannelState, request: Any, done: Done) -> None:
-        channel.finish()
-        done(("done",))
-
-    def _channel_close(self, channel: ChannelState, request: Any, done: Done, reason: str) -> None:
-        channel.close(reason)
-        done(("closed", channel.losses))
-
-    def _channel_status(self, channel: ChannelState, request: Any, done: Done) -> None:
-        done(("status", channel.status()))
-
     def _channel_leave(self, channel: ChannelState, request: tuple[str, int], done: Done) -> None:
         channel.leave(request[0], done)
 
-    def _channel_held(self, channel: ChannelState, request: tuple[str, int], done: Done) -> None:
-        done(("held", channel.held_by(request[0])))
-
-    def _channel_move(
-        self, channel: ChannelState, request: Any, done: Done, number: int, payload: bytes
-    ) -> None:
-        channel.move(number, payload)
-        done(("done",))
-
     # Stalenesses
 
-    def _open_staleness(
-        self, key: str, done: Done, max_lag: int, rows_per_version: int, depth: int, version: int
-    ) -> None:
+    def _open_staleness(self, request: Any, done: Done, key: str, *numbers: int) -> None:
         def overdue(peer: str, lease: int) -> None:
             self._note(peer, "overdue", key, lease)
 
-        self._stalenesses[key] = StalenessState(max_lag, rows_per_version, depth, version, overdue=overdue)
-        done(("done",))
+        self._stalenesses[key] = StalenessState(*numbers, overdue=overdue)
+        done(("done", None))
 
     def _staleness_lease(
         self, staleness: StalenessState, request: tuple[str, int], done: Done, rows: int, waits: bool
     ) -> None:
         self._wait(request, waits, staleness, staleness.lease(request[0], rows, done))
-
-    def _staleness_accept(
-        self, staleness: StalenessState, request: Any, done: Done, lease: int, versions: Sequence[int]
-    ) -> None:
-        done(("accepted", staleness.accept(lease, versions)))
-
-    def _staleness_drop(
-        self, staleness: StalenessState, request: Any, done: Done, lease: int, rows: int, reason: str
-    ) -> None:
-        staleness.drop(lease, rows, reason)
-        done(("done",))
-
-    def _staleness_end(
-        self, staleness: StalenessState, request: Any, done: Done, lease: int, reason: str
-    ) -> None:
-        staleness.end(lease, reason)
-        done(("done",))
 
     def _staleness_advance(
         self,
@@ -268,22 +224,11 @@ class Hub:
                 channel.state.drop_rows(RowRange(rows.token[1], rows.start, rows.stop))
         for channel in self._channels.values():
             channel.state.expire()
-        done(("done",))
-
-    def _staleness_serve(self, staleness: StalenessState, request: Any, done: Done, version: int) -> None:
-        staleness.serve(version)
-        done(("done",))
-
-    def _staleness_close(self, staleness: StalenessState, request: Any, done: Done, reason: str) -> None:
-        staleness.close(reason)
-        done(("done",))
-
-    def _staleness_stats(self, staleness: StalenessState, request: Any, done: Done) -> None:
-        done(("stats", staleness.stats()))
+        done(("done", None))
 
     # Snapshots
 
-    def _snapshot(self, key: str, done: Done, channels: Sequence[str], staleness: str | None) -> None:
+    def _snapshot(self, request: Any, done: Done, channels: Sequence[str], staleness: str | None) -> None:
         """Answer with the states of channels and a staleness at one moment."""
         if not {*channels} <= self._channels.keys() or staleness not in (None, *self._stalenesses):
             done(CLOSED)
@@ -293,7 +238,7 @@ class Hub:
 
     def _restore(
         self,
-        key: str,
+        request: Any,
         done: Done,
         channels: dict[str, dict[str, Any]],
         staleness: str | None,
@@ -311,7 +256,7 @@ class Hub:
             bound.restore(state, accepted)
         for each, saved in channels.items():
             self._channels[each].state.restore(saved, bound)
-        done(("done",))
+        done(("done", None))
 
 
 def _reporting_failure(staleness: StalenessState, rows: int, done: Done) -> Done:

@@ -111,9 +111,9 @@ class HubServer:
     def _serve_peer(self, peer: ConnectedPeer) -> None:
         try:
             while True:
-                ticket, answered, key, verb, args = pickle.loads(peer.receive())
-                answer = peer.answer(ticket) if answered else None
-                self._hub.ask(peer, ticket, answer, key, verb, args)
+                for ticket, answered, key, verb, args in pickle.loads(peer.receive()):
+                    answer = peer.answer(ticket) if answered else None
+                    self._hub.ask(peer, ticket, answer, key, verb, args)
         except (OSError, EOFError):
             return
         except Exception:

@@ -133,7 +133,7 @@ class LiveChannels:
             )
         address = own_hubs.address(backend)
         handle = ChannelHandle(key, name, backend.name, maxsize, by, handoff, lengths, address)
-        clients.to(key, address).request(key, "open_channel", name, maxsize, by)
+        clients.to(key, address).request("", "open_channel", key, name, maxsize, by)
         with self._lock:
             self._open[key] = (handle, backend)
         backend.publish(published_key(backend, name), cloudpickle.dumps(handle))
@@ -153,7 +153,7 @@ class LiveChannels:
         if backend is None:
             return
         answer = _answer(clients.to(handle.key, handle.address), handle.key, "close", reason)
-        if answer[0] == "closed" and answer[1]:
+        if answer[0] == "done" and answer[1]:
             _log.warning(
                 "channel %r was closed before anybody took what says so: items were lost with the process that "
                 "stored their bytes: %s. A rank that is closed keeps its items if the channel was created with "
@@ -180,7 +180,7 @@ class LiveChannels:
             if handle.address is None or not backend.connected() or not (publish or process.count):
                 continue
             answer = _answer(clients.to(handle.key, handle.address), handle.key, "status")
-            if answer[0] != "status":
+            if answer[0] != "done":
                 continue
             if process.count is not None:
                 depth = answer[1].depth
