@@ -118,11 +118,11 @@ class Channel:
             ChannelClosed: if the channel accepts no items any more.
             DispatchError: if the item cannot be pickled, or the object store has no capacity for it.
         """
-        return self._accepted(self._begin_put(item, timeout, None).result())[0]
+        return self._put(item, timeout)[0]
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
         """Put an item in an event loop, as :meth:`put` does."""
-        return self._accepted(await self._begin_put(item, timeout, None).result_async())[0]
+        return (await self._put_async(item, timeout))[0]
 
     def put_many(self, items: Iterable[Value], timeout: float | None = None) -> list[int]:
         """Put several items without waiting for each. Return their positions.
@@ -131,7 +131,7 @@ class Channel:
             ChannelFull, ChannelClosed: as :meth:`put`, at the first item that was not accepted. Items before it are
                 in the channel, later items are not.
         """
-        pending = [self._begin_put(item, timeout, None) for item in items]
+        pending = [self._begin_put(item, timeout) for item in items]
         try:
             return [self._accepted(put.result())[0] for put in pending]
         except BaseException:
@@ -140,14 +140,16 @@ class Channel:
                     put.withdraw()
             raise
 
-    def _put_leased(self, item: Value, timeout: float | None, leased: Leased) -> int:
-        """Put rows of a staleness lease. Return the number of accepted rows."""
-        return self._accepted(self._begin_put(item, timeout, leased).result())[1]
+    def _put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> tuple[int, int]:
+        """Put an item, or rows of a staleness lease. Return its position, and the number of accepted rows."""
+        return self._accepted(self._begin_put(item, timeout, leased).result())
 
-    async def _put_leased_async(self, item: Value, timeout: float | None, leased: Leased) -> int:
-        return self._accepted(await self._begin_put(item, timeout, leased).result_async())[1]
+    async def _put_async(
+        self, item: Value, timeout: float | None, leased: Leased | None = None
+    ) -> tuple[int, int]:
+        return self._accepted(await self._begin_put(item, timeout, leased).result_async())
 
-    def _begin_put(self, item: Value, timeout: float | None, leased: Leased | None) -> PendingRequest:
+    def _begin_put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> PendingRequest:
         timeout = checked(timeout, "Channel.put")
         client = self._client()
         offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
@@ -398,7 +400,7 @@ class Channel:
 
     @property
     def status(self) -> ChannelStatus:
-        """Depth and counts at one moment."""
+        """Depth and counts of the same moment."""
         return self._request("status")[1]
 
     def explain(self) -> Table:

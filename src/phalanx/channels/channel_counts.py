@@ -71,7 +71,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """A channel at one moment."""
+    """Depth, counts and consumers of a channel."""
 
     depth: Depth
     items: ItemCounts

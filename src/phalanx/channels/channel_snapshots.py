@@ -1,4 +1,4 @@
-"""Snapshots: channels with all their bytes, and the staleness of their rows, at one moment."""
+"""Snapshots: channels with all their bytes, and the staleness of their rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ChannelSnapshot:
 def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = None) -> bytes:
     """Return channels of this process with all their items, and their staleness, as bytes for :func:`restore`.
 
-    All states are of one moment. The bytes are unpickled by :func:`restore`: read them from trusted storage only.
+    All states are of the same moment. The bytes are unpickled by :func:`restore`: read them from trusted storage only.
 
     Raises:
         ChannelError: if the bytes of an item cannot be read, or an object is closed or belongs to another process.

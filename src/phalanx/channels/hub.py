@@ -75,7 +75,7 @@ class Hub:
     def ask(
         self, peer: HubPeer, ticket: int, answer: Done | None, key: str, verb: str, args: Sequence[Any]
     ) -> None:
-        """Execute one request. ``answer`` is called once with a tuple whose first word is the kind."""
+        """Execute a request. ``answer`` is called once with a tuple whose first word is the kind."""
         request = (peer.name, ticket)
 
         def done(result: tuple[Any, ...]) -> None:
@@ -104,9 +104,20 @@ class Hub:
                 staleness.peer_died(peer, f"{display_name(peer)}: {why}")
             for channel in list(self._channels.values()):
                 channel.state.peer_died(peer, why)
+            self._forget_closed()
             outbox, self._outbox = self._outbox, []
         for deliver, result in outbox:
             deliver(result)
+
+    def _forget_closed(self) -> None:
+        """Remove closed channels. Until its last lease ends, a channel reclaims the bytes of its items."""
+        over = [
+            key
+            for key, channel in self._channels.items()
+            if channel.state.closed and not channel.state.leases
+        ]
+        for key in over:
+            del self._channels[key]
 
     def _execute(
         self, key: str, verb: str, request: tuple[str, int], done: Done, args: Sequence[Any]
@@ -120,8 +131,8 @@ class Hub:
             else:
                 getattr(self, f"_channel_{verb}")(channel.state, request, done, *args)
             self._changed(channel.name, channel.state)
-            if channel.state.closed and not channel.state.leases:
-                del self._channels[key]
+            if channel.state.closed:
+                self._forget_closed()
         elif key in self._stalenesses:
             staleness = self._stalenesses[key]
             if verb in _STALENESS_VERBS:
@@ -229,7 +240,7 @@ class Hub:
     # Snapshots
 
     def _snapshot(self, request: Any, done: Done, channels: Sequence[str], staleness: str | None) -> None:
-        """Answer with the states of channels and a staleness at one moment."""
+        """Answer with the states of channels and a staleness, all of the same moment."""
         if not {*channels} <= self._channels.keys() or staleness not in (None, *self._stalenesses):
             done(CLOSED)
             return

@@ -88,14 +88,14 @@ class RowLease:
             ChannelFull, ChannelClosed: as :meth:`px.Channel.put`. The rows are dropped.
         """
         rows, leased = self._leased(channel, item, versions)
-        return min(rows, channel._put_leased(item, timeout, leased))
+        return min(rows, channel._put(item, timeout, leased)[1])
 
     async def put_async(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
         """Put the rows of an item in an event loop, as :meth:`put` does."""
         rows, leased = self._leased(channel, item, versions)
-        return min(rows, await channel._put_leased_async(item, timeout, leased))
+        return min(rows, (await channel._put_async(item, timeout, leased))[1])
 
     def _leased(
         self, channel: Channel, item: Value, versions: int | Sequence[int]

@@ -42,7 +42,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class StalenessStats:
-    """A staleness manager at one moment."""
+    """Versions and counts of a staleness manager."""
 
     version: int
     """Version in training."""
@@ -80,7 +80,7 @@ class LeasedRows:
 
 @dataclass(slots=True)
 class ReadyRows:
-    """Accepted rows ``start`` to ``stop`` of an item or a lease, with one version."""
+    """Accepted rows ``start`` to ``stop`` of an item or a lease, with the same version."""
 
     token: Token
     start: int
