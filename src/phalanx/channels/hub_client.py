@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import thread as futures
@@ -475,7 +476,8 @@ class LeakedLeases:
     """
 
     def __init__(self) -> None:
-        self._leases: SimpleQueue[TakenLease] = SimpleQueue()
+        self._leases: deque[TakenLease] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -487,28 +489,25 @@ class LeakedLeases:
 
     def add(self, lease: TakenLease) -> None:
         """Note a lease without taking a lock."""
-        self._leases.put(lease)
+        self._leases.append(lease)
+        self._wake.put(None)
 
     def requeue(self) -> None:
         """Requeue all leases that were added before."""
-        with self._lock:  # a caller that waits for it finds all of them requeued
-            while not self._leases.empty():
-                self._requeue(self._leases.get())
+        with self._lock:  # a caller that waits for the lock finds all of them requeued
+            while self._leases:
+                lease = self._leases.popleft()
+                _log.warning(
+                    "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take "
+                    "in a `with` block, or call batch.ack() or batch.ack_with(future)",
+                    lease.name,
+                )
+                lease.requeue()
 
     def _run(self) -> None:
         while True:
-            lease = self._leases.get()
-            with self._lock:
-                self._requeue(lease)
-
-    @staticmethod
-    def _requeue(lease: TakenLease) -> None:
-        _log.warning(
-            "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in a "
-            "`with` block, or call batch.ack() or batch.ack_with(future)",
-            lease.name,
-        )
-        lease.requeue()
+            self._wake.get()
+            self.requeue()
 
 
 leaked_leases = LeakedLeases()
