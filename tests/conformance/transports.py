@@ -356,6 +356,12 @@ class NoticingContract(_Ranks):
         assert list(transport.going_nodes()) == []
         assert list(transport.ended_nodes()) == []
 
+    def test_a_service_starts_on_this_node_and_may_be_stopped_twice(self, transport: Backend) -> None:
+        service, host = transport.start_service(str)
+        assert host == transport.host()
+        transport.stop_service(service)
+        transport.stop_service(service)
+
     def test_a_process_says_where_it_is_reached(self, transport: Backend) -> None:
         with socket.create_server(("", 0)) as server:
             socket.create_connection((transport.host(), server.getsockname()[1]), timeout=_WITHIN_S).close()
