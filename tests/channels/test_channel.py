@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -253,6 +254,7 @@ def test_a_put_waits_for_room_until_somebody_takes(backend: str) -> None:
 def test_a_trace_has_the_wait_of_a_rank_for_room(producers: px.WorkerGroup) -> None:
     def take_once_it_waits() -> None:
         if within(WITHIN, lambda: narrow.depth.puts == 1):
+            time.sleep(0.05)  # a shorter wait is no entry of a trace
             narrow.get()
 
     with px.trace() as trace, px.Channel(1, name="narrow") as narrow:
