@@ -84,7 +84,9 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
     submodules = [name for name in px.__all__ if isinstance(getattr(px, name), ModuleType)]
     names = [name for name in px.__all__ if name not in submodules]
-    names += [f"{module}.{name}" for module in submodules for name in getattr(getattr(px, module), "__all__", ())]
+    names += [
+        f"{module}.{name}" for module in submodules for name in getattr(getattr(px, module), "__all__", ())
+    ]
     own = [name for name in names if not name.startswith("errors.")]
     assert [name for name in own if f'id="phalanx.{name}"' not in anchors] == []
 

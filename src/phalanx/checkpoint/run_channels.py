@@ -19,7 +19,7 @@ from phalanx.channels.staleness_server import Lies, SavedStaleness, StalenessSer
 from phalanx.channels.staleness_state import StalenessStateMachine
 from phalanx.checkpoint.steps import SavedStep, StepWriter
 from phalanx.errors import CheckpointMismatch, DeclarationError
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["RunChannels"]
 
