@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import uuid
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,6 +15,17 @@ import torch
 from bench.contenders.weights import WeightsRoles, is_at, names, source_tensors, target_tensors, train
 
 BUCKET_MB = 512
+
+
+def _transfer() -> Any:
+    """Return verl's module of sender and receiver, loaded alone: its package imports vLLM, which it does not need."""
+    import verl
+
+    path = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/bucketed_weight_transfer.py"
+    spec: Any = importlib.util.spec_from_file_location("bucketed_weight_transfer", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Source:
@@ -25,9 +38,7 @@ class Source:
         train(self._weights, step)
 
     def send(self, handle: str) -> None:
-        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
-
-        sender = BucketedWeightSender(handle, BUCKET_MB, use_shm=True)
+        sender = _transfer().BucketedWeightSender(handle, BUCKET_MB, use_shm=True)
         asyncio.run(sender.async_send_weights(iter(self._weights.items())))
 
 
@@ -39,9 +50,9 @@ class Target:
         self._weights = target_tensors(layout, megabytes, rank)
 
     def receive(self, handle: str) -> None:
-        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-
-        BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True).receive_weights(self._load)
+        _transfer().BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True).receive_weights(
+            self._load
+        )
 
     def _load(self, weights: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
         for name, tensor in weights:

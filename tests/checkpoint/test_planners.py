@@ -21,7 +21,7 @@ from phalanx.checkpoint.storage import FileFacts
 from phalanx.checkpoint.stored_keys import StoredState, read_stored
 from phalanx.checkpoint.value_digest import value_digest
 from phalanx.errors import CheckpointError, CheckpointMismatch
-from phalanx.weights.planning.boxes import Box, Patch
+from phalanx.weights.boxes import Box, LocalBox
 from phalanx.worker.rank_state import LocalTensor, Path
 from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
 
@@ -62,7 +62,7 @@ def leaves_of(
 ) -> list[dict[str, tuple[Path, Any]]]:
     return [
         {
-            name: ((name,), LocalTensor(tensors[name], held.shape, held.patches))
+            name: ((name,), LocalTensor(tensors[name], held.shape, held.boxes))
             for name, held in manifest.items()
         }
         for manifest, tensors in zip(manifests(layout, named), locals_, strict=True)
@@ -108,7 +108,7 @@ def test_every_element_is_written_once(source: Layout, sizes: list[list[int]]) -
 
 
 def rows(start: int, count: int, of: int, key: str = "w") -> dict[str, tuple[Path, Any]]:
-    patch = Patch(Box((start,), (count,)), (0,))
+    patch = LocalBox(Box((start,), (count,)), (0,))
     return {key: ((key,), LocalTensor(torch.zeros(count), (of,), (patch,)))}
 
 

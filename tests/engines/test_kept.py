@@ -9,7 +9,7 @@ import torch
 
 import phalanx as px
 from phalanx.engines.vllm.weight_segment import KeptWeights, opened
-from phalanx.weights.transports.shared_segment import PlacedTensors
+from phalanx.weights.shared_memory import SharedTensors
 from tests.engines.counting import CountingEngine
 
 LIKE = {"a": torch.empty(3, 5, device="meta"), "b": torch.empty(7, dtype=torch.bfloat16, device="meta")}
@@ -27,7 +27,7 @@ def test_others_see_what_was_put_into_it() -> None:
 
 
 def test_what_lies_in_a_segment_already_is_not_copied() -> None:
-    placed = PlacedTensors(LIKE)
+    placed = SharedTensors(LIKE)
     told = KeptWeights().take(placed.tensors)
     placed.tensors["a"].fill_(3.0)
 

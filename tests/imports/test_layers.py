@@ -8,6 +8,38 @@ import pytest
 
 from tests.imports.source import MODULES, imports, imports_of
 
+# Modules of phalanx.weights below the driver's side: pure planning, and the parts that run on ranks.
+WEIGHT_PLANNING = (
+    "boxes",
+    "box_overlap",
+    "bucket_packing",
+    "buckets",
+    "digests",
+    "fused",
+    "local_layout",
+    "manifest",
+    "megatron_layout",
+    "name_matching",
+    "plan",
+    "planner",
+    "shard_index",
+    "tensors",
+    "transport",
+    "versions",
+)
+WEIGHTS_ON_RANKS = (
+    "process_copy",
+    "process_group",
+    "ring",
+    "shared_memory",
+    "weight_handlers",
+    "weight_registry",
+    "weight_requests",
+    "weight_routes",
+    "weight_source",
+    "weight_target",
+)
+
 # Rows from low to high: a module imports from its own row and the rows above it. The longest prefix decides the row
 # of a
 # module. Packages that share a row are separated as their state is merged.
@@ -21,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.declare",),
     ("phalanx.dispatch",),
     ("phalanx.collect",),
-    ("phalanx.weights.planning",),
+    tuple(f"phalanx.weights.{name}" for name in WEIGHT_PLANNING),
     ("phalanx.checkpoint.storage", "phalanx.checkpoint.path_lock", "phalanx.checkpoint.steps"),
     (
         "phalanx.backends.backend_types",
@@ -32,8 +64,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.backends",),
     ("phalanx.backends.ray",),
     ("phalanx.backends.inline",),
-    ("phalanx.weights.transports",),
-    ("phalanx.worker", "phalanx.weights.worker"),
+    ("phalanx.worker", *(f"phalanx.weights.{name}" for name in WEIGHTS_ON_RANKS)),
     (
         "phalanx.checkpoint.model_folder",
         "phalanx.checkpoint.planners",
@@ -74,8 +105,7 @@ _BACKENDS = {
 }
 ON_RANKS = {
     "phalanx.worker",
-    "phalanx.weights.worker",
-    "phalanx.weights.transports",
+    *(f"phalanx.weights.{name}" for name in WEIGHTS_ON_RANKS),
     "phalanx.checkpoint.model_folder",
     "phalanx.checkpoint.planners",
     "phalanx.checkpoint.rank_checkpoint",

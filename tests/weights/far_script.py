@@ -117,7 +117,7 @@ def synced(sync: px.WeightSync, source: Any, target: Any, version: int) -> dict[
     made = sync()
     return {
         "right": all(target.has(version)),
-        "movers": sorted({one.mover for one in made.moved}),
+        "movers": sorted({one.transport for one in made.moved}),
         "nbytes": made.nbytes,
         "sources": len({one.source for one in made.moved}),
     }

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.errors import DeclarationError, WeightsError
-from phalanx.weights.worker.weight_registry import WeightRegistry
+from phalanx.weights.weight_registry import WeightRegistry
 
 KEY = ("actor", "policy")
 
@@ -21,10 +21,10 @@ def book(had: int | None = None, published: int | None = None) -> WeightRegistry
 def test_weights_are_torn_from_the_first_byte_to_the_last() -> None:
     noted = book()
     noted.begin(KEY, 1)
-    assert (str(noted.of(KEY)), "actor" in noted.unusable) == ("torn(1)", True)
+    assert (str(noted.weights(KEY)), "actor" in noted.unusable) == ("torn(1)", True)
 
     noted.finish(KEY, 1)
-    assert (str(noted.of(KEY)), noted.unusable, noted.declared.versions) == ("whole(1)", {}, {KEY: 1})
+    assert (str(noted.weights(KEY)), noted.unusable, noted.declared.versions) == ("whole(1)", {}, {KEY: 1})
 
 
 def test_weights_of_a_process_before_this_one_are_missed() -> None:
@@ -70,7 +70,7 @@ def test_a_version_of_another_step_is_not_counted() -> None:
 def test_versions_of_a_target_never_go_back() -> None:
     noted = book(had=5)
 
-    with pytest.raises(WeightsError, match="never go back"):
+    with pytest.raises(WeightsError, match="never decrease"):
         noted.begin(KEY, 3)
 
 

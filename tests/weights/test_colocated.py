@@ -67,9 +67,9 @@ def test_what_stays_in_a_process_is_copied_and_the_rest_goes_over_the_ring(
     group: px.WorkerGroup, backend: str
 ) -> None:
     with px.WeightSync(group.actor, group.rollout, NAME) as sync:
-        moved = {(one.source, one.target): one.mover for one in sync().moved}
+        moved = {(one.source, one.target): one.transport for one in sync().moved}
 
-    other = "copy" if backend == "inline" else "segments"
+    other = "copy" if backend == "inline" else "shared memory"
     assert moved == {(0, 0): "copy", (1, 1): "copy", (0, 1): other, (1, 0): other}
 
 

@@ -16,7 +16,7 @@ MB = 2**20
 BIAS = 7 * 4  # bytes
 
 
-MOVERS = ["store", "process group"]
+MOVERS = ["gloo"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_sources_on_two_nodes_reach_targets_on_both(found: dict[str, Any]) -> No
     mixed = found["mixed"]
     assert mixed["nodes"] == [2, 2, 2]
     assert all(sync["right"] and sync["sources"] == 4 for sync in mixed["syncs"])
-    assert mixed["syncs"][0]["movers"] == sorted(["segments", found["mover"]])
+    assert mixed["syncs"][0]["movers"] == sorted([found["mover"]])
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

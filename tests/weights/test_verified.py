@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.weights.planning import tensors as true
-from phalanx.weights.planning.buckets import Slot
-from phalanx.weights.planning.digests import Verify
-from phalanx.weights.worker import source as sending
-from phalanx.weights.worker import target as receiving
+from phalanx.weights import tensors as true
+from phalanx.weights import weight_source as sending
+from phalanx.weights import weight_target as receiving
+from phalanx.weights.buckets import Slot
+from phalanx.weights.digests import Verify
 from tests.weights.weight_workers import NAME
 
 ROWS = 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.weights.worker.source import SourceRank
+from phalanx.weights.weight_source import WeightSource
 from tests.weights.weight_workers import (
     NAME,
     Accepter,
@@ -259,7 +259,7 @@ def test_a_change_is_seen_in_a_tensor_that_does_not_lie_together(shape: tuple[in
 def test_what_a_dropped_sync_held_on_the_ranks_is_given_back_by_the_next_one() -> None:
     def ends() -> int:
         gc.collect()
-        return sum(isinstance(one, SourceRank) for one in gc.get_objects())
+        return sum(isinstance(one, WeightSource) for one in gc.get_objects())
 
     with groups(Actor, Rollout) as both:
         before = ends()
@@ -350,7 +350,7 @@ def test_a_version_tells_bytes_seconds_and_what_moved_between_whom() -> None:
         size = 4 * sum(one.numel() for one in source.values()[0].values())
         assert version.nbytes == 2 * size
         assert version.seconds > 0
-        assert [(one.source, one.group, one.target, one.mover, one.nbytes) for one in version.moved] == [
+        assert [(one.source, one.group, one.target, one.transport, one.nbytes) for one in version.moved] == [
             (0, target.name, 0, "copy", size),
             (0, target.name, 1, "copy", size),
         ]

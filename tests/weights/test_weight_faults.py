@@ -17,10 +17,10 @@ import ray
 import torch
 
 import phalanx as px
-from phalanx.weights.planning import tensors as true
-from phalanx.weights.planning.buckets import Slot
-from phalanx.weights.worker import source as sending
-from phalanx.weights.worker import target as receiving
+from phalanx.weights import tensors as true
+from phalanx.weights import weight_source as sending
+from phalanx.weights import weight_target as receiving
+from phalanx.weights.buckets import Slot
 from tests.support.fault_workers import is_there, taking_less_than, within
 from tests.weights.weight_workers import NAME
 

@@ -39,8 +39,8 @@ def test_a_sync_brings_the_trained_weights_to_every_rank(sync: px.WeightSync, bo
 def test_a_sync_explains_what_it_will_move_before_it_has(sync: px.WeightSync, backend: str) -> None:
     text = str(sync.explain())
 
-    hop, mover = ("same process", "copy") if backend == "inline" else ("same node", "segments")
-    assert f"by hop: {hop} 824 B" in text
+    hop, mover = ("same process", "copy") if backend == "inline" else ("same node", "shared memory")
+    assert f"by locality: {hop} 824 B" in text
     assert text.count(mover) == 2
 
 

@@ -39,7 +39,7 @@ from phalanx.errors import (
     GroupClosed,
     PhalanxError,
 )
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["GroupLoad", "GroupSave", "abandoning", "check_parts", "load_groups", "plan_group", "prefix_of"]
 

@@ -18,7 +18,7 @@ from phalanx.checkpoint.rank_calls import results, send
 from phalanx.checkpoint.rank_checkpoint import ModelRequest
 from phalanx.checkpoint.storage import storage_errors
 from phalanx.errors import CheckpointError
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["load_model", "save_model"]
 

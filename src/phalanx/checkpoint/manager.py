@@ -20,7 +20,7 @@ from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.steps import SavedStep, checked_number, listed, open_step, read_step
 from phalanx.checkpoint.storage import Storage
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
 
 __all__ = ["CheckpointManager", "RunSave"]

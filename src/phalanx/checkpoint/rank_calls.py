@@ -12,7 +12,7 @@ from phalanx.calls.run_on import run_on
 from phalanx.display.progress import progress
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError, RemoteCallError
 from phalanx.group.group import Group
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["Count", "checked_group", "counting", "results", "send"]
 

@@ -13,7 +13,7 @@ from phalanx.channels.channel_snapshots import check_owned, describe, restore, s
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.steps import SavedStep, StepWriter
 from phalanx.errors import ChannelError, CheckpointMismatch, DeclarationError
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["RunChannels"]
 

@@ -23,7 +23,7 @@ from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.steps import open_step, read_step
 from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError
-from phalanx.weights.sync_sides import Ranks
+from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["CheckpointInfo", "load", "save"]
 

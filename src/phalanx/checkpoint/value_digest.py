@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from xxhash import xxh3_64
 
-from phalanx.weights.planning.digests import tensor_digest
+from phalanx.weights.digests import tensor_digest
 
 __all__ = ["value_digest"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 _FINDINGS = 1
 
 
-def doctor(address: Address = None, as_json: AsJson = False) -> None:
+Gpu = Annotated[
+    bool,
+    typer.Option("--gpu", help="Check CUDA IPC, NCCL and device tensors through a call, and nothing else."),
+]
+
+
+def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -> None:
     """What is wrong with this machine for running ranks, and what to do about each thing.
 
     Looks at versions, cores, accelerators and variables that hide them, shared memory, limits, ports, huge pages; and
@@ -36,8 +42,13 @@ def doctor(address: Address = None, as_json: AsJson = False) -> None:
 
       phalanx doctor --address 10.0.0.1:6379 --json
 
+      phalanx doctor --gpu
+
     Exit codes: 0 nothing is wrong; 1 findings; 2 the cluster that was named does not answer.
     """
+    if gpu:
+        _check_gpu(as_json)
+        return
     environment = variables()  # before the cluster is asked, which may show it the user's token
     cluster, why_not = _cluster(address)
     machine = replace(gather(cluster, environment), no_cluster=why_not)
@@ -48,6 +59,16 @@ def doctor(address: Address = None, as_json: AsJson = False) -> None:
     else:
         Console().print(render(machine, found))
     if found:
+        raise typer.Exit(_FINDINGS)
+
+
+def _check_gpu(as_json: bool) -> None:
+    """Check the device paths of this machine and print the table."""
+    from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
+
+    results = check_devices()
+    typer.echo(json.dumps([result._asdict() for result in results]) if as_json else report(results))
+    if any(result.result != "ok" for result in results):
         raise typer.Exit(_FINDINGS)
 
 

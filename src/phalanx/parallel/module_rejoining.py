@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from phalanx.errors import DeclarationError
-from phalanx.weights.planning.readers.plain import local_of
+from phalanx.weights.local_layout import local_of
 
 __all__ = ["keep_tensors", "with_new_groups"]
 

@@ -15,26 +15,29 @@ if TYPE_CHECKING:
     from phalanx.errors import WeightsTorn as WeightsTorn
     from phalanx.errors import WeightsTransferError as WeightsTransferError
     from phalanx.errors import WeightsVerificationError as WeightsVerificationError
-    from phalanx.weights.planning.fused import Fused as Fused
-    from phalanx.weights.planning.readers.megatron_layout import MegatronRank as MegatronRank
-    from phalanx.weights.planning.readers.plain import ShardSpec as ShardSpec
+    from phalanx.weights.fused import Fused as Fused
+    from phalanx.weights.local_layout import ShardSpec as ShardSpec
+    from phalanx.weights.megatron_layout import MegatronRank as MegatronRank
     from phalanx.weights.versions import WeightsVersion as WeightsVersion
-    from phalanx.weights.versions import status as status
+    from phalanx.weights.weight_sync import status as status
 
 _HOMES = {
-    "Fused": "phalanx.weights.planning.fused",
-    "MegatronRank": "phalanx.weights.planning.readers.megatron_layout",
-    "ShardSpec": "phalanx.weights.planning.readers.plain",
-    "WeightsError": "phalanx.errors",
-    "WeightsMismatch": "phalanx.errors",
-    "WeightsTorn": "phalanx.errors",
-    "WeightsTransferError": "phalanx.errors",
-    "WeightsVerificationError": "phalanx.errors",
+    **dict.fromkeys(("accept", "current_version", "publish"), "phalanx.declare.weight_declarations"),
+    **dict.fromkeys(
+        (
+            "WeightsError",
+            "WeightsMismatch",
+            "WeightsTorn",
+            "WeightsTransferError",
+            "WeightsVerificationError",
+        ),
+        "phalanx.errors",
+    ),
+    "Fused": "phalanx.weights.fused",
+    "MegatronRank": "phalanx.weights.megatron_layout",
+    "ShardSpec": "phalanx.weights.local_layout",
     "WeightsVersion": "phalanx.weights.versions",
-    "accept": "phalanx.declare.weight_declarations",
-    "current_version": "phalanx.declare.weight_declarations",
-    "publish": "phalanx.declare.weight_declarations",
-    "status": "phalanx.weights.versions",
+    "status": "phalanx.weights.weight_sync",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,16 +1,14 @@
-"""The calls of a sync, on the ranks of all groups that take part, as one future."""
+"""The future of a sync: the calls on the ranks of all its groups as one."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ticket
-from phalanx.calls.call import Call
 from phalanx.calls.call_status import raisable
 from phalanx.calls.future import CallFuture
 from phalanx.errors import (
@@ -25,55 +23,42 @@ from phalanx.errors import (
     WorkerDiedError,
 )
 from phalanx.session.wait_threads import Pending
-from phalanx.weights.pair_setup import Pair
-from phalanx.weights.versions import Moved, WeightsVersion
-from phalanx.weights.worker.weight_requests import Arrived, Sent, TookPart
+from phalanx.weights.sync_pairs import PairCalls
+from phalanx.weights.versions import Transfer, WeightsVersion
+from phalanx.weights.weight_requests import SyncResponse
 from phalanx.wire.value import Reduced
 
-__all__ = ["PairCalls", "SyncFuture"]
-
-_OTHERS_WITHIN_S = 5.0
-_AFTER_A_DEATH_S = 0.5
+_GRACE_S = 5.0
+_GRACE_AFTER_DEATH_S = 0.5
 _TURN_S = 0.2
-"""How long one of several calls is waited for before another is looked at: one that failed ends the sync."""
-
-
-@dataclass(frozen=True, eq=False)
-class PairCalls:
-    """What was sent for one pair: ``stored`` first, where something goes through the object store.
-
-    ``parts`` are the calls in which ranks take part, of the source's group first, or one of all where source and
-    target are roles of one group.
-    """
-
-    pair: Pair
-    stored: Call | None
-    parts: tuple[Call, ...]
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """All of them."""
-        stored = () if self.stored is None else (self.stored,)
-        return (*stored, *self.parts)
+"""Seconds to wait for a call before looking at another call: a call that failed ends the sync."""
 
 
 class SyncFuture(CallFuture[WeightsVersion]):
-    """A sync under way: ``result()`` gives its :class:`WeightsVersion`."""
+    """A running sync: ``result()`` returns its :class:`WeightsVersion`.
 
-    __slots__ = ("_all", "_began", "_lock", "_number", "_on_end", "_outcome", "_pairs", "_text")
+    Args:
+        parts: calls by pair.
+        number: the version.
+        began: start of the sync on the monotonic clock.
+        text: note for errors.
+        on_end: called once with the version or the error, while ``lock`` is held.
+    """
+
+    __slots__ = ("_all", "_began", "_lock", "_number", "_on_end", "_outcome", "_parts", "_text")
 
     def __init__(
         self,
-        pairs: Sequence[PairCalls],
+        parts: Sequence[PairCalls],
         number: int,
         began: float,
         text: str,
         on_end: Callable[[WeightsVersion | BaseException], None],
         lock: threading.RLock,
     ) -> None:
-        super().__init__(pairs[-1].parts[-1])
-        self._pairs = tuple(pairs)
-        self._all = [call for pair in pairs for call in pair.calls]
+        super().__init__(parts[-1].calls[-1])
+        self._parts = tuple(parts)
+        self._all = [call for part in parts for call in part.calls]
         self._number = number
         self._began = began
         self._text = text
@@ -82,26 +67,25 @@ class SyncFuture(CallFuture[WeightsVersion]):
         self._outcome: WeightsVersion | BaseException | None = None
 
     def result(self, timeout: float | None = None) -> WeightsVersion:
-        """Wait for the sync and give the version that arrived.
+        """Wait for the sync and return the version that arrived.
 
         Args:
-            timeout: seconds to wait at most; when they are over the sync goes on, and can be asked again.
+            timeout: maximum seconds to wait. The sync continues afterwards.
 
         Raises:
-            WorkerDiedError: a rank of one side is gone. The weights of the targets are torn.
-            RemoteCallError: also an instance of ``WeightsVerificationError`` (what came is not what was sent),
-            ``WeightsTransferError`` (a
-                peer was late or gone), ``WeightsError`` (the source's weights were written to, or are of another
-                step), or of what code of the user raised.
-            CallTimeout: it is not over yet.
+            WorkerDiedError: if a rank of a side died. The weights of the targets are torn.
+            RemoteCallError: also an instance of ``WeightsVerificationError`` (tensors differ from the source's),
+                ``WeightsTransferError`` (a peer was late or lost), ``WeightsError`` (the source's weights were written
+                to, or are of another step), or of an exception in the user's code.
+            CallTimeout: if the sync is not over yet.
         """
         outcome = self._outcome
         if outcome is None:
-            found = self._found(timeout)
+            found = self._find_outcome(timeout)
             with self._lock:
                 if self._outcome is None:
                     self._outcome = found
-                    self._forget_stored()
+                    self._parts = ()
                     self._on_end(found)
                 outcome = self._outcome
         if not isinstance(outcome, WeightsVersion):
@@ -109,18 +93,14 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return outcome
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> Sequence[object]:
         """Its calls, on the ranks of all its groups."""
         return self._all
 
-    def _forget_stored(self) -> None:
-        """Let go of the references to what lies in the object store for this sync, however long it is kept itself."""
-        self._all = [call for pair in self._pairs for call in pair.parts]
-        self._pairs = ()
-
-    def _found(self, timeout: float | None) -> WeightsVersion | BaseException:
+    def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
         try:
-            return self._version(timeout)
+            self._wait_for_all(timeout)
+            return self._version()
         except CallTimeout as error:
             if not all(call.over for call in self._all):
                 raise
@@ -128,39 +108,35 @@ class SyncFuture(CallFuture[WeightsVersion]):
         except Exception as error:
             return self._cause(error).with_traceback(None)
 
-    def _version(self, timeout: float | None) -> WeightsVersion:
-        self._wait_for_all(timeout)
-        changed, steps, moved, wire = 0, list[int](), list[Moved](), 0
-        for one in self._pairs:
-            sent, arrived = _parts_of(one)
-            changed = max(changed, _changed(sent))
-            wire += sum(part.nbytes for part in sent)
-            steps += [part.step for part in sent if part.step is not None]
-            moved += arrived
-        nbytes = sum(one.nbytes for one in moved)
-        seconds = time.monotonic() - self._began
-        return WeightsVersion(
-            self._number,
-            seconds,
-            nbytes,
-            changed,
-            max(steps, default=None),
-            tuple(moved),
-            wire_bytes=wire,
-        )
+    def _version(self) -> WeightsVersion:
+        changed, steps, moved, wire_bytes = 0, list[int](), list[Transfer](), 0
+        for pair, calls in self._parts:
+            marks: list[bytes] = []
+            for call in calls:
+                responses: list[SyncResponse] = call.result(None)
+                for rank, (sent, arrived) in zip(call.plan.ranks, responses, strict=True):
+                    if sent is not None:
+                        marks.append(sent.changed)
+                        wire_bytes += sent.nbytes
+                        steps += [] if sent.step is None else [sent.step]
+                    for source, transport, nbytes in () if arrived is None else arrived.by_source:
+                        link = pair.source.ranks[source], pair.target.title, rank, transport, nbytes
+                        moved.append(Transfer(*link, arrived.seconds if arrived else 0.0))
+            # a tensor changed if some source has other values than the last time
+            changed = max(changed, sum(any(bits) for bits in zip(*marks, strict=True)))
+        nbytes, seconds = sum(one.nbytes for one in moved), time.monotonic() - self._began
+        step = max(steps, default=None)
+        return WeightsVersion(self._number, seconds, nbytes, changed, step, tuple(moved), wire_bytes)
 
     def _wait_for_all(self, timeout: float | None) -> None:
-        """Until all calls are over, or one has failed, whichever that is.
+        """Wait until all calls are over, or a call has failed, whichever it is.
 
         Raises:
-            CallTimeout: so many seconds are over. Else what the call raises that failed.
+            CallTimeout: if the time is over. Otherwise the error of the call that failed.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         while left := [call for call in self._all if not call.over]:
-            for call in self._all:
-                if call.over:
-                    call.result(None)
-                    continue
+            for call in left:
                 seconds = max(0.0, min(_TURN_S if len(left) > 1 else math.inf, until - time.monotonic()))
                 try:
                     call.result(None if seconds == math.inf else seconds)
@@ -171,17 +147,17 @@ class SyncFuture(CallFuture[WeightsVersion]):
             call.result(None)
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Of all that went wrong, what the rest followed from."""
+        """Return the error from which the others followed."""
         errors = [error]
-        patience = _AFTER_A_DEATH_S if isinstance(error, WorkerDiedError) else _OTHERS_WITHIN_S
+        grace = _GRACE_AFTER_DEATH_S if isinstance(error, WorkerDiedError) else _GRACE_S
         for call in self._all:
             try:
-                call.result(patience)
+                call.result(grace)
             except Exception as other:
                 errors.append(other)
                 if not call.over:
                     call.cancel()  # it waits for ranks that will not come, perhaps for long
-        cause = min(errors, key=_rank_of_cause)
+        cause = min(errors, key=_precedence)
         if isinstance(cause, PhalanxError):
             cause = raisable(cause)
             notes: Sequence[str] = getattr(cause, "__notes__", ())
@@ -189,7 +165,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return cause
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the sync to end; what :meth:`result` raises, or None."""
+        """Wait for the sync to end and return the error that :meth:`result` raises, or None."""
         try:
             self.result(timeout)
         except Exception as error:
@@ -200,19 +176,19 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def cancel(self) -> bool:
         """End the sync on every rank; see ``CallFuture.cancel``. Weights that were being written are torn then."""
-        ended = [call.cancel() for call in self._all]
+        ended = [call.cancel() for call in self._all]  # every call, also after one that ended
         return any(ended)
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """Return whether the sync was cancelled."""
         return any(call.cancelled for call in self._all)
 
     def done(self) -> bool:
-        """Whether every rank has returned, raised or died; does not wait."""
+        """Return whether every rank has returned, raised or died, without waiting."""
         return all(call.over or call.all_ended() for call in self._all)
 
     def pending(self, deadline: float | None = None) -> Pending:
-        """See ``CallFuture.pending``."""
+        """Return the references that a wait for the end is for."""
         refs = [
             call.arrivals.reference(position).value
             for call in self._all
@@ -229,45 +205,19 @@ class SyncFuture(CallFuture[WeightsVersion]):
         raise DeclarationError("the future of a sync is no argument of calls: pass its result(), the version")
 
     def parts(self, transport: Backend) -> list[Ticket] | None:
-        """Its value is made on the driver."""
+        """Return None: the value is made on the driver."""
         return None
 
 
-def _parts_of(one: PairCalls) -> tuple[list[Sent], list[Moved]]:
-    """What the sources sent and what came to the targets, by what the calls gave."""
-    sent: list[Sent] = []
-    moved: list[Moved] = []
-    for call in one.parts:
-        outputs: list[TookPart] = call.result(None)
-        for rank, took in zip(call.plan.ranks, outputs, strict=True):
-            if took.sent is not None:
-                sent.append(took.sent)
-            if took.arrived is not None:
-                moved += _moved(one.pair, rank, took.arrived)
-    return sent, moved
-
-
-def _moved(pair: Pair, rank: int, arrived: Arrived) -> list[Moved]:
-    return [
-        Moved(pair.source.ranks[source], pair.target.title, rank, mover, nbytes, arrived.seconds)
-        for source, mover, nbytes in arrived.by_source
-    ]
-
-
-def _changed(sent: Sequence[Sent]) -> int:
-    """Of how many tensors some source sent other values than the last time."""
-    return sum(any(marks) for marks in zip(*(one.changed for one in sent), strict=True))
-
-
-def _rank_of_cause(error: BaseException) -> int:
-    order: Iterator[bool] = iter(
-        (
-            isinstance(error, CallCancelled),
-            isinstance(error, WorkerDiedError),
-            isinstance(error, WeightsVerificationError),
-            isinstance(error, WeightsError) and not isinstance(error, WeightsTransferError),
-            not isinstance(error, WeightsTransferError | GroupError | CallTimeout),
-            isinstance(error, WeightsTransferError),
-        )
+def _precedence(error: BaseException) -> int:
+    """Return a number that is lower the more likely the error caused the others."""
+    is_transfer = isinstance(error, WeightsTransferError)
+    order = (
+        isinstance(error, CallCancelled),
+        isinstance(error, WorkerDiedError),
+        isinstance(error, WeightsVerificationError),
+        isinstance(error, WeightsError) and not is_transfer,
+        not is_transfer and not isinstance(error, GroupError | CallTimeout),
+        is_transfer,
     )
-    return next((place for place, fits in enumerate(order) if fits), 9)
+    return order.index(True) if True in order else len(order)

@@ -1,74 +1,376 @@
-"""The pairs of a sync: its source with each of its targets, as the groups are now."""
+"""The pairs of a sync: its source with each of its targets, planned and connected for the current group epochs."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
+import itertools
+import logging
+import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
+from phalanx.calls.call import Call
+from phalanx.calls.future import CallFuture
+from phalanx.calls.run_on import run_on
 from phalanx.display.tables import Table
-from phalanx.errors import GroupError
-from phalanx.weights.pair_setup import Pair, PairOptions, make_pair
-from phalanx.weights.planning.plan_report import explain_plan
-from phalanx.weights.planning.resharding_planner import Plans
-from phalanx.weights.sync_sides import SyncSide
+from phalanx.errors import DeclarationError, GroupError, PhalanxError, RemoteCallError, WeightsTransferError
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.weights import weight_handlers
+from phalanx.weights.boxes import LocalBox, whole
+from phalanx.weights.fused import Fused
+from phalanx.weights.manifest import HeldTensor, Manifest
+from phalanx.weights.name_matching import Rename, renamer
+from phalanx.weights.plan import Locality, Locations, Plan, explain_plan
+from phalanx.weights.planner import PlanCache
+from phalanx.weights.transport import SHARED_MEMORY, WITH_DELTAS, transport_choices
+from phalanx.weights.versions import Key
+from phalanx.weights.weight_requests import (
+    Connected,
+    ConnectRequest,
+    Description,
+    Side,
+    SyncRequest,
+    WeightsName,
+)
 
-__all__ = ["Pairs", "part_dropped", "part_when_dropped"]
+_log = logging.getLogger("phalanx")
+_REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
+_PROCESS = secrets.token_hex(6)
+_connections = itertools.count(1)
 
 
-class Pairs:
-    """Made where they are not there yet, and again when a group has other processes. Not for several threads."""
+class Ranks(Protocol):
+    """A group, a role of a group, or some of its ranks."""
 
-    def __init__(
-        self, source: SyncSide, targets: Sequence[SyncSide], plans: Plans, options: PairOptions
-    ) -> None:
+    @property
+    def core(self) -> Group: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SyncSide:
+    """Ranks that publish, or accept, weights. ``fixed`` is None for a complete group."""
+
+    core: Group
+    fixed: tuple[int, ...] | None
+    weights: WeightsName
+    title: str
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks; of a complete group, the ranks of this moment and ranks that join."""
+        return self.core.epoch.reached if self.fixed is None else self.fixed
+
+    @property
+    def key(self) -> Key:
+        """Role and name."""
+        return self.weights.key
+
+    def run(self, title: str, function: Callable[..., Any], *args: Any) -> Call:
+        """Run a library function on the ranks.
+
+        The group is not recovered for it: a caller that holds the lock of a sync must not wait for a recovery.
+        """
+        title = f"weights {self.weights.name!r}: {title}"
+        return run_on(self.core, function, *args, ranks=self.ranks, title=title)
+
+    def notify(self, ranks: Sequence[int], function: Callable[..., Any], *args: Any) -> None:
+        """Run a library function on the living ranks among ``ranks``, without waiting and without errors."""
+        if self.core.closed:
+            return
+        dead = set(self.core.epoch.dead(self.core.transport))
+        living = [rank for rank in ranks if rank not in dead]
+        with contextlib.suppress(PhalanxError):
+            run_on(self.core, function, *args, ranks=living, title="px.WeightSync", checked=False)
+
+
+def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
+    """Return the side of a group, a role, or some ranks.
+
+    Raises:
+        DeclarationError: if ``ranks`` is none of these.
+    """
+    core = getattr(ranks, "core", None)
+    if not isinstance(core, Group):
+        raise DeclarationError(
+            f"px.WeightSync: the {side} is {ranks!r}; give a group, a role of it such as group.actor, or some of its "
+            "ranks such as group[0:2]"
+        )
+    fixed = None if tuple(ranks.ranks) == core.epoch.everyone else tuple(ranks.ranks)
+    return SyncSide(core, fixed, WeightsName(side, ranks.role, name), ranks.name)
+
+
+@contextlib.contextmanager
+def hold_order(pairs: Sequence[SyncPair]) -> Generator[None]:
+    """Send calls to the groups of ``pairs`` with no other call between them.
+
+    All threads take the groups in one order, so that they never wait for each other crosswise.
+    """
+    cores = {side.core for pair in pairs for side in (pair.source, pair.target)}
+    with contextlib.ExitStack() as stack:
+        for core in sorted(cores, key=lambda core: (core.name, id(core))):
+            stack.enter_context(core.order)
+        yield
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """The options of a ``px.WeightSync`` that a connection depends on."""
+
+    rename: Rename | None
+    fused: tuple[Fused, ...]
+    bucket_bytes: int
+    transport: str
+    delta: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SyncPair:
+    """A source and a target that are connected for a plan, as long as both groups are in the same epochs."""
+
+    connection: str
+    source: SyncSide
+    target: SyncSide
+    plan: Plan
+    transports: dict[Locality, str]
+    newest: int
+    epochs: tuple[Epoch, Epoch]
+
+    @property
+    def is_current(self) -> bool:
+        """True while both groups are in the epochs of the connection."""
+        return (self.source.core.epoch, self.target.core.epoch) == self.epochs
+
+    @property
+    def delta_base(self) -> int:
+        """Bytes that sources keep for deltas, once for all readers."""
+        return sum(
+            batch.nbytes(box) * len(batch.pairs)
+            for batch in self.plan.batches
+            for box in batch.boxes
+            if self.transports[box.locality] in WITH_DELTAS
+        )
+
+    def close(self) -> None:
+        """Release what the ranks have for it, as far as they can be reached, without waiting."""
+        for side, epoch in zip((self.source, self.target), self.epochs, strict=True):
+            core = side.core
+            ranks = side.ranks if core.epoch is epoch else range(core.epoch.size)
+            # ranks that are other processes now never had anything
+            same = [rank for rank in ranks if core.epoch.takes((rank,), epoch)] if not core.closed else []
+            side.notify(same, weight_handlers.disconnect, self.connection)
+
+
+def connect_pair(source: SyncSide, target: SyncSide, plans: PlanCache, options: SyncOptions) -> SyncPair:
+    """Describe both sides, plan, and connect the ranks.
+
+    Raises:
+        WeightsMismatch: if the two sides do not fit; it has the table.
+        DeclarationError: if a worker publishes, or accepts, no weights of that name, or they cannot be read.
+        WeightsTransferError: if the ranks cannot reach each other.
+        GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
+    """
+    epochs = source.core.epoch, target.core.epoch
+    sources, targets = _describe(source, target)
+    complete = _complete_manifest([one.manifest for one in sources if one.manifest], options.rename)
+    locations = Locations(tuple(one.location for one in sources), tuple(one.location for one in targets))
+    plan = plans.get(
+        [one.manifest or complete for one in sources],
+        [one.manifest or complete for one in targets],
+        locations,
+        rename=options.rename,
+        fused=options.fused,
+    )
+    is_shared = _check_shared(sources, targets)
+    refusal = ""
+    for transports in transport_choices(plan, locations, options.transport, is_shared=is_shared):
+        connection = f"{_PROCESS}-{next(_connections)}"
+        newest = max(one.number for one in (*sources, *targets))
+        pair = SyncPair(connection, source, target, plan, dict(transports), newest, epochs)
+        if refusal and transports[Locality.NODE] == SHARED_MEMORY:
+            _log.warning(
+                "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s",
+                target.weights.name,
+                source.title,
+                target.title,
+                refusal,
+            )
+        request = ConnectRequest(
+            connection,
+            source.weights,
+            source.ranks,
+            plan,
+            None,
+            options.bucket_bytes,
+            transports,
+            store=sources[0].store.partition("/")[0],
+            delta=options.delta,
+        )
+        connected = _connect(source, request)
+        addresses = {rank: one.address for rank, one in enumerate(connected) if one.address is not None}
+        if not any(one.refusal for one in connected):
+            request = replace(request, weights=target.weights, ranks=target.ranks, complete=complete)
+            connected = _connect(target, replace(request, addresses=addresses))
+        refusal = next((one.refusal for one in connected if one.refusal), "")
+        if not refusal:
+            return pair
+        pair.close()
+    raise WeightsTransferError(f"weights {target.weights.name!r} cannot be sent by CUDA IPC: {refusal}")
+
+
+def _describe(source: SyncSide, target: SyncSide) -> tuple[list[Description], list[Description]]:
+    first, second = (
+        side.run("describe", weight_handlers.describe, side.weights) for side in (source, target)
+    )
+    try:
+        return _results(source, first), _results(target, second)
+    except PhalanxError:
+        with contextlib.suppress(PhalanxError):  # Ray prints the error of a result that is never fetched
+            second.result(1.0)
+        raise
+
+
+def _results(side: SyncSide, call: Call) -> list[Any]:
+    """Return the results of the ranks. A refusal of a rank is raised as the caller's mistake."""
+    try:
+        return call.result(None)
+    except RemoteCallError as error:
+        refused = next((failure for failure in error.failures if failure.type_name == _REFUSAL), None)
+        if refused is None:
+            raise
+        raise DeclarationError(f"{side.title}, rank {refused.rank}: {refused.message}") from None
+
+
+def _connect(side: SyncSide, request: ConnectRequest) -> list[Connected]:
+    return _results(side, side.run("connect", weight_handlers.connect, request))
+
+
+def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> Manifest:
+    """Return the manifest of all tensors of the source, each complete, under the target's names."""
+    tensors: dict[str, HeldTensor] = {}
+    ties: dict[str, str] = {}
+    as_target = renamer(rename)
+    for manifest in manifests:
+        for name, one in manifest.items():
+            box = LocalBox(whole(one.shape), (0,) * len(one.shape))
+            tensors.setdefault(as_target(name), HeldTensor(one.dtype, one.shape, (box,)))
+        ties |= {as_target(alias): as_target(name) for alias, name in manifest.ties}
+    return Manifest.of(tensors, {alias: name for alias, name in ties.items() if alias not in tensors})
+
+
+def _check_shared(sources: Sequence[Description], targets: Sequence[Description]) -> bool:
+    """Return whether targets share the storage of the source.
+
+    Raises:
+        DeclarationError: if a target wants the storage of a source in another process.
+    """
+    if not any(one.share for one in targets):
+        return False
+    alone = [
+        index
+        for index, one in enumerate(targets)
+        if not one.share or index >= len(sources) or sources[index].location.process != one.location.process
+    ]
+    if alone or len(sources) != len(targets):
+        raise DeclarationError(
+            f"accept_weights(..., share=True) is for roles of one process: target ranks {alone or 'of another number'} "
+            "are no role beside the source; accept the weights without share=True, which copies"
+        )
+    return True
+
+
+class PairCalls(NamedTuple):
+    """The calls of a sync over a pair, on the source's group first. Roles of one group have a single call."""
+
+    pair: SyncPair
+    calls: tuple[Call, ...]
+
+
+def send_pair(pair: SyncPair, request: SyncRequest, last: Sequence[Call]) -> PairCalls:
+    """Send the calls of a pair. ``last`` are the calls of the sync before, which may be running."""
+    source, target = pair.source, pair.target
+    handler, immediate = weight_handlers.sync, source.core.transport.immediate
+    if source.core is target.core and not immediate:
+        ranks = sorted({*source.ranks, *target.ranks})
+        both = replace(source, fixed=tuple(ranks))
+        return PairCalls(
+            pair, (both.run("sync", handler, request, ("source", "target"), *_earlier(both, last)),)
+        )
+    sent = source.run("send", handler, request, ("source",), *_earlier(source, last))
+    if immediate and sent.has_failed():
+        return PairCalls(pair, (sent,))  # its ranks have run: the targets would wait for nothing
+    try:
+        received = target.run("receive", handler, request, ("target",), *_earlier(target, last))
+    except BaseException:
+        CallFuture(sent).cancel()
+        raise
+    return PairCalls(pair, (sent, received))
+
+
+def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
+    """Return futures that asynchronous ranks wait for: they may begin calls in any order."""
+    if not side.core.card.asynchronous or side.core.transport.immediate:
+        return ()
+    return tuple(CallFuture(call) for call in last if call.life is side.core.life and not call.over)
+
+
+class PairTable:
+    """The pairs of a ``px.WeightSync``, connected on demand and again after a change of epoch. Not thread-safe."""
+
+    #: Tables whose ``px.WeightSync`` was garbage-collected. A finalizer may run anywhere, so it makes no calls.
+    dropped: deque[PairTable] = deque()
+
+    def __init__(self, source: SyncSide, targets: Sequence[SyncSide], options: SyncOptions) -> None:
         self._source = source
         self._targets = tuple(targets)
-        self._plans = plans
+        self._plans = PlanCache(2 * len(targets))
         self._options = options
-        self._made: dict[SyncSide, Pair] = {}
+        self._pairs: dict[SyncSide, SyncPair] = {}
 
-    def present(self, among: Sequence[SyncSide] | None = None) -> list[Pair]:
-        """One for each target, or for some of them, all current a moment ago.
+    def connected(self, targets: Sequence[SyncSide] | None = None) -> list[SyncPair]:
+        """Return a pair for each target, all current a moment ago.
 
         Raises:
-            As :func:`make_pair`.
+            PhalanxError: see :func:`connect_pair`.
         """
-        targets = self._targets if among is None else among
+        targets = self._targets if targets is None else targets
         try:
             for side in (self._source, *targets):
                 side.core.check()
-        except GroupError:  # what the other side keeps for it is of no use any more
-            self.part()
+        except GroupError:  # the connections are useless now
+            self.close()
             raise
         for target in targets:
-            pair = self._made.get(target)
-            if pair is not None and not pair.current:
-                self._part(target)
+            pair = self._pairs.get(target)
+            if pair is not None and not pair.is_current:
+                self._pairs.pop(target).close()
                 pair = None
             if pair is None:
-                self._made[target] = make_pair(self._source, target, self._plans, self._options)
-        return [self._made[target] for target in targets]
+                self._pairs[target] = connect_pair(self._source, target, self._plans, self._options)
+        return [self._pairs[target] for target in targets]
 
-    def has(self, pairs: Sequence[Pair]) -> bool:
-        """Whether these are the ones that are there now."""
-        return all(self._made.get(pair.target) is pair for pair in pairs)
+    def has(self, pairs: Sequence[SyncPair]) -> bool:
+        """Return whether these are the pairs of this moment."""
+        return all(self._pairs.get(pair.target) is pair for pair in pairs)
 
     def explain(self, name: str) -> Table:
-        """What a sync of weights of that name moves.
-
-        Raises:
-            As :meth:`present`.
-        """
+        """Return a table of the bytes that a sync moves."""
         tables = [
             explain_plan(
                 pair.plan,
-                movers=pair.movers,
+                pair.transports,
                 title=f"weights {name!r}, {self._source.title} to {pair.target.title}",
                 delta_base=pair.delta_base if self._options.delta else 0,
             )
-            for pair in self.present()
+            for pair in self.connected()
         ]
         if len(tables) == 1:
             return tables[0]
@@ -76,30 +378,14 @@ class Pairs:
         notes = tuple(note for table in tables for note in (table.title, *table.notes))
         return Table(f"weights {name!r} to {len(tables)} groups", tables[0].columns, rows, notes)
 
-    def part(self) -> None:
-        """Give all of them back."""
-        for target in list(self._made):
-            self._part(target)
+    def close(self) -> None:
+        """Close all pairs."""
+        while self._pairs:
+            self._pairs.popitem()[1].close()
 
-    def _part(self, target: SyncSide) -> None:
-        pair = self._made.pop(target, None)
-        if pair is not None:
-            pair.part()
-
-
-_dropped: deque[Pairs] = deque()
-
-
-def part_when_dropped(pairs: Pairs, owner: object) -> None:
-    """Have pairs given back by :func:`part_dropped` once nobody refers to their owner any more.
-
-    Not at once: what collects garbage may be inside of anything, and must not make calls.
-    """
-    weakref.finalize(owner, _dropped.append, pairs).atexit = False
-
-
-def part_dropped() -> None:
-    """Give the pairs back whose owners were dropped, and not closed."""
-    with contextlib.suppress(IndexError):  # there is none left
-        while True:
-            _dropped.popleft().part()
+    @classmethod
+    def close_dropped(cls) -> None:
+        """Close the pairs of syncs that were garbage-collected without ``close()``."""
+        with contextlib.suppress(IndexError):
+            while True:
+                cls.dropped.popleft().close()

@@ -1,4 +1,4 @@
-"""``px.WeightSync``: the weights of one role, whole and of one version, in the parameters of another."""
+"""``px.WeightSync``: sync weights from a source role to target roles."""
 
 from __future__ import annotations
 
@@ -8,70 +8,75 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Generator, Sequence
 from typing import Literal
 
+from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
+from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import checked
 from phalanx.channels.staleness import StalenessManager
 from phalanx.display.caller_frame import users_line
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError
+from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError, WeightsError
 from phalanx.group.epoch import GroupState
 from phalanx.group.membership_refresh import key_of
-from phalanx.weights.pair_setup import MOVERS, Pair, PairOptions
-from phalanx.weights.planning.digests import Verify
-from phalanx.weights.planning.fused import Fused
-from phalanx.weights.planning.locality import Hop
-from phalanx.weights.planning.matching import Rename, renamer
-from phalanx.weights.planning.resharding_planner import Plans
-from phalanx.weights.planning.version_table import Stillness
-from phalanx.weights.reachable import to_reachable
-from phalanx.weights.staleness_updates import Pacing
-from phalanx.weights.sync_calls import send_pair
-from phalanx.weights.sync_future import PairCalls, SyncFuture
-from phalanx.weights.sync_pairs import Pairs, part_dropped, part_when_dropped
-from phalanx.weights.sync_sides import Ranks, SyncSide, all_in_order, ask_each, side_of
-from phalanx.weights.versions import WeightsVersion
-from phalanx.weights.worker import weight_handlers as questions
-from phalanx.weights.worker.weight_requests import Since, SyncRequest
-
-__all__ = ["WeightSync"]
+from phalanx.weights import weight_handlers
+from phalanx.weights.digests import Verify
+from phalanx.weights.fused import Fused
+from phalanx.weights.name_matching import Rename, renamer
+from phalanx.weights.sync_future import SyncFuture
+from phalanx.weights.sync_pairs import (
+    PairCalls,
+    PairTable,
+    Ranks,
+    SyncOptions,
+    SyncPair,
+    SyncSide,
+    hold_order,
+    send_pair,
+    side_of,
+)
+from phalanx.weights.transport import TRANSPORTS
+from phalanx.weights.versions import Key, UnchangedCounter, Weights, WeightsVersion
+from phalanx.weights.weight_requests import LastVersion, SyncRequest, WeightsName
 
 _TIMEOUT_S = 600.0
 
 
 class WeightSync:
-    """Weights of a source role, in the parameters of target roles: ``version = sync()``.
+    """Sync weights from a source role to target roles: ``version = sync()``.
 
-    Sharded as they may be on each side, every target rank gets exactly the parts that it needs, and what arrived is
-    compared with what was sent. The plan is made with the first sync, and again when a group has other processes.
+    The two sides may be sharded differently. Each target rank receives only the boxes that it needs, and digests are
+    verified. The first sync plans and connects the ranks, and so does the next sync after a change of processes.
 
     Args:
-        source: the group, or role, whose workers called ``publish_weights``.
-        target: the group or role whose workers called ``accept_weights``, or several of them.
-        name: of the weights on the target's side, and on the source's unless ``source_name`` is given.
-        source_name: what the source calls them.
-        rename: from tensor names of the source to those of the target: a mapping, in whose names ``*`` stands for
-            anything, or a function.
-        fused: ``px.weights.Fused`` rules beside the built-in ones (``qkv_proj``, ``gate_up_proj``): those of
-        Megatron are
-            ``px.weights.Fused.megatron_qkv(...)`` and ``px.weights.Fused.megatron_glu()``.
-        verify: "sampled" compares digests of one element of about each 8 KB; "full" of every bit; "off" of nothing.
-        expect_change: warn at the first sync that changed nothing; else at the second in a row.
-        transport: of what goes from node to node: "store" (the object store) or "process group".
-        delta: only the elements whose bits changed since the version before travel, where ranks have segments or the
-            object store between them; everything goes to a target that has not that version. The sources keep one
-            more copy of what they send; see :meth:`explain`.
-        staleness: is told of each version once the targets have it. Its versions then have the numbers of the weights.
-            Up to ``rows_per_version`` rows count as trained on since the version before, none if the source's ``step``
-            is the same.
-        bucket_bytes: of the buckets in which weights travel. Between ranks of a node they have 16 MB at most; each
-            source keeps two of those in memory.
-        timeout: seconds that a rank waits for its peers, once it has begun.
+        source: group or role whose workers called ``publish_weights``.
+        target: group or role whose workers called ``accept_weights``, or several of them.
+        name: name of the weights on the target's side, and on the source's unless ``source_name`` is given.
+        source_name: name of the weights on the source's side.
+        rename: map from tensor names of the source to names of the target: a mapping, in whose names ``*`` stands for
+            any text, or a function.
+        fused: ``px.weights.Fused`` rules in addition to the built-in rules (``qkv_proj``, ``gate_up_proj``). Rules
+            for Megatron are ``px.weights.Fused.megatron_qkv(...)`` and ``px.weights.Fused.megatron_glu()``.
+        verify: "sampled" compares digests of an element of about each 8 KB, "full" of every bit, "off" of nothing.
+        expect_change: True warns at the first sync that changed nothing, False at the second in a row.
+        transport: "auto" chooses by the locations of the ranks: shared memory or CUDA IPC on a node, NCCL (device
+            tensors) or gloo between nodes. "shared memory", "cuda ipc", "nccl" and "gloo" override the choice for
+            ranks of different processes; "shared memory" and "cuda ipc" only on a node.
+        delta: True sends only the elements whose bits changed since the last version, for tensors in host memory. A
+            target without the last version receives everything. The sources keep one more copy of the tensors that
+            they send; see :meth:`explain`.
+        staleness: manager that is told each version once the targets have it. Its versions then have the numbers of
+            the weights. Up to ``rows_per_version`` rows count as trained per version, none if the source's ``step`` is
+            the same.
+        bucket_bytes: size of the buckets in which weights are sent. Between ranks of a node they have at most 16 MB,
+            and each source keeps two of them in memory.
+        timeout: seconds that a rank waits for its peers during a sync.
 
     Raises:
-        DeclarationError: an argument is none of these.
+        DeclarationError: if an argument is invalid.
     """
 
     def __init__(
@@ -85,43 +90,42 @@ class WeightSync:
         fused: Sequence[Fused] = (),
         verify: Verify = "sampled",
         expect_change: bool = False,
-        transport: Literal["store", "process group"] = "store",
+        transport: Literal["auto", "shared memory", "cuda ipc", "nccl", "gloo"] = "auto",
         delta: bool = False,
         staleness: StalenessManager | None = None,
         bucket_bytes: int = 256 << 20,
         timeout: float | None = None,
     ) -> None:
-        _check_verify(verify)
-        if transport not in ("store", "process group"):
-            raise DeclarationError(f'px.WeightSync(transport={transport!r}): give "store" or "process group"')
+        if transport not in TRANSPORTS:
+            expected = ", ".join(map(repr, TRANSPORTS))
+            raise DeclarationError(f"px.WeightSync(transport={transport!r}): expected one of {expected}")
         if bucket_bytes < 4096:
             raise DeclarationError(
                 f"px.WeightSync(bucket_bytes={bucket_bytes}): give at least 4096 bytes, better 256 MB"
             )
-        renamer(rename)  # what is wrong with it is said here, at the line that gives it
+        renamer(rename)  # raises here, at the line of the user
         targets: list[Ranks] = [*target] if isinstance(target, Sequence) else [target]
         if not targets:
             raise DeclarationError("px.WeightSync(target=[]): give at least one group to sync to")
         self.name = name
         self._source = side_of(source, "source", source_name or name)
-        self._targets = [side_of(one, "target", name) for one in targets]
-        movers: Mapping[Hop, str] = {**MOVERS, Hop.OTHER: transport}
-        self._options = PairOptions(rename, tuple(fused), bucket_bytes, movers, delta=delta)
-        self._verify: Verify = verify
+        self._targets = [side_of(ranks, "target", name) for ranks in targets]
+        options = SyncOptions(rename, tuple(fused), bucket_bytes, transport, delta)
+        self._verify: Verify = _checked_verify(verify)
         self._expect_change = expect_change
         self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
-        plans = Plans(2 * len(targets))
-        self._pairs = Pairs(self._source, self._targets, plans, self._options)
+        self._pairs = PairTable(self._source, self._targets, options)
+        weakref.finalize(self, PairTable.dropped.append, self._pairs).atexit = False
         self._lock = threading.RLock()
-        part_when_dropped(self._pairs, self)
         self._known: dict[str, int] = {}
-        self._last: SyncFuture | None = None
+        self._running: SyncFuture | None = None
+        self._running_calls: Sequence[Call] = ()
         self._unused: int | None = None
         self._newest = 0
         self._sent_from: frozenset[tuple[int, float]] = frozenset()
-        self._stillness = Stillness()
-        self._pacing = Pacing(staleness)
-        self._since = Since(secrets.token_hex(6))
+        self._unchanged = UnchangedCounter()
+        self._staleness = _StalenessUpdates(staleness)
+        self._last = LastVersion(secrets.token_hex(6))
         self._closed = False
         for side in self._targets:
             side.core.weights_by.add(self)
@@ -129,60 +133,128 @@ class WeightSync:
     def __call__(
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
     ) -> WeightsVersion:
-        """Sync, and wait until it is over.
+        """Sync, and wait until the targets have the version.
 
         Args:
-            step: refuse weights of another count of optimizer steps than this.
-            expect_change, verify: as given to the sync, for this time.
+            step: reject weights of another count of optimizer steps.
+            expect_change, verify: override the options of the sync for this time.
 
         Raises:
-            WeightsMismatch: the two sides do not fit; nothing was moved.
-            As ``CallFuture.result``: a rank died or raised; the target's weights may be torn then.
+            WeightsMismatch: if the two sides do not fit. Nothing was moved.
+            PhalanxError: see ``CallFuture.result``. If a rank died or raised, the target's weights may be torn.
         """
         return self.submit(step=step, expect_change=expect_change, verify=verify).result()
 
     def submit(
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
     ) -> CallFuture[WeightsVersion]:
-        """Begin a sync: the future of its version. Both groups go on with calls made later once their part is over."""
-        self._mend()
-        return self._begin(step, expect_change, verify)
-
-    def _mend(self) -> None:
-        """Have groups that are broken mended as their policies say.
-
-        Not under the lock: whoever mends a target brings weights to its new ranks by this sync, and waits for the lock.
-        """
+        """Begin a sync and return the future of its version. Each group continues with later calls after its part."""
         for side in (self._source, *self._targets):
-            with contextlib.suppress(GroupBroken, GroupClosed):  # which is said under the lock
-                side.core.ensure_ready()
+            _recover(side)
+        return self._begin(step, expect_change, verify)
 
     def _begin(
         self,
         step: int | None = None,
         expect_change: bool | None = None,
         verify: Verify | None = None,
-        among: Sequence[SyncSide] | None = None,
+        targets: Sequence[SyncSide] | None = None,
     ) -> CallFuture[WeightsVersion]:
         with self._lock:
             self._check_open()
-            self._settle()
+            PairTable.close_dropped()
+            if self._running is not None and self._running.done():
+                self._running.exception()  # if it failed, its connections are closed
+                self._running = None
             while True:
-                pairs = self._pairs.present(among)
-                with all_in_order([side.core for pair in pairs for side in (pair.source, pair.target)]):
-                    if all(pair.current for pair in pairs):
-                        future = self._send(pairs, step, expect_change, _check_verify(verify or self._verify))
-                        break
-            self._last = future
-            return future
+                pairs = self._pairs.connected(targets)
+                with hold_order(pairs):
+                    if all(pair.is_current for pair in pairs):
+                        chosen = _checked_verify(verify or self._verify)
+                        return self._send(pairs, step, expect_change, chosen)
 
-    def newest(self, key: tuple[str, str]) -> int | None:
-        """The newest version sent to weights of that role and name; 0: none yet; None: this does not go there."""
-        goes = not self._closed and any(one.key == key for one in self._targets)
-        return self._newest if goes else None
+    def _send(
+        self, pairs: Sequence[SyncPair], step: int | None, expect_change: bool | None, verify: Verify
+    ) -> SyncFuture:
+        began = time.monotonic()
+        number = self._next_number(pairs)
+        for pair in pairs:  # now: nobody may ask for the outcome before a restart
+            pair.target.core.life.had_weights.setdefault(pair.target.key, number)
+        sent: list[PairCalls] = []
+        try:
+            for pair in pairs:
+                known = self._known.get(pair.connection)
+                if known != pair.target.core.life.had_weights.get(pair.target.key):
+                    known = None  # another sync came after it
+                request = SyncRequest(pair.connection, number, verify, self._timeout, self._last, step, known)
+                sent.append(send_pair(pair, request, self._running_calls if self._running else ()))
+        except BaseException:
+            for call in [call for part in sent for call in part.calls]:
+                with contextlib.suppress(PhalanxError):  # the group was closed, and with it the call
+                    call.cancel()
+            raise
+        expected = self._expect_change if expect_change is None else expect_change
+        text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
+        on_end = functools.partial(self._note_outcome, number, pairs, expected)
+        self._running = SyncFuture(sent, number, began, text, on_end, self._lock)
+        self._running_calls = [call for part in sent for call in part.calls]
+        return self._running
+
+    def _next_number(self, pairs: Sequence[SyncPair]) -> int:
+        """Return a number greater than every number that a rank or the staleness manager knows.
+
+        The number of a failed sync is used again: ranks that had begun with it told so when they were connected.
+        """
+        published = self._source.core.life.published_weights
+        last = published.get(self._source.key, 0)
+        last = last - 1 if last == self._unused else last
+        newest = max(last, self._staleness.version, *(pair.newest for pair in pairs))
+        self._unused = None
+        self._newest = published[self._source.key] = newest + 1
+        self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
+        return self._newest
+
+    def _note_outcome(
+        self,
+        number: int,
+        pairs: Sequence[SyncPair],
+        expect_change: bool,
+        outcome: WeightsVersion | BaseException,
+    ) -> None:
+        """Note the end of a sync in the groups, and warn if the source does not seem to train."""
+        targets = [pair.target for pair in pairs]
+        if not isinstance(outcome, WeightsVersion):
+            for target in targets:
+                target.notify(target.ranks, weight_handlers.tear, target.weights, number)
+            if self._pairs.has(pairs):  # and not other pairs, connected since for a later sync
+                for target in targets:
+                    target.core.life.note_weights(*target.key, f"failed({number})")
+                self._known = {}
+                self._pairs.close()
+                self._unused = number
+            return
+        self._known |= {pair.connection: number for pair in pairs}
+        self._staleness.note_sent(outcome)
+        self._source.core.life.note_weights(*self._source.key, f"published({number})")
+        self._last = LastVersion(self._last.sync, max(number, self._last.number))
+        self._unchanged = self._unchanged.after(outcome.changed)
+        for target in targets:
+            had = target.core.life.had_weights
+            had[target.key] = max(number, had.get(target.key, 0))
+            target.core.life.note_weights(*target.key, f"whole({number})")
+        self._staleness.note_served(number)
+        warning = self._unchanged.warning(expect_change=expect_change)
+        if warning is not None:  # last, since a warning may be an error
+            text = f"weights {self.name!r}, version {number}: {warning}"
+            warnings.warn(text, RuntimeWarning, users_line())
+
+    def newest(self, key: Key) -> int | None:
+        """Return the newest version sent to weights of that role and name; 0: none yet; None: not a target."""
+        is_target = not self._closed and any(side.key == key for side in self._targets)
+        return self._newest if is_target else None
 
     def doubt(self) -> str:
-        """Why the source may not have the weights any more that it had at the last sync, in words; "" where it has."""
+        """Return the reason why the source may not have the weights of the last sync any more; "" if it has."""
         core = self._source.core
         if core.closed:
             return f"their source {core.name!r} is closed"
@@ -193,134 +265,43 @@ class WeightSync:
         return ""
 
     def mend_source(self) -> None:
-        """Have the source mended, if it is broken and its policy says so."""
-        with contextlib.suppress(GroupBroken, GroupClosed):  # which the sync says
-            self._source.core.ensure_ready()
+        """Recover the source, if it is broken and its policy allows."""
+        _recover(self._source)
 
     def bring(self, to: GroupState) -> None:
-        """Bring the source's present weights to all ranks of a target, and of the other targets that can be called."""
-        with self._lock, self._pacing.brought_again():
-            if self._last is not None:
-                self._last.exception()  # one under way, which the loss of a rank has ended or will end
-            before, self._stillness = self._stillness, Stillness()
-            # That nothing changed says nothing of the trainer.
-            to_reachable(
-                self._targets, to, lambda among: self._begin(expect_change=False, among=among).result()
-            )
-            self._stillness = before
+        """Sync the source's weights to all ranks of a target group of which some are new."""
+        with self._lock, self._staleness.resync():
+            if self._running is not None:
+                self._running.exception()  # the loss of a rank has ended it, or will
+            before, self._unchanged = self._unchanged, UnchangedCounter()
+            targets = [side for side in self._targets if side.core.life is to]
+            self._begin(expect_change=False, targets=targets).result()
+            self._unchanged = before  # this sync tells nothing about the trainer
 
     def _check_open(self) -> None:
         if self._closed:
             raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
 
-    def _settle(self) -> None:
-        """See whether the sync before this one failed: its ends are gone then. So are those of dropped syncs."""
-        part_dropped()
-        if self._last is not None and self._last.done():
-            self._last.exception()
-            self._last = None
-
-    def _send(
-        self, pairs: Sequence[Pair], step: int | None, expect_change: bool | None, verify: Verify
-    ) -> SyncFuture:
-        began = time.monotonic()
-        number, self._unused = self._next_number(pairs, self._unused), None
-        for pair in pairs:  # now, for nobody needs to ask what became of it before a restart
-            pair.target.core.life.had_weights.setdefault(pair.target.key, number)
-        sent: list[PairCalls] = []
-        try:
-            for pair in pairs:
-                known = self._known_of(pair)
-                order = SyncRequest(pair.key, number, verify, self._timeout, step, self._since, known)
-                sent.append(send_pair(pair, order, self._last))
-        except BaseException:
-            for call in [call for calls in sent for call in calls.calls]:
-                with contextlib.suppress(PhalanxError):  # of a group that is gone: so is its call
-                    call.cancel()
-            raise
-        expected = self._expect_change if expect_change is None else expect_change
-        text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
-        on_end = functools.partial(self._ended, number, pairs, expected)
-        return SyncFuture(sent, number, began, text, on_end, self._lock)
-
-    def _known_of(self, pair: Pair) -> int | None:
-        """The version that all targets of a pair have got over its ends, unless another sync came after it."""
-        number = self._known.get(pair.key)
-        return number if number == pair.target.core.life.had_weights.get(pair.target.key) else None
-
-    def _ended(
-        self, number: int, pairs: Sequence[Pair], expect_change: bool, outcome: WeightsVersion | BaseException
-    ) -> None:
-        """Note what came of a sync: what its groups know of versions, and whether the trainer trains."""
-        targets = [pair.target for pair in pairs]
-        if not isinstance(outcome, WeightsVersion):
-            for target in targets:
-                ask_each(target.core, target.ranks, questions.tear, target.asked, number)
-            if self._pairs.has(pairs):  # and not others, made since for a later sync
-                for target in targets:
-                    target.core.life.note_weights(*target.key, f"failed({number})")
-                self._known = {}
-                self._pairs.part()
-                self._unused = number
-            return
-        self._known = {pair.key: number for pair in pairs}
-        self._note_sent(outcome)
-        self._note_versions(number, targets)
-        self._warn(outcome, expect_change)  # last, since a warning may be an error
-
-    def _next_number(self, pairs: Sequence[Pair], unused: int | None) -> int:
-        """The number of the next version: more than anybody knows of.
-
-        ``unused`` is that of a sync that failed; ranks that had begun with it said so when these pairs were made.
-        """
-        published = self._source.core.life.published_weights
-        last = published.get(self._source.key, 0)
-        known = [
-            last - 1 if last == unused else last,
-            self._pacing.newest(),
-            *(pair.newest for pair in pairs),
-        ]
-        self._newest = published[self._source.key] = max(known) + 1
-        self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
-        return self._newest
-
-    def _note_versions(self, number: int, targets: Sequence[SyncSide]) -> None:
-        for target in targets:
-            had = target.core.life.had_weights
-            had[target.key] = max(number, had.get(target.key, 0))
-            target.core.life.note_weights(*target.key, f"whole({number})")
-        self._pacing.served(number)
-
-    def _note_sent(self, version: WeightsVersion) -> None:
-        self._pacing.sent(version)
-        self._source.core.life.note_weights(*self._source.key, f"published({version.number})")
-        self._since = Since(self._since.link, max(version.number, self._since.number))
-        self._stillness = self._stillness.after(version.changed)
-
-    def _warn(self, version: WeightsVersion, expect_change: bool) -> None:
-        """Say where a trainer seems not to train."""
-        warning = self._stillness.warning(expect_change=expect_change)
-        if warning is not None:
-            text = f"weights {self.name!r}, version {version.number}: {warning}"
-            warnings.warn(text, RuntimeWarning, users_line())
-
     def explain(self) -> Table:
-        """What a sync moves: bytes by hop, rank and mover; what is cast, renamed, tied, and left over.
+        """Return a table of the bytes that a sync moves: by locality, rank and transport; casts, renames and ties.
+
+        It connects both groups, as the first sync does.
 
         Raises:
-            DeclarationError: it was closed.
-            As the first sync: it asks both groups what they have, and plans.
+            DeclarationError: if the sync was closed.
+            PhalanxError: see :meth:`__call__`.
         """
-        self._mend()
+        for side in (self._source, *self._targets):
+            _recover(side)
         with self._lock:
             self._check_open()
             return self._pairs.explain(self.name)
 
     def close(self) -> None:
-        """Give back what the ranks keep for it: segments, connections, process groups. May be called again."""
+        """Release memory, connections and process groups on the ranks. May be called again."""
         with self._lock:
             self._closed = True
-            self._pairs.part()
+            self._pairs.close()
 
     def __enter__(self) -> WeightSync:
         return self
@@ -329,7 +310,93 @@ class WeightSync:
         self.close()
 
 
-def _check_verify(verify: Verify) -> Verify:
+def _recover(side: SyncSide) -> None:
+    """Recover a broken group, if its policy allows.
+
+    Not under the lock of the sync: a thread that recovers a target resyncs its new ranks, and needs the lock.
+    """
+    with contextlib.suppress(GroupBroken, GroupClosed):  # raised by the sync itself
+        side.core.ensure_ready()
+
+
+def _checked_verify(verify: Verify) -> Verify:
     if verify not in ("sampled", "full", "off"):
         raise DeclarationError(f'px.WeightSync(verify={verify!r}): give "sampled", "full" or "off"')
     return verify
+
+
+class _StalenessUpdates:
+    """Updates of the staleness manager of a sync, if it has one.
+
+    A version is in training once it was sent, since the trainer continues from it. New rows are of that version once
+    the targets have it.
+    """
+
+    def __init__(self, manager: StalenessManager | None) -> None:
+        self._manager = manager
+        self._step: int | None = None
+        self._is_resync = False
+
+    @property
+    def version(self) -> int:
+        """The version in training, which a loaded manager has from an earlier run."""
+        return 0 if self._manager is None else self._manager.version
+
+    def note_sent(self, version: WeightsVersion) -> None:
+        """Note that a version was sent."""
+        if self._manager is None:
+            return
+        stats = self._manager.stats
+        # The first version after a resume only restores weights: nothing was trained for it in this process.
+        is_repeated = stats.restored or (version.step is not None and version.step == self._step)
+        is_repeated = is_repeated or (self._is_resync and version.step is None)
+        trained = 0 if is_repeated else min(self._manager.rows_per_version, stats.rows.ready)
+        self._step = version.step
+        self._manager.advance(version.number, trained=trained, serving=False)
+
+    def note_served(self, number: int) -> None:
+        """Note that the targets generate with a version."""
+        if self._manager is not None:
+            self._manager.serve(number)
+
+    @contextlib.contextmanager
+    def resync(self) -> Generator[None]:
+        """Mark a sync for new ranks: nothing was trained for it, unless its step says so."""
+        self._is_resync = True
+        try:
+            yield
+        finally:
+            self._is_resync = False
+
+
+def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int, Weights]:
+    """Return the state of the weights that a role accepts under ``name``, by rank.
+
+    ``str()`` of each is "none" (from the constructor), "whole(3)" or "torn(3)". Ranks respond after the calls that
+    were made before. Ranks whose process died are left out.
+
+    Args:
+        group: a group, a role of a group, or some of its ranks.
+        name: name of the weights.
+        timeout: seconds to wait for busy ranks; None waits as long as it takes.
+
+    Raises:
+        DeclarationError: if the role accepts no weights of that name.
+        WeightsError: if a living rank did not respond.
+    """
+    side = side_of(group, "target", name)
+    dead = set(side.core.epoch.dead(side.core.transport))
+    ranks = [rank for rank in side.ranks if rank not in dead]
+    if not ranks:
+        return {}
+    title = f"px.weights.status({side.title!r}, {name!r})"
+    weights = WeightsName("target", group.role, name)
+    call = run_on(side.core, weight_handlers.state, weights, ranks=ranks, title=title, checked=False)
+    answers = call.answers(timeout)
+    for rank, answer in answers.items():
+        if isinstance(answer, DeclarationError):
+            raise DeclarationError(f"{title}: {answer}")
+        if isinstance(answer, Exception):
+            cause = answer if isinstance(answer, PhalanxError) else None
+            raise WeightsError(f"{title}: rank {rank} did not respond: {answer}") from cause
+    return answers

@@ -19,10 +19,9 @@ from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateDeclared, StateOf
 from phalanx.declare.stateful import stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
-from phalanx.weights.planning.boxes import Patch, volume, whole
-from phalanx.weights.planning.readers.dtensor import dtensor_patches
-from phalanx.weights.planning.readers.megatron_layout import read_megatron
-from phalanx.weights.planning.readers.plain import local_of, named_tensors
+from phalanx.weights.boxes import LocalBox, volume, whole
+from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors
+from phalanx.weights.megatron_layout import read_megatron
 
 __all__ = ["Generators", "LocalTensor", "Path", "RankState", "SavedLeaf", "has_state", "key_of", "states_of"]
 
@@ -47,7 +46,7 @@ class LocalTensor:
 
     local: torch.Tensor
     shape: tuple[int, ...]
-    patches: tuple[Patch, ...]
+    patches: tuple[LocalBox, ...]
     declared: bool = True
     original: torch.Tensor | None = None
 
@@ -55,7 +54,7 @@ class LocalTensor:
     def complete(cls, tensor: torch.Tensor) -> LocalTensor:
         """Return a tensor without a declared layout."""
         shape = tuple(tensor.shape)
-        return cls(tensor, shape, (Patch(whole(shape), (0,) * len(shape)),), declared=False)
+        return cls(tensor, shape, (LocalBox(whole(shape), (0,) * len(shape)),), declared=False)
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> LocalTensor:
@@ -63,7 +62,7 @@ class LocalTensor:
         local = local_of(tensor.detach())
         if not isinstance(tensor, DTensor):
             return replace(cls.complete(local), original=tensor)
-        return cls(local, tuple(tensor.shape), _filled(dtensor_patches(name, tensor)), original=tensor)
+        return cls(local, tuple(tensor.shape), _filled(dtensor_boxes(name, tensor)), original=tensor)
 
     @property
     def value(self) -> torch.Tensor:
@@ -322,7 +321,7 @@ class _Model:
             held = dict(reading.manifest.items())
             held |= {alias: held[name] for alias, name in reading.manifest.ties}
             return {
-                name: LocalTensor(tensor, tuple(held[name].shape), held[name].patches)
+                name: LocalTensor(tensor, tuple(held[name].shape), held[name].boxes)
                 for name, tensor in reading.tensors.items()
             }
         named = named_tensors(model)
@@ -339,7 +338,7 @@ class _Model:
         if stated is None:
             return LocalTensor.of(name, tensor)
         local = local_of(tensor.detach())
-        patches = _filled(stated.patches(name, tuple(local.shape)))
+        patches = _filled(stated.local_boxes(name, tuple(local.shape)))
         return LocalTensor(local, tuple(stated.shape), patches, original=tensor)
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
@@ -539,7 +538,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
 
 
-def _filled(patches: Sequence[Patch]) -> tuple[Patch, ...]:
+def _filled(patches: Sequence[LocalBox]) -> tuple[LocalBox, ...]:
     return tuple(patch for patch in patches if volume(patch.box))
 
 

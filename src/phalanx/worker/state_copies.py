@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from phalanx.errors import CheckpointError
-from phalanx.weights.planning.digests import tensor_digest
+from phalanx.weights.digests import tensor_digest
 from phalanx.worker.rank_state import Generators, LocalTensor, RankState, SavedLeaf
 
 __all__ = [

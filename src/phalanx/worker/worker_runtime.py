@@ -15,7 +15,7 @@ from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import FailureKind, StaleEpoch
 from phalanx.topology.mesh import Mesh
 from phalanx.tracing.span_writer import Noted
-from phalanx.weights.worker.weight_registry import WeightRegistry
+from phalanx.weights.weight_registry import WeightRegistry
 from phalanx.wire.call_page import BARE_CALLS, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.decode_options import received

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from phalanx.topology.mesh import Mesh
-from phalanx.weights.planning.boxes import Box, Patch
-from phalanx.weights.planning.readers.dtensor import Cut, placed_patches
-from phalanx.weights.planning.shard_manifest import Held, Manifest
-from phalanx.weights.planning.tensors import name_of
+from phalanx.weights.boxes import Box, LocalBox
+from phalanx.weights.local_layout import MeshCut, placed_boxes
+from phalanx.weights.manifest import HeldTensor, Manifest
+from phalanx.weights.plan import Locations, Plan, RankLocation
+from phalanx.weights.planner import make_plan
+from phalanx.weights.tensors import Tensors, copy_ties, cut, name_of
 
 AXES = ("pp", "dp", "fsdp", "ep", "tp")
 EXPERTS = 4
@@ -49,7 +52,7 @@ class Layout:
             part = _part(part, self.fsdp_dim or 0, at["fsdp"], self.mesh.size("fsdp"))
         return part.clone()
 
-    def held(self, full: torch.Tensor, name: str, rank: int) -> Held | None:
+    def held(self, full: torch.Tensor, name: str, rank: int) -> HeldTensor | None:
         """The same as a manifest says it."""
         local = self.local(full, name, rank)
         if local is None:
@@ -58,26 +61,26 @@ class Layout:
         fsdp, tp = self._dim(self.fsdp_dim, full), self._dim(self.tp_dim, full)
         if self._gates(full):
             return self._held_gated(full, local, at)
-        cuts: list[Cut] = []
+        cuts: list[MeshCut] = []
         if fsdp is not None:
             cuts.append(
-                Cut(fsdp, at["fsdp"], self.mesh.size("fsdp"), self.mesh.size("tp") if fsdp == tp else 1)
+                MeshCut(fsdp, at["fsdp"], self.mesh.size("fsdp"), self.mesh.size("tp") if fsdp == tp else 1)
             )
         if tp is not None:
-            cuts.append(Cut(tp, at["tp"], self.mesh.size("tp")))
-        patches = placed_patches(name, tuple(full.shape), cuts, tuple(local.shape))
-        return Held(name_of(full.dtype), tuple(full.shape), patches)
+            cuts.append(MeshCut(tp, at["tp"], self.mesh.size("tp")))
+        patches = placed_boxes(name, tuple(full.shape), cuts, tuple(local.shape))
+        return HeldTensor(name_of(full.dtype), tuple(full.shape), patches)
 
-    def _held_gated(self, full: torch.Tensor, local: torch.Tensor, at: dict[str, int]) -> Held:
+    def _held_gated(self, full: torch.Tensor, local: torch.Tensor, at: dict[str, int]) -> HeldTensor:
         tp = self.mesh.size("tp")
         step = full.shape[0] // 2 // tp
         rest = tuple(full.shape[1:])
         zero = (0,) * len(rest)
         patches = [
-            Patch(Box(((half * tp + at["tp"]) * step, *zero), (step, *rest)), (half * step, *zero))
+            LocalBox(Box(((half * tp + at["tp"]) * step, *zero), (step, *rest)), (half * step, *zero))
             for half in (0, 1)
         ]
-        return Held(name_of(full.dtype), tuple(full.shape), tuple(patches) if step else ())
+        return HeldTensor(name_of(full.dtype), tuple(full.shape), tuple(patches) if step else ())
 
     def _gates(self, full: torch.Tensor) -> bool:
         """Megatron's gated MLP: each rank has its part of both halves. Not cut further."""
@@ -121,6 +124,35 @@ def model(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -
                 )
                 start += full.numel()
     return named
+
+
+def apart(sources: int, targets: int) -> Locations:
+    """Every rank on a node of its own."""
+    sides = (("source", sources), ("target", targets))
+    return Locations(
+        *(tuple(RankLocation(f"{s} {n}", f"{s} {n}") for n in range(count)) for s, count in sides)
+    )
+
+
+def one_node(sources: int, targets: int) -> Locations:
+    """All ranks on one node, each a process of its own."""
+    return Locations(*(tuple(one._replace(node="node") for one in side) for side in apart(sources, targets)))
+
+
+def plan_of(
+    sources: list[Manifest], targets: list[Manifest], places: Locations | None = None, **rules: Any
+) -> Plan:
+    return make_plan(sources, targets, places or apart(len(sources), len(targets)), **rules)
+
+
+def run_in_process(plan: Plan, sources: Sequence[Tensors], targets: Sequence[Tensors]) -> None:
+    """Do all of a plan on tensors of this process, box by box without a buffer."""
+    for _, pair, box in plan.transfers():
+        sent = cut(sources[box.source][pair.source], box.source_at, box.box.sizes)
+        for target in box.targets:
+            cut(targets[target][pair.target], box.target_at, box.box.sizes).copy_(sent)
+    for tensors in targets:
+        copy_ties(plan, tensors)
 
 
 def manifests(layout: Layout, named: dict[str, torch.Tensor]) -> list[Manifest]:

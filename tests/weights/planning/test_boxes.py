@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.weights.planning.boxes import Box, chunk, meet, patches_of, strided_chunk, volume, whole, without
-from phalanx.weights.planning.tensor_names import Names
+from phalanx.weights.boxes import Box, chunk, local_boxes, meet, strided_chunk, volume, whole, without
+from phalanx.weights.manifest import Names
 
 boxes = st.integers(1, 3).flatmap(
     lambda dims: st.tuples(
@@ -70,7 +70,7 @@ def test_strided_chunks_together_are_all_indices(size: int, count: int, pieces: 
 
 
 def test_runs_of_several_dims_become_boxes_with_places_in_the_local_tensor() -> None:
-    patches = patches_of([[(0, 2), (4, 1)], [(3, 2)]])
+    patches = local_boxes([[(0, 2), (4, 1)], [(3, 2)]])
 
     assert [(str(patch.box), patch.at) for patch in patches] == [
         ("[0:2, 3:5]", (0, 0)),
@@ -79,11 +79,11 @@ def test_runs_of_several_dims_become_boxes_with_places_in_the_local_tensor() -> 
 
 
 def test_runs_that_follow_each_other_are_one_box() -> None:
-    assert [patch.box for patch in patches_of([[(0, 2), (2, 3)]])] == [whole((5,))]
+    assert [patch.box for patch in local_boxes([[(0, 2), (2, 3)]])] == [whole((5,))]
 
 
 def test_a_tensor_without_dims_is_one_box_of_one_element() -> None:
-    assert [volume(patch.box) for patch in patches_of([])] == [1]
+    assert [volume(patch.box) for patch in local_boxes([])] == [1]
 
 
 @given(st.sets(st.lists(components, min_size=1, max_size=3).map(".".join), max_size=8))

@@ -7,12 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.errors import DeclarationError, WeightsVerificationError
-from phalanx.weights.planning.digests import Verify, _Bits, compare, digest_pieces, tensor_digest
-from phalanx.weights.planning.resharding_plan import Plan
-from phalanx.weights.planning.resharding_planner import make_plan
-from phalanx.weights.planning.tensors import name_of, run_in_process
-from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model
+from phalanx.weights.digests import Verify, _HostSampler, digest_boxes, tensor_digest
+from phalanx.weights.plan import Plan
+from phalanx.weights.tensors import name_of
+from tests.weights.planning.layouts import (
+    Layout,
+    blank,
+    layouts,
+    locals_of,
+    manifests,
+    model,
+    plan_of,
+    run_in_process,
+)
 
 LEVELS = ["sampled", "full"]
 TWO, ONE = Layout((1, 1, 2, 1, 1)), Layout((1, 1, 1, 1, 1))
@@ -21,25 +28,33 @@ TWO, ONE = Layout((1, 1, 2, 1, 1)), Layout((1, 1, 1, 1, 1))
 def arrived(
     source: Layout, target: Layout, named: dict[str, torch.Tensor]
 ) -> tuple[Plan, list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    plan = make_plan(manifests(source, named), manifests(target, named))
+    plan = plan_of(manifests(source, named), manifests(target, named))
     sent = locals_of(source, named)
     found = blank(locals_of(target, named))
     run_in_process(plan, sent, found)
     return plan, sent, found
 
 
-def check(
+def wrong(
     plan: Plan,
     sent: list[dict[str, torch.Tensor]],
     found: list[dict[str, torch.Tensor]],
     verify: Verify,
     version: int = 0,
-) -> None:
+) -> list[str]:
+    """Labels of the boxes whose digests differ between the sides."""
+    labels: list[str] = []
     for source, held in enumerate(sent):
-        ours = digest_pieces(plan, held, "source", rank=source, verify=verify, version=version)
+        ours = digest_boxes(plan, held, "source", rank=source, verify=verify, version=version)
         for target, got in enumerate(found):
-            theirs = digest_pieces(plan, got, "target", rank=target, verify=verify, version=version)
-            compare(ours, theirs, source=source, target=target)
+            theirs = digest_boxes(plan, got, "target", rank=target, verify=verify, version=version)
+            pairs = zip(
+                [one for one in ours if target in one.targets],
+                [one for one in theirs if one.source == source],
+                strict=True,
+            )
+            labels += [b.label for a, b in pairs if a != b]
+    return labels
 
 
 @pytest.mark.parametrize("verify", LEVELS)
@@ -48,15 +63,14 @@ def check(
 def test_what_arrived_whole_compares_equal_between_all_layouts(
     verify: Verify, source: Layout, target: Layout, version: int
 ) -> None:
-    check(*arrived(source, target, model([[6, 5]])), verify, version)
+    assert wrong(*arrived(source, target, model([[6, 5]])), verify, version) == []
 
 
 @pytest.mark.parametrize("verify", LEVELS)
 def test_two_shards_that_were_swapped_are_found(verify: Verify) -> None:
     plan, sent, found = arrived(TWO, TWO, model([[8, 4]]))
 
-    with pytest.raises(WeightsVerificationError, match=r"layers.0.w0 \[0:4, 0:4\]"):
-        check(plan, sent, found[::-1], verify)
+    assert "layers.0.w0 [0:4, 0:4]" in wrong(plan, sent, found[::-1], verify)
 
 
 @pytest.mark.parametrize("verify", LEVELS)
@@ -64,8 +78,7 @@ def test_a_row_in_another_place_is_found(verify: Verify) -> None:
     plan, sent, found = arrived(TWO, ONE, model([[8, 4]]))
     found[0]["layers.1.w0"].copy_(found[0]["layers.1.w0"].roll(1, 0))
 
-    with pytest.raises(WeightsVerificationError, match=r"layers\.1\.w0"):
-        check(plan, sent, found, verify)
+    assert [label.split()[0] for label in wrong(plan, sent, found, verify)] == ["layers.1.w0"] * 2
 
 
 @pytest.mark.parametrize("rows", [128, 1024])
@@ -73,29 +86,15 @@ def test_one_stale_row_of_many_is_found_in_the_sample_of_one_of_the_next_version
     plan, sent, found = arrived(ONE, TWO, model([[rows, 8]]))
     found[1]["layers.2.w0"][rows // 2 - 3] = -1
 
-    with pytest.raises(
-        WeightsVerificationError, match=r"1 of 4 pieces from source rank 0 are not on target rank 1"
-    ):
-        for version in range(rows // 2 // 64):  # rows of a piece to rows of a sample
-            check(plan, sent, found, "sampled", version)
+    # rows of a piece to rows of a sample
+    assert any(wrong(plan, sent, found, "sampled", version) for version in range(rows // 2 // 64))
 
 
 def test_one_flipped_bit_is_found_in_full() -> None:
     plan, sent, found = arrived(ONE, TWO, model([[64, 8]]))
     found[0]["layers.2.w0"].view(torch.int32)[3, 3] ^= 1
 
-    with pytest.raises(WeightsVerificationError, match=r"layers\.2\.w0"):
-        check(plan, sent, found, "full")
-
-
-def test_the_error_names_the_peer() -> None:
-    plan, sent, found = arrived(ONE, ONE, model([[4]]))
-    found[0]["layers.0.w0"][:] = 9
-
-    with pytest.raises(WeightsVerificationError) as raised:
-        check(plan, sent, found, "sampled")
-
-    assert raised.value.peer == "source rank 0"
+    assert [label.split()[0] for label in wrong(plan, sent, found, "full")] == ["layers.2.w0"]
 
 
 @pytest.mark.parametrize("verify", LEVELS)
@@ -137,14 +136,7 @@ def test_samples_of_successive_versions_reach_every_element() -> None:
 def test_nothing_is_digested_when_verification_is_off() -> None:
     plan, sent, _ = arrived(ONE, ONE, model([[4]]))
 
-    assert digest_pieces(plan, sent[0], "source", rank=0, verify="off") == []
-
-
-def test_an_unknown_level_is_refused() -> None:
-    plan, sent, _ = arrived(ONE, ONE, model([[4]]))
-
-    with pytest.raises(DeclarationError, match='give "sampled", "full" or "off"'):
-        digest_pieces(plan, sent[0], "source", rank=0, verify="some")  # type: ignore[arg-type]
+    assert digest_boxes(plan, sent[0], "source", rank=0, verify="off") == []
 
 
 @pytest.mark.parametrize("version", [0, 1, 7])
@@ -155,10 +147,10 @@ def test_the_quick_way_of_sampling_gives_the_digest_of_the_slow_one(dtype: torch
     tensor = torch.randint(0, 2, (6, 5000)).to(dtype)
     part = tensor[1:5, 30:4999]
 
-    quick = _Bits({"w": tensor}).sampled("w", (1, 30), (4, 4969), name_of(dtype), version)
+    quick = _HostSampler({"w": tensor}).digest("w", (1, 30), (4, 4969), name_of(dtype), version)
 
     assert quick == tensor_digest(part, dtype, version=version)
 
 
 def test_the_quick_way_leaves_casts_to_the_slow_one() -> None:
-    assert _Bits({"w": torch.zeros(4)}).sampled("w", (0,), (4,), "bfloat16", 0) is None
+    assert _HostSampler({"w": torch.zeros(4)}).digest("w", (0,), (4,), "bfloat16", 0) is None

@@ -9,25 +9,24 @@ from typing import Any
 import pytest
 
 from phalanx.errors import DeclarationError, WeightsMismatch
-from phalanx.weights.planning.boxes import Box, Patch, chunk, patches_of, whole
-from phalanx.weights.planning.fused import Fused
-from phalanx.weights.planning.locality import Hop, Place, Places
-from phalanx.weights.planning.resharding_plan import Plan
-from phalanx.weights.planning.resharding_planner import Plans, make_plan
-from phalanx.weights.planning.shard_manifest import Held, Manifest
-from phalanx.weights.planning.tensor_names import Names
+from phalanx.weights.boxes import Box, LocalBox, chunk, local_boxes, whole
+from phalanx.weights.fused import Fused
+from phalanx.weights.manifest import HeldTensor, Manifest, Names
+from phalanx.weights.plan import Locality, Locations, Plan, RankLocation
+from phalanx.weights.planner import PlanCache
+from tests.weights.planning.layouts import apart, one_node, plan_of
 
 
-def full(*shape: int, dtype: str = "float32") -> Held:
-    return Held(dtype, shape, (Patch(whole(shape), (0,) * len(shape)),))
+def full(*shape: int, dtype: str = "float32") -> HeldTensor:
+    return HeldTensor(dtype, shape, (LocalBox(whole(shape), (0,) * len(shape)),))
 
 
-def rows(shape: tuple[int, ...], rank: int, ranks: int) -> Held:
+def rows(shape: tuple[int, ...], rank: int, ranks: int) -> HeldTensor:
     runs = [chunk([(0, shape[0])], rank, ranks), *([(0, size)] for size in shape[1:])]
-    return Held("float32", shape, patches_of(runs))
+    return HeldTensor("float32", shape, local_boxes(runs))
 
 
-def whole_on(ranks: int, **held: Held) -> list[Manifest]:
+def whole_on(ranks: int, **held: HeldTensor) -> list[Manifest]:
     return [Manifest.of({name.replace("__", "."): form for name, form in held.items()})] * ranks
 
 
@@ -36,19 +35,23 @@ def cut_over(ranks: int, name: str, *shape: int) -> list[Manifest]:
 
 
 def feeds(plan: Plan) -> set[tuple[str, str]]:
-    return {(pair.source, pair.target) for lane in plan.lanes for pair in lane.pairs}
+    return {(pair.source, pair.target) for lane in plan.batches for pair in lane.pairs}
 
 
 def sent_by(plan: Plan) -> dict[int, int]:
     found: dict[int, int] = {}
-    for lane, _, piece in plan.moves():
+    for lane, _, piece in plan.transfers():
         found[piece.source] = found.get(piece.source, 0) + lane.nbytes(piece)
     return found
 
 
+def cached(plans: PlanCache, sources: list[Manifest], targets: list[Manifest]) -> Plan:
+    return plans.get(sources, targets, apart(len(sources), len(targets)))
+
+
 def faults(sources: list[Manifest], targets: list[Manifest]) -> list[tuple[str, str, str, str]]:
     with pytest.raises(WeightsMismatch) as raised:
-        make_plan(sources, targets)
+        plan_of(sources, targets)
     return list(raised.value.rows)
 
 
@@ -72,14 +75,14 @@ def test_the_message_is_a_table_that_names_the_first_faults() -> None:
     with pytest.raises(
         WeightsMismatch, match=r"40 of the weights' tensors do not fit(.|\n)*and 10 more"
     ) as raised:
-        make_plan(whole_on(1, a=full(1)), whole_on(1, **wanted))
+        plan_of(whole_on(1, a=full(1)), whole_on(1, **wanted))
 
     assert len(raised.value.rows) == 40
 
 
 def test_a_mismatch_keeps_its_rows_when_it_travels() -> None:
     with pytest.raises(WeightsMismatch) as raised:
-        make_plan(whole_on(1), whole_on(1, a=full(1)))
+        plan_of(whole_on(1), whole_on(1, a=full(1)))
 
     assert pickle.loads(pickle.dumps(raised.value)).rows == raised.value.rows
 
@@ -93,17 +96,15 @@ def test_a_box_that_no_source_has_is_a_hole() -> None:
 
 
 def test_boxes_of_two_sources_that_overlap_in_part_are_refused() -> None:
-    held = [Held("float32", (8,), (Patch(Box((start,), (5,)), (0,)),)) for start in (0, 3)]
+    held = [HeldTensor("float32", (8,), (LocalBox(Box((start,), (5,)), (0,)),)) for start in (0, 3)]
 
     found = faults([Manifest.of({"w": one}) for one in held], whole_on(1, w=full(8)))
 
-    assert found == [
-        ("w", "boxes apart or one within the other", "[3:5], an overlap", "source ranks 0 and 1")
-    ]
+    assert found == [("w", "boxes that are equal or disjoint", "[3:5], an overlap", "source ranks 0 and 1")]
 
 
 def test_boxes_of_one_rank_that_overlap_are_refused() -> None:
-    twice = Held("float32", (8,), (Patch(Box((0,), (5,)), (0,)), Patch(Box((4,), (4,)), (5,))))
+    twice = HeldTensor("float32", (8,), (LocalBox(Box((0,), (5,)), (0,)), LocalBox(Box((4,), (4,)), (5,))))
 
     found = faults(whole_on(1, w=full(8)), whole_on(1, w=twice))
 
@@ -111,7 +112,7 @@ def test_boxes_of_one_rank_that_overlap_are_refused() -> None:
 
 
 def test_boxes_outside_of_the_tensor_are_refused() -> None:
-    beyond = Held("float32", (8,), (Patch(Box((4,), (5,)), (0,)),))
+    beyond = HeldTensor("float32", (8,), (LocalBox(Box((4,), (5,)), (0,)),))
 
     assert faults(whole_on(1, w=full(8)), whole_on(1, w=beyond))[0][2] == "[4:9]"
 
@@ -133,7 +134,7 @@ def test_ranks_of_one_side_that_disagree_on_a_shape_are_refused() -> None:
     ],
 )
 def test_names_are_mapped_from_source_to_target(rename: object) -> None:
-    plan = make_plan(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)  # type: ignore[arg-type]
+    plan = plan_of(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)  # type: ignore[arg-type]
 
     assert feeds(plan) == {("old.w", "new.w")}
 
@@ -144,57 +145,55 @@ def test_names_are_mapped_from_source_to_target(rename: object) -> None:
         ({"old.*": "new.*.*"}, r"no more \* in the new name"),
         ({"old.w": "new.*"}, r"no more \* in the new name"),
         ({"old.w": None}, "expected texts"),
-        ([("old.w", "new.w")], "give a mapping"),
+        ([("old.w", "new.w")], "pass a mapping"),
         (lambda name: None, r"rename\('old.w'\) gave None"),
     ],
 )
 def test_a_rename_that_cannot_be_is_refused_with_what_it_says(rename: Any, why: str) -> None:
     with pytest.raises(DeclarationError, match=why):
-        make_plan(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)
+        plan_of(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)
 
 
 def test_braces_of_a_name_are_a_part_of_it() -> None:
-    plan = make_plan(
-        whole_on(1, old__w=full(2)), whole_on(1, **{"{x}__w": full(2)}), rename={"old.*": "{x}.*"}
-    )
+    plan = plan_of(whole_on(1, old__w=full(2)), whole_on(1, **{"{x}__w": full(2)}), rename={"old.*": "{x}.*"})
 
     assert feeds(plan) == {("old.w", "{x}.w")}
 
 
 def test_two_names_renamed_to_one_are_refused() -> None:
     with pytest.raises(WeightsMismatch, match="both renamed"):
-        make_plan(whole_on(1, a=full(2), b=full(2)), whole_on(1, b=full(2)), rename={"a": "b"})
+        plan_of(whole_on(1, a=full(2), b=full(2)), whole_on(1, b=full(2)), rename={"a": "b"})
 
 
 def test_names_that_no_target_takes_are_told_as_surplus() -> None:
-    assert make_plan(whole_on(1, a=full(2), b=full(2)), whole_on(1, a=full(2))).surplus == ("b",)
+    assert plan_of(whole_on(1, a=full(2), b=full(2)), whole_on(1, a=full(2))).surplus == ("b",)
 
 
 def test_a_target_is_fused_from_parts_in_their_order() -> None:
     parts = whole_on(1, l__q_proj__w=full(4, 2), l__k_proj__w=full(2, 2), l__v_proj__w=full(2, 2))
 
-    plan = make_plan(parts, whole_on(1, l__qkv_proj__w=full(8, 2)))
+    plan = plan_of(parts, whole_on(1, l__qkv_proj__w=full(8, 2)))
 
-    placed = {pair.source: piece.target_at for _, pair, piece in plan.moves()}
+    placed = {pair.source: piece.target_at for _, pair, piece in plan.transfers()}
     assert placed == {"l.q_proj.w": (0, 0), "l.k_proj.w": (4, 0), "l.v_proj.w": (6, 0)}
 
 
 def test_a_fused_source_gives_its_parts() -> None:
     parts = whole_on(1, l__gate_proj__w=full(3, 2), l__up_proj__w=full(3, 2))
 
-    plan = make_plan(whole_on(1, l__gate_up_proj__w=full(6, 2)), parts)
+    plan = plan_of(whole_on(1, l__gate_up_proj__w=full(6, 2)), parts)
 
-    taken = {pair.target: piece.source_at for _, pair, piece in plan.moves()}
+    taken = {pair.target: piece.source_at for _, pair, piece in plan.transfers()}
     assert taken == {"l.gate_proj.w": (0, 0), "l.up_proj.w": (3, 0)} and plan.surplus == ()
 
 
 def test_interleaved_queries_keys_and_values_feed_a_fused_target() -> None:
     source, target = whole_on(1, linear_qkv__w=full(16)), whole_on(1, qkv_proj__w=full(16))
 
-    plan = make_plan(source, target, fused=[Fused.megatron_qkv(heads=4, query_groups=2)])
+    plan = plan_of(source, target, fused=[Fused.megatron_qkv(heads=4, query_groups=2)])
 
     cuts = sorted(
-        (piece.target_at[0], piece.source_at[0], piece.box.sizes[0]) for _, _, piece in plan.moves()
+        (piece.target_at[0], piece.source_at[0], piece.box.sizes[0]) for _, _, piece in plan.transfers()
     )
     assert cuts == [(0, 0, 4), (4, 8, 4), (8, 4, 2), (10, 12, 2), (12, 6, 2), (14, 14, 2)]
 
@@ -207,7 +206,7 @@ def test_groups_of_queries_that_do_not_divide_the_heads_are_refused() -> None:
 def test_rules_for_one_engine_and_another_meet_in_the_parts() -> None:
     source, target = whole_on(1, linear_fc1__w=full(6)), whole_on(1, gate_proj__w=full(3), up_proj__w=full(3))
 
-    plan = make_plan(source, target, fused=[Fused.megatron_glu()])
+    plan = plan_of(source, target, fused=[Fused.megatron_glu()])
 
     assert feeds(plan) == {("linear_fc1.w", "gate_proj.w"), ("linear_fc1.w", "up_proj.w")}
 
@@ -225,23 +224,23 @@ def test_a_fused_tensor_of_another_size_than_its_parts_is_refused() -> None:
 def test_names_tied_at_the_source_travel_once_and_arrive_under_both() -> None:
     tied = [Manifest.of({"embed": full(4)}, {"head": "embed"})]
 
-    plan = make_plan(tied, whole_on(1, embed=full(4), head=full(4)))
+    plan = plan_of(tied, whole_on(1, embed=full(4), head=full(4)))
 
-    assert plan.nbytes == 16 and plan.echoes == (("embed", "head"),)
+    assert plan.nbytes == 16 and plan.copies == (("embed", "head"),)
 
 
 def test_names_tied_at_both_ends_travel_once() -> None:
     tied = [Manifest.of({"embed": full(4)}, {"head": "embed"})]
 
-    plan = make_plan(tied, tied)
+    plan = plan_of(tied, tied)
 
-    assert feeds(plan) == {("embed", "embed")} and plan.echoes == () and plan.ties == (("head", "embed"),)
+    assert feeds(plan) == {("embed", "embed")} and plan.copies == () and plan.ties == (("head", "embed"),)
 
 
 def test_a_name_tied_at_the_target_is_fed_under_its_other_name() -> None:
     tied = [Manifest.of({"embed": full(4)}, {"head": "embed"})]
 
-    assert feeds(make_plan(whole_on(1, head=full(4)), tied)) == {("head", "embed")}
+    assert feeds(plan_of(whole_on(1, head=full(4)), tied)) == {("head", "embed")}
 
 
 def test_two_tensors_for_one_storage_are_refused() -> None:
@@ -251,84 +250,54 @@ def test_two_tensors_for_one_storage_are_refused() -> None:
 
 
 def test_a_replica_in_the_same_process_goes_before_one_on_the_node_and_one_elsewhere() -> None:
-    here, near, far = Place("a", "1"), Place("a", "2"), Place("b", "3")
-    places = Places((far, near, here), (here,))
+    here, near, far = RankLocation("a", "1"), RankLocation("a", "2"), RankLocation("b", "3")
+    places = Locations((far, near, here), (here,))
 
-    plan = make_plan(whole_on(3, w=full(4)), whole_on(1, w=full(4)), places=places)
+    plan = plan_of(whole_on(3, w=full(4)), whole_on(1, w=full(4)), places=places)
 
-    assert [(piece.source, piece.hop) for _, _, piece in plan.moves()] == [(2, Hop.PROCESS)]
+    assert [(piece.source, piece.locality) for _, _, piece in plan.transfers()] == [(2, Locality.PROCESS)]
 
 
 def test_a_replica_on_the_node_goes_before_one_elsewhere() -> None:
-    places = Places((Place("b", "3"), Place("a", "2")), (Place("a", "1"),))
+    places = Locations((RankLocation("b", "3"), RankLocation("a", "2")), (RankLocation("a", "1"),))
 
-    plan = make_plan(whole_on(2, w=full(4)), whole_on(1, w=full(4)), places=places)
+    plan = plan_of(whole_on(2, w=full(4)), whole_on(1, w=full(4)), places=places)
 
-    assert [(piece.source, piece.hop) for _, _, piece in plan.moves()] == [(1, Hop.NODE)]
-
-
-def test_a_whole_tensor_on_the_node_goes_before_shards_elsewhere() -> None:
-    sources = [*cut_over(2, "w", 4), *whole_on(1, w=full(4))]
-    places = Places((Place("b", "1"), Place("b", "2"), Place("a", "3")), (Place("a", "4"), Place("b", "5")))
-
-    plan = make_plan(sources, whole_on(2, w=full(4)), places=places)
-
-    assert {(piece.source, piece.targets) for _, _, piece in plan.moves()} == {
-        (2, (0,)),
-        (0, (1,)),
-        (1, (1,)),
-    }
+    assert [(piece.source, piece.locality) for _, _, piece in plan.transfers()] == [(1, Locality.NODE)]
 
 
 def test_replicas_share_the_work() -> None:
     named = {f"layers.{index}.w": full(64) for index in range(12)}
 
-    plan = make_plan(whole_on(4, **named), whole_on(1, **named), places=Places.one_node(4, 1))
+    plan = plan_of(whole_on(4, **named), whole_on(1, **named), places=one_node(4, 1))
 
     assert set(sent_by(plan).values()) == {12 * 64 * 4 // 4}
 
 
 def test_what_several_ranks_of_a_node_need_is_written_once() -> None:
-    plan = make_plan(whole_on(1, w=full(4)), whole_on(3, w=full(4)), places=Places.one_node(1, 3))
+    plan = plan_of(whole_on(1, w=full(4)), whole_on(3, w=full(4)), places=one_node(1, 3))
 
-    assert [piece.targets for _, _, piece in plan.moves()] == [(0, 1, 2)]
+    assert [piece.targets for _, _, piece in plan.transfers()] == [(0, 1, 2)]
 
 
 def test_a_rank_that_holds_nothing_takes_part() -> None:
-    assert make_plan(cut_over(4, "w", 3), cut_over(8, "w", 3)).nbytes == 12
-
-
-def test_places_are_one_for_each_rank() -> None:
-    with pytest.raises(WeightsMismatch, match="one place per rank"):
-        make_plan(whole_on(2, w=full(4)), whole_on(1, w=full(4)), places=Places.apart(1, 1))
-
-
-def test_another_place_or_box_gives_another_digest() -> None:
-    sources, targets = cut_over(2, "w", 8), whole_on(1, w=full(8))
-
-    digests = {
-        make_plan(sources, targets).digest,
-        make_plan(sources, targets, places=Places.one_node(2, 1)).digest,
-        make_plan(cut_over(4, "w", 8), targets).digest,
-    }
-
-    assert len(digests) == 3
+    assert plan_of(cut_over(4, "w", 3), cut_over(8, "w", 3)).nbytes == 12
 
 
 def test_equal_manifests_give_the_plan_that_is_there() -> None:
-    plans = Plans()
+    plans = PlanCache()
 
-    assert plans.get(cut_over(2, "w", 8), whole_on(1, w=full(8))) is plans.get(
-        cut_over(2, "w", 8), whole_on(1, w=full(8))
+    assert cached(plans, cut_over(2, "w", 8), whole_on(1, w=full(8))) is cached(
+        plans, cut_over(2, "w", 8), whole_on(1, w=full(8))
     )
 
 
 def test_old_plans_go() -> None:
-    plans = Plans(keep=1)
-    first = plans.get(cut_over(2, "w", 8), whole_on(1, w=full(8)))
-    plans.get(cut_over(4, "w", 8), whole_on(1, w=full(8)))
+    plans = PlanCache(keep=1)
+    first = cached(plans, cut_over(2, "w", 8), whole_on(1, w=full(8)))
+    cached(plans, cut_over(4, "w", 8), whole_on(1, w=full(8)))
 
-    assert plans.get(cut_over(2, "w", 8), whole_on(1, w=full(8))) is not first
+    assert cached(plans, cut_over(2, "w", 8), whole_on(1, w=full(8))) is not first
 
 
 def experts(ranks: int) -> list[Manifest]:
@@ -341,17 +310,17 @@ def test_the_manifest_of_a_large_model_is_small() -> None:
 
 
 def test_pieces_are_listed_once_for_all_names_that_travel_alike() -> None:
-    plan = make_plan(experts(64), experts(48))
+    plan = plan_of(experts(64), experts(48))
 
-    assert sum(len(lane.pieces) for lane in plan.lanes) < 200 and len(feeds(plan)) == 94 * 384
+    assert sum(len(lane.boxes) for lane in plan.batches) < 200 and len(feeds(plan)) == 94 * 384
 
 
 def test_a_plan_that_is_there_costs_next_to_nothing() -> None:
-    plans, sources, targets = Plans(), experts(8), experts(4)
+    plans, sources, targets = PlanCache(), experts(8), experts(4)
     began = time.process_time()
-    plans.get(sources, targets)
+    cached(plans, sources, targets)
     first = time.process_time() - began
     began = time.process_time()
-    plans.get(sources, targets)
+    cached(plans, sources, targets)
 
     assert time.process_time() - began < first / 10

@@ -20,12 +20,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.errors import DeclarationError
-from phalanx.weights.planning.boxes import volume
-from phalanx.weights.planning.readers.megatron_layout import MegatronRank, read_megatron
-from phalanx.weights.planning.readers.plain import Reading, ShardSpec, read_tensors
-from phalanx.weights.planning.resharding_planner import make_plan
-from phalanx.weights.planning.shard_manifest import Held, Manifest
-from phalanx.weights.planning.tensors import cut, run_in_process
+from phalanx.weights.boxes import volume
+from phalanx.weights.local_layout import LocalLayout, ShardSpec, read_tensors
+from phalanx.weights.manifest import HeldTensor, Manifest
+from phalanx.weights.megatron_layout import MegatronRank, read_megatron
+from phalanx.weights.tensors import cut
+from tests.weights.planning.layouts import plan_of, run_in_process
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -41,14 +41,14 @@ def as_rank(rank: int, world_size: int) -> Iterator[None]:
         debug._clear_sharding_prop_cache()  # the meshes in it know this process as the rank that it was
 
 
-def held(reading: Reading, name: str) -> Held:
+def held(reading: LocalLayout, name: str) -> HeldTensor:
     return dict(reading.manifest.items())[name]
 
 
-def holds_its_boxes(reading: Reading, name: str, full: torch.Tensor) -> bool:
+def holds_its_boxes(reading: LocalLayout, name: str, full: torch.Tensor) -> bool:
     """Whether the rank's local tensor has, in the boxes that were read, what the full tensor has there."""
     local = reading.tensors[name]
-    patches = held(reading, name).patches
+    patches = held(reading, name).boxes
     return sum(volume(patch.box) for patch in patches) == local.numel() and all(
         torch.equal(cut(local, patch.at, patch.box.sizes), cut(full, patch.box.offsets, patch.box.sizes))
         for patch in patches
@@ -120,7 +120,7 @@ def test_a_strided_shard_without_what_it_strides_over_is_several_boxes() -> None
         tensor = DTensor.from_local(local, mesh, [_StridedShard(0, split_factor=2)], run_check=False)
         reading = read_tensors({"w": tensor})
 
-    assert [str(patch.box) for patch in held(reading, "w").patches] == ["[0:2]", "[4:6]"]
+    assert [str(patch.box) for patch in held(reading, "w").boxes] == ["[0:2]", "[4:6]"]
 
 
 def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
@@ -131,7 +131,7 @@ def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
         )
         reading = read_tensors({"w": tensor})
 
-    assert held(reading, "w").patches == () and held(reading, "w").shape == (4,)
+    assert held(reading, "w").boxes == () and held(reading, "w").shape == (4,)
 
 
 def test_partial_sums_are_refused_by_name() -> None:
@@ -162,14 +162,14 @@ def test_a_large_strided_parameter_is_read_without_listing_its_rows() -> None:
             local, mesh, [_StridedShard(0, split_factor=2), Shard(0)], run_check=False
         )
 
-        assert [str(p.box) for p in held(read_tensors({"w": tensor}), "w").patches] == ["[0:38016, 0:8]"]
+        assert [str(p.box) for p in held(read_tensors({"w": tensor}), "w").boxes] == ["[0:38016, 0:8]"]
 
 
 def test_plain_tensors_are_whole() -> None:
     reading = read_tensors({"w": torch.zeros(2, 3), "s": torch.tensor(1.0)})
 
-    assert [str(patch.box) for patch in held(reading, "w").patches] == ["[0:2, 0:3]"]
-    assert len(held(reading, "s").patches) == 1
+    assert [str(patch.box) for patch in held(reading, "w").boxes] == ["[0:2, 0:3]"]
+    assert len(held(reading, "s").boxes) == 1
 
 
 class Tied(nn.Module):
@@ -227,7 +227,7 @@ def test_stated_boxes_that_do_not_make_up_the_local_tensor_are_refused(boxes: An
 
 
 def test_boxes_of_an_unknown_name_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="boxes are stated for v"):
+    with pytest.raises(DeclarationError, match="boxes= names tensors that do not exist: v"):
         read_tensors({"w": torch.zeros(3)}, {"v": ShardSpec((3,), ())})
 
 
@@ -241,7 +241,7 @@ def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> tor
     return parameter
 
 
-def read_all(parts: Sequence[dict[str, torch.Tensor]], ranks: Sequence[MegatronRank]) -> list[Reading]:
+def read_all(parts: Sequence[dict[str, torch.Tensor]], ranks: Sequence[MegatronRank]) -> list[LocalLayout]:
     return [read_megatron(part, rank) for part, rank in zip(parts, ranks, strict=True)]
 
 
@@ -271,7 +271,7 @@ def test_a_gated_mlp_is_two_boxes() -> None:
     parts = [{"fc1": tagged(torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]]), 0, 2)} for rank in range(2)]
 
     for reading in read_all(parts, TP2):
-        assert holds_its_boxes(reading, "fc1", full) and len(held(reading, "fc1").patches) == 2
+        assert holds_its_boxes(reading, "fc1", full) and len(held(reading, "fc1").boxes) == 2
 
 
 def megatron_layers(tp: int) -> nn.Module:
@@ -293,7 +293,7 @@ def megatron_layers(tp: int) -> nn.Module:
     )
 
 
-def read_megatron_rank(rank: int, tp: int) -> Reading:
+def read_megatron_rank(rank: int, tp: int) -> LocalLayout:
     from megatron.core import parallel_state
 
     with as_rank(rank, tp):
@@ -383,7 +383,7 @@ def test_padding_of_the_vocabulary_is_not_held() -> None:
     target = read_tensors({"word_embeddings.weight": torch.zeros(5, 2)})
 
     readings = read_all(parts, ranks)
-    plan = make_plan([reading.manifest for reading in readings], [target.manifest])
+    plan = plan_of([reading.manifest for reading in readings], [target.manifest])
     run_in_process(plan, [reading.tensors for reading in readings], [target.tensors])
 
     assert torch.equal(target.tensors["word_embeddings.weight"], full)

@@ -7,14 +7,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.weights.planning.boxes import volume
-from phalanx.weights.planning.buckets import buckets_from, buckets_to
-from phalanx.weights.planning.locality import Hop, Place, Places
-from phalanx.weights.planning.readers.plain import read_tensors
-from phalanx.weights.planning.resharding_plan import Plan
-from phalanx.weights.planning.resharding_planner import make_plan
-from phalanx.weights.planning.tensors import Watch, read_slot, run_in_process, write_slot
-from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
+from phalanx.weights.boxes import volume
+from phalanx.weights.buckets import buckets_from, buckets_to
+from phalanx.weights.local_layout import read_tensors
+from phalanx.weights.plan import Locality, Locations, Plan, RankLocation
+from phalanx.weights.tensors import WriteWatch, read_slot, write_slot
+from tests.weights.planning.layouts import (
+    Layout,
+    blank,
+    layouts,
+    locals_of,
+    manifests,
+    model,
+    plan_of,
+    run_in_process,
+    shapes,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 slow_to_draw = settings(
@@ -22,10 +30,10 @@ slow_to_draw = settings(
 )
 
 
-def places(source: Layout, target: Layout, per_node: int) -> Places:
+def places(source: Layout, target: Layout, per_node: int) -> Locations:
     """Sources and targets side by side; those of one number share a process, as roles that are colocated do."""
-    both = [Place(f"node {rank // per_node}", f"process {rank}") for rank in range(128)]
-    return Places(tuple(both[: source.ranks]), tuple(both[: target.ranks]))
+    both = [RankLocation(f"node {rank // per_node}", f"process {rank}") for rank in range(128)]
+    return Locations(tuple(both[: source.ranks]), tuple(both[: target.ranks]))
 
 
 def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]]) -> bool:
@@ -36,7 +44,7 @@ def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]
 
 
 def planned(source: Layout, target: Layout, named: dict[str, torch.Tensor], per_node: int = 8) -> Plan:
-    return make_plan(
+    return plan_of(
         manifests(source, named), manifests(target, named), places=places(source, target, per_node)
     )
 
@@ -64,7 +72,7 @@ def test_every_element_that_a_target_has_travels_to_it_exactly_once(
     plan = planned(source, target, named)
 
     travelled = [0] * target.ranks
-    for _, _, piece in plan.moves():
+    for _, _, piece in plan.transfers():
         for rank in piece.targets:
             travelled[rank] += volume(piece.box)
 
@@ -129,7 +137,7 @@ def test_the_plan_of_a_rank_is_its_part_of_the_whole(
 def test_manifests_give_the_same_plan_again(source: Layout, target: Layout, sizes: list[list[int]]) -> None:
     named = model(sizes)
 
-    assert planned(source, target, named).digest == planned(source, target, named).digest
+    assert planned(source, target, named) == planned(source, target, named)
 
 
 def test_masters_of_32_bits_are_cast_on_the_way() -> None:
@@ -138,7 +146,7 @@ def test_masters_of_32_bits_are_cast_on_the_way() -> None:
     as_bf16 = {name: one.bfloat16() for name, one in named.items()}
     arrived = blank(locals_of(layout, as_bf16))
 
-    plan = make_plan(manifests(layout, named), manifests(layout, as_bf16))
+    plan = plan_of(manifests(layout, named), manifests(layout, as_bf16))
     run_in_process(plan, locals_of(layout, named), arrived)
 
     assert same(arrived, locals_of(layout, as_bf16)) and plan.nbytes == 24
@@ -151,16 +159,16 @@ def test_what_movers_carry_over_each_hop_is_all_there_is(
 ) -> None:
     plan = planned(source, target, model(sizes), per_node=2)
 
-    def carried(hops: list[Hop] | None) -> int:
+    def carried(hops: list[Locality] | None) -> int:
         streams = (buckets_from(plan, rank, 4096, hops) for rank in range(source.ranks))
         return sum(slot.nbytes for stream in streams for bucket in stream for slot in bucket.slots)
 
-    assert sum(carried([hop]) for hop in Hop) == carried(None)
+    assert sum(carried([hop]) for hop in Locality) == carried(None)
 
 
 def test_a_tensor_that_is_written_while_it_is_sent_is_named() -> None:
     tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    watch = Watch(tensors)
+    watch = WriteWatch(tensors)
     assert watch.written() == []
 
     tensors["b"].add_(1)
@@ -170,7 +178,7 @@ def test_a_tensor_that_is_written_while_it_is_sent_is_named() -> None:
 
 def test_an_optimizer_step_on_a_published_parameter_is_seen() -> None:
     layer = torch.nn.Linear(2, 1, bias=False)
-    watch = Watch(read_tensors(layer).tensors)
+    watch = WriteWatch(read_tensors(layer).tensors)
     layer(torch.ones(1, 2)).sum().backward()
 
     torch.optim.SGD(layer.parameters(), lr=0.1).step()

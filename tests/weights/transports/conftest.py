@@ -7,60 +7,47 @@ from collections.abc import Iterator
 
 import pytest
 
+from phalanx.weights.transport import GLOO, SHARED_MEMORY
 from tests.weights.transports import peers
 from tests.weights.transports.peers import SOURCE, TARGET, Peer
 
-_ENDS = {
-    "ring": (peers.ring_source, peers.ring_target),
-    "placed": (peers.placed_source, peers.placed_target),
-}
-
 
 class Sides:
-    """Processes of both sides, with ends of one kind."""
+    """Processes of both sides, with ends of one transport."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.sources = [Peer() for _ in range(SOURCE.ranks)]
         self.targets = [Peer() for _ in range(TARGET.ranks)]
-        self._prefixes = itertools.count()
-        self._host = Peer() if kind == "process group" else None
-        if self._host is not None:
-            for peer in self.all:
-                peer.do(peers.set_by_readers)
+        self._keys = itertools.count()
+        self._host = Peer()
+        self._store = self._host.do(peers.serve_store)
 
     @property
     def all(self) -> list[Peer]:
         return [*self.sources, *self.targets]
 
     def connect(self) -> None:
-        """New ends, as after a change of epoch."""
-        if self._host is None:
-            source, target = _ENDS[self.kind]
-            addresses = [peer.do(source, rank) for rank, peer in enumerate(self.sources)]
-            for rank, peer in enumerate(self.targets):
-                peer.do(target, rank, addresses)
-            return
-        port, prefix = self._host.do(peers.serve_store), f"try {next(self._prefixes)}"
-        for side, ranks in (("source", self.sources), ("target", self.targets)):
-            for rank, peer in enumerate(ranks):
-                peer.begin(peers.group_end, port, prefix, side, rank)
-        for peer in self.all:
-            peer.result()
+        """Make new ends, as after a change of epoch."""
+        key = f"try {next(self._keys)}"
+        order = peers.request(self.kind, key, self._store)
+        addresses = {
+            rank: peer.do(peers.connect, order, "source", rank) for rank, peer in enumerate(self.sources)
+        }
+        order = peers.request(self.kind, key, self._store, addresses)
+        for rank, peer in enumerate(self.targets):
+            peer.do(peers.connect, order, "target", rank)
 
     def replace(self, side: str, rank: int) -> None:
         """A new process in the place of one that died."""
-        peer = Peer()
-        (self.sources if side == "source" else self.targets)[rank] = peer
-        if self._host is not None:
-            peer.do(peers.set_by_readers)
+        (self.sources if side == "source" else self.targets)[rank] = Peer()
 
     def close(self) -> None:
-        for peer in [*self.all, *([self._host] if self._host else [])]:
+        for peer in [*self.all, self._host]:
             peer.kill()
 
 
-@pytest.fixture(params=["ring", "process group"])
+@pytest.fixture(params=[SHARED_MEMORY, GLOO])
 def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     made = Sides(request.param)
     try:
@@ -71,18 +58,8 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 
 @pytest.fixture
-def placed_sides() -> Iterator[Sides]:
-    made = Sides("placed")
-    try:
-        made.connect()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def ring_sides() -> Iterator[Sides]:
-    made = Sides("ring")
+    made = Sides(SHARED_MEMORY)
     try:
         made.connect()
         yield made

@@ -6,21 +6,19 @@ import multiprocessing as mp
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed import TCPStore
 
-from phalanx.weights.planning.buckets import Slot, buckets_from, buckets_to
-from phalanx.weights.planning.resharding_plan import Plan
-from phalanx.weights.planning.resharding_planner import make_plan
-from phalanx.weights.planning.tensors import read_slot, write_slot
-from phalanx.weights.transports.process_group import GroupSource, GroupTarget, SpanningGroup
-from phalanx.weights.transports.ring import RingSource, RingTarget
-from phalanx.weights.transports.shared_segment import PlacedSource, PlacedTarget, PlacedTensors
-from tests.weights.planning.layouts import Layout, blank, locals_of, manifests, model
+from phalanx.weights.buckets import Slot
+from phalanx.weights.plan import Locality
+from phalanx.weights.tensors import read_slot, write_slot
+from phalanx.weights.transport import COPY, Deadline
+from phalanx.weights.weight_requests import ConnectRequest, Side, WeightsName
+from phalanx.weights.weight_routes import make_routes
+from tests.weights.planning.layouts import Layout, blank, locals_of, manifests, model, one_node, plan_of
 
 SOURCE, TARGET = Layout((1, 1, 2, 1, 1)), Layout((1, 1, 1, 1, 2), tp_dim=1)
 """FSDP of two ranks to tensor parallelism of two: every target reads of every source."""
@@ -36,9 +34,15 @@ def weights(version: int, dtype: torch.dtype = torch.float32) -> dict[str, torch
     return {name: one + version for name, one in model(SHAPES, dtype).items()}
 
 
-def plan() -> Plan:
+def request(transport: str, connection: str, store: str = "", addresses: Any = None) -> ConnectRequest:
     named = weights(0)
-    return make_plan(manifests(SOURCE, named), manifests(TARGET, named))
+    places = one_node(SOURCE.ranks, TARGET.ranks)
+    plan = plan_of(manifests(SOURCE, named), manifests(TARGET, named), places)
+    transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
+    name = WeightsName("source", "", "policy")
+    return ConnectRequest(
+        connection, name, (0, 1), plan, None, BUCKET_BYTES, transports, addresses or {}, store
+    )
 
 
 class Peer:
@@ -82,73 +86,48 @@ def _serve(pipe: Any) -> None:
         try:
             answer = True, function(state, *args)
         except Exception as error:
+            # as a rank does: the sockets of gloo stay open while a frame refers to a transfer
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             answer = False, error
+            close(state)
         pipe.send(answer)
 
 
 # What peers are told to do.
 
 
-def serve_store(state: dict[str, Any]) -> int:
+def serve_store(state: dict[str, Any]) -> str:
     state["store"] = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    return state["store"].port
+    return f"127.0.0.1:{state['store'].port}"
 
 
-def ring_source(state: dict[str, Any], rank: int) -> str:
+def connect(state: dict[str, Any], request: ConnectRequest, side: Side, rank: int) -> Any:
+    """Make the end of a rank, and return its address."""
     close(state)
-    state["end"] = RingSource(rank, BUCKET_BYTES)
-    return state["end"].address
+    (state["route"],) = make_routes(request, side, rank, torch.device("cpu"))
+    state["route"].endpoint.connect(Deadline(30))
+    return state["route"].endpoint.address
 
 
-def ring_target(state: dict[str, Any], rank: int, addresses: Sequence[str]) -> None:
-    close(state)
-    state["end"] = RingTarget(rank, dict(enumerate(addresses)))
-
-
-def placed_source(state: dict[str, Any], rank: int) -> str:
-    close(state)
-    state["end"] = PlacedSource(rank)
-    return state["end"].address
-
-
-def placed_target(state: dict[str, Any], rank: int, addresses: Sequence[str]) -> None:
-    close(state)
-    state["placed"] = PlacedTensors(blank(locals_of(TARGET, weights(0)))[rank])
-    state["end"] = PlacedTarget(rank, dict(enumerate(addresses)), state["placed"])
-    state["end"].connect(range(len(addresses)), timeout=30.0)
-
-
-def group_end(state: dict[str, Any], port: int, prefix: str, side: str, rank: int) -> None:
-    close(state)
-    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=30))
-    place = {side: rank}
-    group = SpanningGroup(store, prefix, sources=range(SOURCE.ranks), targets=range(TARGET.ranks), **place)
-    state["end"] = GroupSource(group) if side == "source" else GroupTarget(group, rank)
-
-
-def send(
-    state: dict[str, Any], plan: Plan, rank: int, version: int, timeout: float, die_at: int | None = None
-) -> int:
+def send(state: dict[str, Any], rank: int, version: int, timeout: float, die_at: int | None = None) -> int:
     """Send a version; ``die_at`` is the slot at which this process is killed."""
-    tensors = locals_of(SOURCE, weights(version))[rank]
-    buckets = buckets_from(plan, rank, BUCKET_BYTES, by_readers=state.get("by_readers", False))
-    return state["end"].send(buckets, _dying(lambda slot: read_slot(tensors, slot), die_at), timeout=timeout)
+    tensors, route = locals_of(SOURCE, weights(version))[rank], state["route"]
+    read = _dying(lambda slot: read_slot(tensors, slot), die_at)
+    return route.endpoint.send(route.streams[rank], read, lambda target: b"note", Deadline(timeout))
 
 
 def receive(
     state: dict[str, Any],
-    plan: Plan,
     rank: int,
     timeout: float,
     die_at: int | None = None,
     how: int = signal.SIGKILL,
 ) -> dict[str, torch.Tensor]:
-    """Receive a version and give what arrived."""
-    tensors = state["placed"].tensors if "placed" in state else blank(locals_of(TARGET, weights(0)))[rank]
-    buckets = buckets_to(plan, rank, BUCKET_BYTES, by_readers=state.get("by_readers", False))
-    state["end"].receive(
-        buckets, _dying(lambda slot: write_slot(tensors, slot), die_at, how), timeout=timeout
-    )
+    """Receive a version and return what arrived."""
+    tensors, route = blank(locals_of(TARGET, weights(0)))[rank], state["route"]
+    write = _dying(lambda slot: write_slot(tensors, slot), die_at, how)
+    notes = route.endpoint.receive(route.streams, write, Deadline(timeout)).notes
+    assert set(notes.values()) == {b"note"}
     return {name: one.numpy() for name, one in tensors.items()}  # type: ignore[misc]
 
 
@@ -167,18 +146,9 @@ def _dying(
     return viewed
 
 
-def set_by_readers(state: dict[str, Any]) -> None:
-    state["by_readers"] = True
-
-
 def close(state: dict[str, Any]) -> None:
-    for kept in ("end", "placed"):
-        if (one := state.pop(kept, None)) is not None:
-            one.close()
-
-
-def placed_values(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: one.clone().numpy() for name, one in state["placed"].tensors.items()}
+    if (route := state.pop("route", None)) is not None:
+        route.endpoint.close()
 
 
 def open_fds(state: dict[str, Any]) -> int:

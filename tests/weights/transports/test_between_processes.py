@@ -1,4 +1,4 @@
-"""What every mover between processes does: weights arrive, and whoever is left learns at once that a peer is gone."""
+"""Every transport between processes: weights arrive, and the other ranks notice the death of a peer at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from tests.weights.transports import peers
 from tests.weights.transports.conftest import Sides
 from tests.weights.transports.peers import TARGET, Peer, weights
 
-PLAN = peers.plan()
-
 
 def begin(sides: Sides, version: int, timeout: float = 20.0) -> None:
     for rank, peer in enumerate(sides.sources):
-        peer.begin(peers.send, PLAN, rank, version, timeout)
+        peer.begin(peers.send, rank, version, timeout)
     for rank, peer in enumerate(sides.targets):
-        peer.begin(peers.receive, PLAN, rank, timeout)
+        peer.begin(peers.receive, rank, timeout)
 
 
 def has(found: Any, rank: int, version: int) -> bool:
@@ -54,10 +52,10 @@ def test_weights_arrive_bit_for_bit_sync_after_sync(sides: Sides) -> None:
 
 
 def test_a_target_that_dies_in_the_middle_is_known_to_its_sources_at_once(sides: Sides) -> None:
-    sides.sources[0].begin(peers.send, PLAN, 0, 1, 60.0)
-    sides.sources[1].begin(peers.send, PLAN, 1, 1, 60.0)
-    sides.targets[0].begin(peers.receive, PLAN, 0, 60.0, 5)
-    sides.targets[1].begin(peers.receive, PLAN, 1, 60.0)
+    sides.sources[0].begin(peers.send, 0, 1, 60.0)
+    sides.sources[1].begin(peers.send, 1, 1, 60.0)
+    sides.targets[0].begin(peers.receive, 0, 60.0, 5)
+    sides.targets[1].begin(peers.receive, 1, 60.0)
     sides.targets[0].process.join()
 
     errors = [fails(peer, 4.0) for peer in sides.sources]
@@ -66,10 +64,10 @@ def test_a_target_that_dies_in_the_middle_is_known_to_its_sources_at_once(sides:
 
 
 def test_a_source_that_dies_in_the_middle_is_known_to_its_targets_at_once(sides: Sides) -> None:
-    sides.sources[0].begin(peers.send, PLAN, 0, 1, 60.0, 5)
-    sides.sources[1].begin(peers.send, PLAN, 1, 1, 60.0)
+    sides.sources[0].begin(peers.send, 0, 1, 60.0, 5)
+    sides.sources[1].begin(peers.send, 1, 1, 60.0)
     for rank, peer in enumerate(sides.targets):
-        peer.begin(peers.receive, PLAN, rank, 60.0)
+        peer.begin(peers.receive, rank, 60.0)
     sides.sources[0].process.join()
 
     errors = [fails(peer, 4.0) for peer in sides.targets]
@@ -78,10 +76,10 @@ def test_a_source_that_dies_in_the_middle_is_known_to_its_targets_at_once(sides:
 
 
 def test_after_a_death_new_ends_bring_the_weights(sides: Sides) -> None:
-    sides.sources[0].begin(peers.send, PLAN, 0, 1, 60.0, 5)
-    sides.sources[1].begin(peers.send, PLAN, 1, 1, 60.0)
+    sides.sources[0].begin(peers.send, 0, 1, 60.0, 5)
+    sides.sources[1].begin(peers.send, 1, 1, 60.0)
     for rank, peer in enumerate(sides.targets):
-        peer.begin(peers.receive, PLAN, rank, 60.0)
+        peer.begin(peers.receive, rank, 60.0)
     for peer in sides.targets:
         fails(peer, 5.0)
     with contextlib.suppress(WeightsTransferError):  # its targets may have had all of it before they knew
@@ -93,28 +91,27 @@ def test_after_a_death_new_ends_bring_the_weights(sides: Sides) -> None:
 
 
 def test_a_peer_that_does_not_come_is_named_when_the_time_is_over(sides: Sides) -> None:
-    sides.targets[0].begin(peers.receive, PLAN, 0, 0.3)
+    sides.targets[0].begin(peers.receive, 0, 0.3)
 
     assert fails(sides.targets[0], 5.0).peer in ("source rank 0", "source rank 1")
 
 
 def test_a_target_that_stands_still_does_not_hold_its_sources_for_ever(sides: Sides) -> None:
-    timeout = 1.0 if sides.kind == "ring" else 60.0  # the process group needs no help to find out
     for rank, peer in enumerate(sides.sources):
-        peer.begin(peers.send, PLAN, rank, 1, timeout)
-    sides.targets[0].begin(peers.receive, PLAN, 0, 60.0, 5, signal.SIGSTOP)
-    sides.targets[1].begin(peers.receive, PLAN, 1, 60.0)
+        peer.begin(peers.send, rank, 1, 1.0)
+    sides.targets[0].begin(peers.receive, 0, 60.0, 5, signal.SIGSTOP)
+    sides.targets[1].begin(peers.receive, 1, 60.0)
 
     assert [fails(peer, 5.0).peer for peer in sides.sources].count("target rank 0") >= 1
 
 
 def test_a_slow_reader_is_waited_for(sides: Sides) -> None:
     for rank, peer in enumerate(sides.sources):
-        peer.begin(peers.send, PLAN, rank, 1, 30.0)
-    sides.targets[0].begin(peers.receive, PLAN, 0, 30.0)
+        peer.begin(peers.send, rank, 1, 30.0)
+    sides.targets[0].begin(peers.receive, 0, 30.0)
     with pytest.raises(TimeoutError):
         sides.targets[0].result(2.5)
-    sides.targets[1].begin(peers.receive, PLAN, 1, 30.0)
+    sides.targets[1].begin(peers.receive, 1, 30.0)
 
     assert all(has(peer.result(), rank, 1) for rank, peer in enumerate(sides.targets))
 
@@ -147,17 +144,19 @@ def test_file_descriptors_do_not_grow_over_changes_of_epoch(ring_sides: Sides) -
 
 def test_two_syncs_at_once_in_crossed_order_do_not_wait_for_each_other(ring_sides: Sides) -> None:
     for key in ("one", "other"):
-        addresses = [
-            peer.do(peers.nested, key, peers.ring_source, rank)
+        order = peers.request("shared memory", key)
+        addresses = {
+            rank: peer.do(peers.nested, key, peers.connect, order, "source", rank)
             for rank, peer in enumerate(ring_sides.sources)
-        ]
+        }
+        order = peers.request("shared memory", key, addresses=addresses)
         for rank, peer in enumerate(ring_sides.targets):
-            peer.do(peers.nested, key, peers.ring_target, rank, addresses)
+            peer.do(peers.nested, key, peers.connect, order, "target", rank)
     for rank, peer in enumerate(ring_sides.sources):
         keys = ("one", "other") if rank == 0 else ("other", "one")
-        peer.begin(peers.at_once, *[(key, peers.send, (PLAN, rank, 1, 20.0)) for key in keys])
+        peer.begin(peers.at_once, *[(key, peers.send, (rank, 1, 20.0)) for key in keys])
     for rank, peer in enumerate(ring_sides.targets):
-        peer.begin(peers.at_once, *[(key, peers.receive, (PLAN, rank, 20.0)) for key in ("other", "one")])
+        peer.begin(peers.at_once, *[(key, peers.receive, (rank, 20.0)) for key in ("other", "one")])
 
     found = [peer.result() for peer in ring_sides.targets]
 
@@ -165,9 +164,9 @@ def test_two_syncs_at_once_in_crossed_order_do_not_wait_for_each_other(ring_side
 
 
 def test_a_death_is_known_sooner_than_two_seconds(ring_sides: Sides) -> None:
-    ring_sides.targets[0].begin(peers.receive, PLAN, 0, 60.0)
-    ring_sides.sources[0].begin(peers.send, PLAN, 0, 1, 60.0, 1)
-    ring_sides.targets[1].begin(peers.receive, PLAN, 1, 60.0)
+    ring_sides.targets[0].begin(peers.receive, 0, 60.0)
+    ring_sides.sources[0].begin(peers.send, 0, 1, 60.0, 1)
+    ring_sides.targets[1].begin(peers.receive, 1, 60.0)
     ring_sides.sources[0].process.join()
     began = time.monotonic()
     ring_sides.sources[1].kill()

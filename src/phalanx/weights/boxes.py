@@ -1,0 +1,125 @@
+"""Boxes of a global tensor, and the runs of indices that a shard of one tensor dimension consists of.
+
+A rank holds boxes, whatever parallelism made them. Planning, digests and checkpoints know only boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+Run = tuple[int, int]
+"""Indices ``start`` to ``start + length`` of one tensor dimension, as (start, length)."""
+
+
+class Box(NamedTuple):
+    """A part of a global tensor: ``sizes`` elements from ``offsets`` on, one number per dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return the box as a Python index: ``[0:4, 8:16]``."""
+        cuts = zip(self.offsets, self.sizes, strict=True)
+        return "[" + ", ".join(f"{offset}:{offset + size}" for offset, size in cuts) + "]"
+
+
+class LocalBox(NamedTuple):
+    """A box of the global tensor, and its position ``at`` in the rank's local tensor."""
+
+    box: Box
+    at: tuple[int, ...]
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """Return the box of a complete tensor of ``shape``."""
+    return Box((0,) * len(shape), tuple(shape))
+
+
+def volume(box: Box) -> int:
+    """Return the number of elements of ``box``; 1 for a tensor without dimensions."""
+    return math.prod(box.sizes)
+
+
+def meet(box: Box, other: Box) -> Box | None:
+    """Return the intersection of two boxes of a tensor; None if it is empty."""
+    offsets: list[int] = []
+    sizes: list[int] = []
+    for a, a_size, b, b_size in zip(box.offsets, box.sizes, other.offsets, other.sizes, strict=True):
+        start = a if a > b else b
+        size = min(a + a_size, b + b_size) - start
+        if size <= 0:
+            return None
+        offsets.append(start)
+        sizes.append(size)
+    return Box(tuple(offsets), tuple(sizes))
+
+
+def without(box: Box, hole: Box) -> list[Box]:
+    """Return ``box`` less ``hole`` as disjoint boxes: at most two per dimension."""
+    inner = meet(box, hole)
+    if inner is None:
+        return [box]
+    rest: list[Box] = []
+    offsets, sizes = list(box.offsets), list(box.sizes)
+    for dim, (start, size) in enumerate(zip(inner.offsets, inner.sizes, strict=True)):
+        for begin, end in ((offsets[dim], start), (start + size, offsets[dim] + sizes[dim])):
+            if end > begin:
+                before, after = (*offsets[:dim], begin), (*sizes[:dim], end - begin)
+                rest.append(Box((*before, *offsets[dim + 1 :]), (*after, *sizes[dim + 1 :])))
+        offsets[dim], sizes[dim] = start, size
+    return rest
+
+
+def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:
+    """Return chunk ``index`` of ``count`` of the indices in ``runs``, as ``torch.chunk`` divides them."""
+    step = -(-sum(length for _, length in runs) // count)
+    begin, end = index * step, (index + 1) * step
+    part: list[Run] = []
+    passed = 0
+    for start, length in runs:
+        low, high = max(begin - passed, 0), min(end - passed, length)
+        if high > low:
+            part.append((start + low, high - low))
+        passed += length
+    return part
+
+
+def strided_chunk(runs: Sequence[Run], index: int, count: int, pieces: int) -> list[Run]:
+    """Return chunk ``index`` of ``count`` of each of ``pieces`` chunks, one after another.
+
+    This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism.
+    """
+    chunks = (chunk(chunk(runs, piece, pieces), index, count) for piece in range(pieces))
+    return list(_merge(run for part in chunks for run in part))
+
+
+def _merge(runs: Iterable[Run]) -> Iterator[Run]:
+    last: Run | None = None
+    for run in runs:
+        if last is not None and last[0] + last[1] == run[0]:
+            last = (last[0], last[1] + run[1])
+            continue
+        if last is not None:
+            yield last
+        last = run
+    if last is not None:
+        yield last
+
+
+def local_boxes(runs: Sequence[Sequence[Run]]) -> tuple[LocalBox, ...]:
+    """Return the boxes of a local tensor whose dimension ``i`` holds the global indices ``runs[i]``, in that order."""
+    placed = [list(_place(dim)) for dim in runs]
+    return tuple(
+        LocalBox(Box(tuple(r[0] for r in cut), tuple(r[1] for r in cut)), tuple(r[2] for r in cut))
+        for cut in product(*placed)
+    )
+
+
+def _place(runs: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
+    at = 0
+    for start, length in _merge(runs):
+        yield start, length, at
+        at += length

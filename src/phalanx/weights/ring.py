@@ -1,0 +1,280 @@
+"""Ranks of one node: a source fills a ring of two segments, its targets read them, and sockets tell which is ready.
+
+The ring is in host memory or, for ranks that share a CUDA device or can reach each other's, in device memory. It is
+allocated once and kept from sync to sync: the first write of a page costs three to four times a later write. A target
+serves whichever source is ready, so that targets that share sources never wait for each other crosswise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import torch
+
+from phalanx.weights.bucket_packing import Packing, Read, Write
+from phalanx.weights.buckets import Bucket
+from phalanx.weights.shared_memory import DeviceMemory, HostMemory
+from phalanx.weights.transport import Deadline, Endpoint, Note, Received, lost
+
+_SEGMENTS = 2
+"""One segment is filled while the other is read."""
+_CREDENTIALS = struct.Struct("iII")
+
+
+class PeerConnection:
+    """A connection to a rank of this node, by which small objects and file descriptors are sent."""
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        connected.setblocking(True)
+        self._socket = connected
+        self._connection: Connection[Any, Any] = Connection(os.dup(connected.fileno()))
+        self.peer = peer
+
+    def fileno(self) -> int:
+        """Return the file descriptor to wait for."""
+        return self._connection.fileno()
+
+    def send(self, message: object, deadline: Deadline) -> None:
+        """Send a message.
+
+        Raises:
+            WeightsTransferError: if the peer ended, or did not read in time.
+        """
+        left = deadline.left(self.peer)
+        limit = struct.pack("ll", int(left), int(left % 1 * 1e6))
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._connection.send(message)
+        except OSError as error:
+            deadline.left(self.peer)
+            raise self._ended() from error
+
+    def receive(self, deadline: Deadline) -> Any:
+        """Wait for a message and return it.
+
+        Raises:
+            WeightsTransferError: if the peer ended, or sent nothing in time.
+        """
+        try:
+            while not self._connection.poll(deadline.left(self.peer)):
+                pass  # the deadline raises
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+
+    def send_descriptor(self, fd: int) -> None:
+        """Send a file descriptor."""
+        try:
+            socket.send_fds(self._socket, [b"f"], [fd])
+        except OSError as error:
+            raise self._ended() from error
+
+    def receive_descriptor(self, deadline: Deadline) -> int:
+        """Wait for a file descriptor and return it."""
+        try:
+            while not self._connection.poll(deadline.left(self.peer)):
+                pass  # the deadline raises
+            _, (fd,), _, _ = socket.recv_fds(self._socket, 1, 1)
+        except (ValueError, OSError) as error:
+            raise self._ended() from error
+        return fd
+
+    def _ended(self) -> Exception:
+        return lost(
+            self.peer,
+            f"{self.peer} ended the connection while weights were sent: its process or its sync ended",
+        )
+
+    def close(self) -> None:
+        """End the connection. The peer notices at once, and so does a thread of this process that waits for it."""
+        with contextlib.suppress(OSError):  # the peer was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            self._connection.close()
+
+
+def _is_same_user(connected: socket.socket) -> bool:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[1] == os.getuid()
+
+
+class RingAddress(NamedTuple):
+    """Address of a source's ring: socket, bytes of a segment, and handle of device memory (empty: host memory)."""
+
+    socket: bytes
+    nbytes: int
+    handle: bytes
+
+
+class RingSender(Endpoint):
+    """The end of a source.
+
+    The source listens on an address that the kernel chose, in the abstract namespace: there is no file to clean up.
+    Only processes of the same user are accepted.
+
+    Args:
+        bucket_bytes: bytes of a segment: the largest packed bucket.
+        packing: packing of the buckets; the targets have the same.
+        device: device of the ring.
+    """
+
+    def __init__(self, bucket_bytes: int, packing: Packing, device: torch.device) -> None:
+        self._packing = packing
+        self._nbytes = nbytes = -(-bucket_bytes // 64) * 64
+        on_host = device.type == "cpu"
+        total = nbytes * _SEGMENTS
+        self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, device)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("")
+        self._listener.listen(1024)
+        self.address = RingAddress(self._listener.getsockname(), nbytes, self._memory.handle)
+        self._readers: dict[int, PeerConnection] = {}
+        self._sync = 0
+
+    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
+        self._sync += 1
+        readers = sorted({reader for bucket in buckets for reader in bucket.readers})
+        self._accept(set(readers), deadline)
+        unread: dict[int, set[int]] = {}
+        sent = 0
+        for bucket in buckets:
+            self._wait_until_read(unread, bucket.number - _SEGMENTS, deadline)
+            begin = bucket.number % _SEGMENTS * self._nbytes
+            length = self._packing.pack(self._memory.tensor[begin : begin + self._nbytes], bucket, read)
+            self._memory.synchronize()
+            sent += length
+            unread[bucket.number] = set(bucket.readers)
+            for reader in bucket.readers:
+                self._readers[reader].send((self._sync, bucket.number, length), deadline)
+        for reader in readers:
+            self._readers[reader].send(note(reader), deadline)
+        self._wait_until_read(unread, max(unread, default=0), deadline)
+        return sent
+
+    def _accept(self, wanted: set[int], deadline: Deadline) -> None:
+        """Accept the targets that are not connected yet."""
+        while missing := wanted - self._readers.keys():
+            self._listener.settimeout(deadline.left(f"target rank {min(missing)}"))
+            try:
+                connected, _ = self._listener.accept()
+            except TimeoutError:
+                continue  # the deadline raises
+            if not _is_same_user(connected):
+                connected.close()
+                continue
+            reader = PeerConnection(connected, "a target rank")
+            rank = reader.receive(deadline)
+            reader.peer = f"target rank {rank}"
+            if self._memory.fd >= 0:
+                reader.send_descriptor(self._memory.fd)
+            self._readers[rank] = reader
+
+    def _wait_until_read(self, unread: dict[int, set[int]], last: int, deadline: Deadline) -> None:
+        """Wait until all readers have read the buckets up to number ``last``."""
+        while late := {reader for number, readers in unread.items() if number <= last for reader in readers}:
+            # other readers may be ahead, but a reader that has everything may close its end
+            waiting: Any = [self._readers[reader] for reader in set().union(*unread.values())]
+            ready: Any = wait(waiting, deadline.left(f"target rank {min(late)}"))
+            for reader in ready:
+                rank, sync, number = reader.receive(deadline)
+                if sync != self._sync:
+                    raise lost(f"target rank {rank}", f"target rank {rank} responded for sync {sync}")
+                unread[number].discard(rank)
+
+    def close(self) -> None:
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
+        self._listener.close()
+        self._memory.close()
+
+
+class RingReceiver(Endpoint):
+    """The end of a target.
+
+    Args:
+        rank: rank of the target.
+        addresses: addresses of the rings by source rank.
+        packing: packing of the buckets; the sources have the same.
+        device: device of the target's tensors.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Mapping[int, RingAddress],
+        packing: Packing,
+        device: torch.device,
+    ) -> None:
+        self._rank = rank
+        self._addresses = dict(addresses)
+        self._packing = packing
+        self._device = device
+        self._sources: dict[int, PeerConnection] = {}
+        self._rings: dict[int, HostMemory | DeviceMemory] = {}
+
+    def connect(self, deadline: Deadline) -> None:
+        for source, address in self._addresses.items():
+            peer = f"source rank {source}"
+            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connecting.settimeout(deadline.left(peer))
+                connecting.connect(address.socket)
+            except OSError as error:
+                connecting.close()
+                raise lost(
+                    peer,
+                    f"{peer} cannot be reached on this node ({error}): its process ended, or it is in another "
+                    "container",
+                ) from error
+            self._sources[source] = PeerConnection(connecting, peer)
+            self._sources[source].send(self._rank, deadline)
+            if address.handle:
+                self._rings[source] = DeviceMemory.open(
+                    address.handle, address.nbytes * _SEGMENTS, self._device
+                )
+
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
+        expected = {
+            source: {bucket.number: bucket for bucket in stream} for source, stream in buckets.items()
+        }
+        by_connection: dict[Any, int] = {self._sources[source]: source for source in buckets}
+        for source in buckets:
+            if source not in self._rings:  # a source sends its descriptor when its first sync begins
+                fd = self._sources[source].receive_descriptor(deadline)
+                self._rings[source] = HostMemory(fd, self._addresses[source].nbytes * _SEGMENTS)
+        written = 0
+        while waiting := [source for source, numbers in expected.items() if numbers]:
+            connections: Any = [self._sources[source] for source in waiting]
+            for ready in wait(connections, deadline.left(f"source rank {waiting[0]}")):
+                written += self._take(by_connection[ready], expected, write, deadline)
+        return Received(written, {source: self._sources[source].receive(deadline) for source in buckets})
+
+    def _take(
+        self, source: int, expected: Mapping[int, dict[int, Bucket]], write: Write, deadline: Deadline
+    ) -> int:
+        """Read a bucket that this source has ready."""
+        connection, nbytes = self._sources[source], self._addresses[source].nbytes
+        sync, number, length = connection.receive(deadline)
+        bucket = expected[source].pop(number)
+        begin = number % _SEGMENTS * nbytes
+        ring = self._rings[source]
+        written = self._packing.unpack(ring.tensor[begin : begin + length], bucket.slots, write)
+        ring.synchronize()
+        connection.send((self._rank, sync, number), deadline)
+        return written
+
+    def close(self) -> None:
+        sources, self._sources = self._sources, {}
+        for source in sources.values():
+            source.close()
+        rings, self._rings = self._rings, {}
+        for ring in rings.values():
+            ring.close()

@@ -1,0 +1,256 @@
+"""Memory that two processes of a node see: anonymous host memory, and device memory by CUDA IPC.
+
+Host memory is a memfd, freed with the last process that maps it, however that ends. Its file descriptor is sent over a
+Unix socket, so that no path and no process number (which differs between containers) is needed. The limit is the
+container's memory, not the size of /dev/shm.
+
+Device memory is allocated with ``cudaMalloc`` instead of torch's allocator, whose reference counts between processes
+never drop if a reader is killed. Here the owner frees the memory when it closes it, whatever became of its readers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import mmap
+import os
+import secrets
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from phalanx.errors import WeightsTransferError
+from phalanx.weights.tensors import dtype_named, name_of
+
+_HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
+_TOKEN_BYTES = 16
+_LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
+_ALIGNMENT = 64
+
+
+class HostMemory:
+    """Anonymous host memory as a tensor of bytes. Owns its file descriptor ``fd``."""
+
+    handle = b""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, nbytes)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    @classmethod
+    def create(cls, nbytes: int) -> HostMemory:
+        """Allocate memory. Its pages cost nothing before they are written."""
+        fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, nbytes)
+            return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def synchronize(self) -> None:
+        """Wait for copies; copies of host memory are done when they return."""
+
+    def close(self) -> None:
+        """Release the memory. It is unmapped once no tensor refers to it. May be called again."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        empty: Any = None
+        self._map = empty
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            os.close(self.fd)
+
+
+class SharedLayout(NamedTuple):
+    """Size of the memory of shared tensors, and the position of its table of contents."""
+
+    nbytes: int
+    table: int
+
+
+class SharedTensors:
+    """Tensors by name in shared memory, which other processes of the node and user can open.
+
+    Args:
+        like: tensors of the wanted names, types and shapes, with or without memory.
+    """
+
+    _alive: weakref.WeakSet[SharedTensors] = weakref.WeakSet()
+
+    def __init__(self, like: Mapping[str, torch.Tensor]) -> None:
+        table: list[tuple[str, int, str, tuple[int, ...]]] = []
+        end = 0
+        for name, tensor in like.items():
+            table.append((name, end, name_of(tensor.dtype), tuple(tensor.shape)))
+            end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+        text = json.dumps(table).encode()
+        self.layout = SharedLayout(end + len(text), end)
+        self._memory = HostMemory.create(self.layout.nbytes)
+        self._memory.tensor[end:] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.tensors = _views(self._memory.tensor, self.layout)
+        self._alive.add(self)
+
+    @property
+    def fd(self) -> int:
+        """File descriptor of the memory."""
+        return self._memory.fd
+
+    @classmethod
+    def holding(cls, tensors: Mapping[str, torch.Tensor]) -> SharedTensors | None:
+        """Return the object of this process whose tensors these are; None if there is none."""
+        wanted = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        for shared in list(cls._alive):
+            if {name: tensor.data_ptr() for name, tensor in shared.tensors.items()} == wanted:
+                return shared
+        return None
+
+    def close(self) -> None:
+        """Release the memory, which stays until the last tensor is freed."""
+        self._alive.discard(self)
+        self.tensors = {}
+        self._memory.close()
+
+
+class OpenedTensors:
+    """The tensors of another process's :class:`SharedTensors`, without a copy. Owns ``fd``."""
+
+    def __init__(self, layout: SharedLayout, fd: int) -> None:
+        self._memory = HostMemory(fd, layout.nbytes)
+        self.tensors = _views(self._memory.tensor, layout)
+
+    def close(self) -> None:
+        """Unmap the memory."""
+        self.tensors = {}
+        self._memory.close()
+
+
+def _views(memory: torch.Tensor, layout: SharedLayout) -> dict[str, torch.Tensor]:
+    views: dict[str, torch.Tensor] = {}
+    for name, offset, dtype_name, shape in json.loads(bytes(memory[layout.table :].numpy())):
+        dtype = dtype_named(dtype_name)
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        views[name] = memory[offset : offset + nbytes].view(dtype).view(tuple(shape))
+    return views
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_byte * _HANDLE_BYTES),)
+
+
+class _DeviceArray:
+    """Device memory as torch expects it of other libraries."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+@functools.cache
+def _runtime() -> Any:
+    """Return the CUDA runtime library that torch has loaded: another copy would have a context of its own."""
+    torch.cuda.init()
+    with open("/proc/self/maps") as file:
+        paths = [line.split(maxsplit=5)[-1].strip() for line in file if "libcudart" in line]
+    if not paths:
+        raise WeightsTransferError("torch has not loaded libcudart, so CUDA IPC cannot be used")
+    library = ctypes.CDLL(paths[0])
+    library.cudaGetErrorString.restype = ctypes.c_char_p
+    library.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
+    library.cudaFree.argtypes = [ctypes.c_void_p]
+    library.cudaIpcGetMemHandle.argtypes = [ctypes.POINTER(_IpcHandle), ctypes.c_void_p]
+    library.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), _IpcHandle, ctypes.c_uint]
+    library.cudaIpcCloseMemHandle.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def _call(name: str, *args: Any) -> None:
+    code = getattr(_runtime(), name)(*args)
+    if code:
+        _runtime().cudaGetLastError()  # clears the error, which torch would raise later
+        message = _runtime().cudaGetErrorString(code).decode()
+        raise WeightsTransferError(f"{name} failed: {message} (CUDA error {code})")
+
+
+class DeviceMemory:
+    """Device memory as a tensor of bytes; ``handle`` opens it in another process."""
+
+    fd = -1
+
+    def __init__(
+        self, pointer: int, nbytes: int, device: torch.device, handle: bytes, *, owner: bool
+    ) -> None:
+        self._pointer = pointer
+        self._device = device
+        self._owner = owner
+        self.handle = handle
+        self.tensor = torch.as_tensor(_DeviceArray(pointer, nbytes))
+        if self.tensor.data_ptr() != pointer:
+            self.close()
+            raise WeightsTransferError("torch copied the memory of a CUDA IPC handle instead of sharing it")
+
+    @classmethod
+    def create(cls, nbytes: int, device: torch.device) -> DeviceMemory:
+        """Allocate memory on ``device``. It begins with a token that is a part of the handle."""
+        pointer, handle = ctypes.c_void_p(), _IpcHandle()
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        with torch.cuda.device(device):
+            _call("cudaMalloc", ctypes.byref(pointer), max(nbytes, _TOKEN_BYTES))
+            try:
+                _call("cudaIpcGetMemHandle", ctypes.byref(handle), pointer)
+            except WeightsTransferError:
+                _call("cudaFree", pointer)
+                raise
+        memory = cls(pointer.value or 0, nbytes, device, bytes(handle) + token, owner=True)
+        memory.tensor[:_TOKEN_BYTES].copy_(torch.frombuffer(bytearray(token), dtype=torch.uint8))
+        memory.synchronize()
+        return memory
+
+    @classmethod
+    def open(cls, handle: bytes, nbytes: int, device: torch.device) -> DeviceMemory:
+        """Open another process's memory, and check that it has the token.
+
+        Raises:
+            WeightsTransferError: if the device of the memory is not reachable from this process.
+        """
+        pointer = ctypes.c_void_p()
+        ipc_handle = _IpcHandle.from_buffer_copy(handle[:_HANDLE_BYTES])
+        with torch.cuda.device(device):
+            _call("cudaIpcOpenMemHandle", ctypes.byref(pointer), ipc_handle, _LAZY_PEER_ACCESS)
+        memory = cls(pointer.value or 0, nbytes, device, handle, owner=False)
+        if bytes(memory.tensor[:_TOKEN_BYTES].cpu().numpy()) != handle[_HANDLE_BYTES:]:
+            memory.close()
+            raise WeightsTransferError("a CUDA IPC handle opened other memory than its owner's")
+        return memory
+
+    def synchronize(self) -> None:
+        """Wait for the copies that this process queued on the device."""
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def close(self) -> None:
+        """Free or unmap the memory. May be called again."""
+        pointer, self._pointer = self._pointer, 0
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        if pointer:
+            with torch.cuda.device(self._device):
+                torch.cuda.current_stream(self._device).synchronize()
+                _call("cudaFree" if self._owner else "cudaIpcCloseMemHandle", pointer)
+
+
+def device_id(device: torch.device) -> str:
+    """Return a text that identifies the physical device on its node; "" for the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

@@ -1,0 +1,81 @@
+"""Parts of local tensors: the code that joins plans and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from phalanx.errors import InternalError
+from phalanx.weights.buckets import Slot
+from phalanx.weights.plan import Plan
+
+Tensors = Mapping[str, torch.Tensor]
+"""Local tensors of a rank by name."""
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer types that numpy has too, by bytes per element."""
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return ``torch.bfloat16`` for "bfloat16"."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InternalError(f"a plan names the type {name}, but torch {torch.__version__} has no such type")
+    return dtype
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return "bfloat16" for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def cut(tensor: torch.Tensor, at: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """Return the part of ``tensor`` that begins at ``at``, as a view."""
+    part = tensor.detach()
+    for dim, (start, size) in enumerate(zip(at, sizes, strict=True)):
+        if size != part.shape[dim]:
+            part = part.narrow(dim, start, size)
+    return part
+
+
+def read_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
+    """Return the source's elements of ``slot`` as a view of the source's type. The copy into the bucket casts."""
+    return cut(tensors[slot.source_name], slot.source_at, slot.sizes)
+
+
+def write_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
+    """Return the view of the target's parameter into which ``slot`` is written."""
+    return cut(tensors[slot.target_name], slot.target_at, slot.sizes)
+
+
+def device_of(tensors: Tensors) -> torch.device:
+    """Return the CUDA device that has all tensors with elements; the CPU if there is none."""
+    devices = {tensor.device for tensor in tensors.values() if tensor.numel()}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+    return device if device.type == "cuda" else torch.device("cpu")
+
+
+class WriteWatch:
+    """Detects writes to tensors, by torch's counters of in-place changes.
+
+    A write through ``tensor.data``, from outside of torch or to a tensor of inference mode does not count. Digests
+    detect such writes.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._versions = {
+            name: (tensor, tensor._version) for name, tensor in tensors.items() if not tensor.is_inference()
+        }
+
+    def written(self) -> list[str]:
+        """Return the names of the tensors that were written to since the watch was made."""
+        return sorted(name for name, (tensor, seen) in self._versions.items() if tensor._version != seen)
+
+
+def copy_ties(plan: Plan, tensors: Tensors) -> None:
+    """Copy each tensor to the names that are tied to it at the source, but not at this target."""
+    with torch.no_grad():
+        for name, twin in plan.copies:
+            if name in tensors and twin in tensors:
+                tensors[twin].detach().copy_(tensors[name])

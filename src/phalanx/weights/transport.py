@@ -1,0 +1,153 @@
+"""The interface of transports, and the choice of a transport by the locations of two ranks.
+
+Both sides have the same buckets, so that only numbers of buckets are sent. A source reads its tensors through ``read``
+and a target writes its parameters through ``write``: both return views, so that each byte is copied once on each side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from phalanx.errors import WeightsTransferError
+from phalanx.weights.buckets import Bucket
+from phalanx.weights.plan import Locality, Locations, Plan
+
+if TYPE_CHECKING:  # a driver chooses transports without torch
+    from phalanx.weights.bucket_packing import Read, Write
+
+COPY = "copy"
+STORAGE = "shared storage"
+SHARED_MEMORY = "shared memory"
+CUDA_IPC = "cuda ipc"
+GLOO = "gloo"
+NCCL = "nccl"
+
+TRANSPORTS = ("auto", SHARED_MEMORY, CUDA_IPC, GLOO, NCCL)
+"""Values of ``WeightSync(transport=)``."""
+WITH_DELTAS = (SHARED_MEMORY, GLOO)
+"""Transports whose buckets are in host memory and may have any length."""
+
+Note = Callable[[int], bytes]
+"""Returns the message of a source for a target rank. It is called once all buckets are packed."""
+
+
+class Deadline:
+    """A time limit of ``timeout`` seconds from now."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._end = time.monotonic() + timeout
+
+    def left(self, peer: str) -> float:
+        """Return the seconds that are left to wait for ``peer``.
+
+        Raises:
+            WeightsTransferError: if the time is over.
+        """
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise lost(
+                peer,
+                f"{peer} did not respond within {self._timeout:g} s; check that it takes part in this sync and is "
+                "alive, or pass a longer timeout=",
+            )
+        return left
+
+
+def lost(peer: str, message: str) -> WeightsTransferError:
+    """Return an error that names the peer."""
+    error = WeightsTransferError(message)
+    error.peer = peer
+    return error
+
+
+class Received(NamedTuple):
+    """Bytes written, and the note of each source that had buckets for this rank."""
+
+    nbytes: int
+    notes: dict[int, bytes]
+
+
+class Endpoint:
+    """The end of a transport on a source rank, which sends, or on a target rank, which receives.
+
+    After an error an endpoint is closed, and the next sync connects new ones.
+    """
+
+    #: Address that targets connect to; None if they need none.
+    address: Any = None
+
+    def connect(self, deadline: Deadline) -> None:
+        """Connect to the peers that are reachable before the first sync.
+
+        Raises:
+            WeightsTransferError: if this transport cannot reach a peer.
+        """
+
+    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
+        """Send ``buckets`` in order, then its note to each reader, and return the bytes sent.
+
+        Raises:
+            WeightsTransferError: if a reader died or did not respond in time.
+        """
+        raise NotImplementedError
+
+    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
+        """Receive from each source its buckets with this rank's slots, and its note.
+
+        Raises:
+            WeightsTransferError: if a source died or did not respond in time. Bytes written before stay written.
+        """
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """End a transfer that is waiting, on any thread. The endpoint is closed."""
+        self.close()
+
+    def close(self) -> None:
+        """Release connections and memory. May be called again."""
+
+
+def group_members(plan: Plan, localities: Sequence[Locality]) -> list[tuple[str, int]]:
+    """Return (side, rank) of the ranks that have something for each other over ``localities``, in a fixed order."""
+    boxes = list(plan.boxes(localities))
+    sources = sorted({box.source for box in boxes})
+    targets = sorted({target for box in boxes for target in box.targets})
+    return [("source", rank) for rank in sources] + [("target", rank) for rank in targets]
+
+
+def transport_choices(
+    plan: Plan, locations: Locations, override: str, *, is_shared: bool
+) -> list[Mapping[Locality, str]]:
+    """Return the transports of each locality, best first. The next is tried if a target cannot use the last.
+
+    Args:
+        override: transport that the user chose; "auto" chooses by location.
+        is_shared: whether targets share the storage of the source.
+    """
+    node, remote = (Locality.NODE,), (Locality.REMOTE,)
+    near = [CUDA_IPC if override == CUDA_IPC else SHARED_MEMORY]
+    devices = _devices(plan, locations, node)
+    if override == "auto" and devices and all(devices):
+        near = [CUDA_IPC, *([NCCL] if _fits_nccl(plan, locations, node) else []), SHARED_MEMORY]
+    choices = [
+        (name, NCCL if _fits_nccl(plan, locations, remote + (node if name == NCCL else ())) else GLOO)
+        for name in near
+    ]
+    if override in (GLOO, NCCL):
+        choices = [(override, override)]
+    process = STORAGE if is_shared else COPY
+    return [{Locality.PROCESS: process, Locality.NODE: a, Locality.REMOTE: b} for a, b in choices]
+
+
+def _devices(plan: Plan, locations: Locations, localities: Sequence[Locality]) -> list[str]:
+    sides = {"source": locations.sources, "target": locations.targets}
+    return [sides[side][rank].device for side, rank in group_members(plan, localities)]
+
+
+def _fits_nccl(plan: Plan, locations: Locations, localities: Sequence[Locality]) -> bool:
+    """Return whether each rank has a device of its own. NCCL refuses two ranks on a device."""
+    devices = _devices(plan, locations, localities)
+    return bool(devices) and all(devices) and len(set(devices)) == len(devices)

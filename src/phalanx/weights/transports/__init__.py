@@ -1,1 +1,0 @@
-"""Weight transports: the interface, and an implementation for each distance."""

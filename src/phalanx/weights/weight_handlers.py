@@ -1,0 +1,169 @@
+"""Library functions that a driver runs on ranks for its syncs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from phalanx.errors import WeightsTransferError
+from phalanx.weights.plan import RankLocation
+from phalanx.weights.transport import CUDA_IPC
+from phalanx.weights.versions import Weights
+from phalanx.weights.weight_requests import (
+    Connected,
+    ConnectRequest,
+    Description,
+    Sent,
+    Side,
+    SyncRequest,
+    SyncResponse,
+    WeightsName,
+)
+from phalanx.wire.messages import STORE_VARIABLE
+
+if TYPE_CHECKING:  # a driver needs the names of these functions, not the modules that they use on a rank
+    from phalanx.weights.weight_source import WeightSource
+    from phalanx.weights.weight_target import WeightTarget
+    from phalanx.worker.worker_runtime import WorkerRuntime
+
+
+def tear(runtime: WorkerRuntime, weights: WeightsName, number: int) -> None:
+    """Note that the sync to a version failed on another rank."""
+    runtime.weights.tear(weights.key, number)
+
+
+def state(runtime: WorkerRuntime, weights: WeightsName) -> Weights:
+    """Return the state of accepted weights.
+
+    Raises:
+        DeclarationError: if the role accepts none of that name.
+    """
+    runtime.weights.accepted(weights.key)
+    return runtime.weights.weights(weights.key)
+
+
+def describe(runtime: WorkerRuntime, weights: WeightsName) -> Description:
+    """Return the layout and the location of this rank's weights."""
+    from phalanx.weights.shared_memory import device_id  # torch: only on ranks with weights
+    from phalanx.weights.tensors import device_of  # torch, too
+    from phalanx.weights.weight_routes import read_layout  # torch, too
+
+    registry, key = runtime.weights, weights.key
+    share = on_host = False
+    if weights.side == "target":
+        accepted = registry.accepted(key)
+        share = accepted.share
+        on_host = accepted.load is not None and accepted.memory is None  # memory of this library
+        layout = None if accepted.model is None else read_layout(accepted)
+    else:
+        layout = read_layout(registry.published(key))
+    device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
+    location = _location(runtime, device)
+    store = os.environ.get(STORE_VARIABLE, "")
+    manifest = None if layout is None else layout.manifest
+    return Description(manifest, location, registry.newest(key), share, store)
+
+
+def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
+    """Ranks of a node can share memory if they have the same kernel, network namespace and user."""
+    namespace = os.stat("/proc/self/ns/net").st_ino if os.path.exists("/proc/self/ns/net") else 0
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    node = f"{runtime.context.node_id}/{boot}/{namespace}/{os.getuid()}"
+    return RankLocation(node, f"{node}/{os.getpid()}", device)
+
+
+def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
+    """Create this rank's endpoints.
+
+    A rank that cannot use CUDA IPC refuses, and the driver chooses another transport.
+    """
+    from phalanx.weights.weight_source import WeightSource  # torch: only on ranks with weights
+    from phalanx.weights.weight_target import WeightTarget  # torch, too
+
+    registry, rank = runtime.weights, request.ranks.index(runtime.context.rank)
+    side, connection = request.weights.side, request.connection
+    try:
+        if side == "source":
+            source = registry.parts[side, connection] = WeightSource(registry, request, rank)
+            return Connected(source.address)
+        own_source: WeightSource | None = registry.parts.get(("source", connection))
+        layout = None if own_source is None else own_source.layout
+        registry.parts[side, connection] = WeightTarget(registry, request, rank, layout)
+        return Connected()
+    except WeightsTransferError as error:
+        if CUDA_IPC not in request.transports.values():
+            raise
+        return Connected(refusal=str(error))
+
+
+def disconnect(runtime: WorkerRuntime, *connections: str) -> None:
+    """Release what this rank has for some connections."""
+    for side in ("source", "target"):
+        for connection in connections:
+            part = runtime.weights.parts.pop((side, connection), None)
+            if part is not None:
+                part.close()
+
+
+def sync(
+    runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object
+) -> SyncResponse:
+    """Send and receive a version, as far as this rank is on ``sides`` of the sync.
+
+    ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
+    endpoints are closed.
+    """
+    parts = runtime.weights.parts
+    source, target = (
+        parts.get((side, request.connection)) if side in sides else None for side in ("source", "target")
+    )
+    try:
+        if source is not None and target is not None:
+            return _sync_both(source, target, request)
+        if source is not None:
+            return SyncResponse(source.send(request), None)
+        if target is not None:
+            return SyncResponse(None, target.receive(request))
+        raise WeightsTransferError(
+            "this rank is not connected for this sync: an earlier sync failed, or another driver connected it; sync "
+            f"again (version {request.number})"
+        )
+    except BaseException:
+        disconnect(runtime, request.connection)
+        raise
+
+
+def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> SyncResponse:
+    """Send on a thread and receive on this thread: other ranks may wait for either."""
+    result: list[Sent | BaseException] = []
+
+    def send() -> None:
+        try:
+            result.append(source.send(request))
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=send, name="phalanx-weights", daemon=True)
+    thread.start()
+    try:
+        arrived = target.receive(request)
+    except BaseException as error:
+        source.abort()
+        thread.join()
+        cause: Any = result[0]
+        is_consequence = isinstance(error, WeightsTransferError)
+        if (
+            is_consequence
+            and isinstance(cause, BaseException)
+            and not isinstance(cause, WeightsTransferError)
+        ):
+            raise cause from None
+        raise
+    thread.join()
+    sent = result[0]
+    if isinstance(sent, BaseException):
+        raise sent
+    return SyncResponse(sent, arrived)

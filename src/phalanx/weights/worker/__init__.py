@@ -1,1 +1,0 @@
-"""The part of a weight sync that runs on ranks."""
