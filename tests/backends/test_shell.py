@@ -48,7 +48,7 @@ def test_an_actor_that_is_being_made_has_nothing_yet(kind: Any) -> None:
 def test_a_remote_traceback_begins_with_the_users_code() -> None:
     text = f"""\x1b[36mray::Model.work()\x1b[39m (pid=1, ip=192.0.2.2)
              ^^^^^^^^^^
-  File "{HOME}/execution/plain_calls.py", line 3, in run
+  File "{HOME}/worker/direct_actor_calls.py", line 3, in run
     result = method(*args)
              ^^^^^^^^^^^^^
   File "/home/me/train.py", line 13, in work

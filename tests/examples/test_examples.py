@@ -48,16 +48,6 @@ def test_a_chapter_of_the_tutorial_runs_on_ray(chapter: Path, tmp_path: Path) ->
     run(chapter, backend="ray", folder=tmp_path)
 
 
-def test_the_code_in_the_readme_prints_what_its_comments_say(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    script = tmp_path / "readme.py"
-    script.write_text(blocks[0])
-
-    output = run(script, backend="inline", folder=tmp_path)
-
-    assert output.startswith("[tensor([11.]), tensor([12.]), tensor([13.]), tensor([14.])]")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_grpo_learns_to_copy_on_two_ranks_and_saves_curve_and_report(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ COMMANDS: dict[str, Home] = {
     "trace": Home(
         "phalanx.cli.trace_command",
         "trace",
-        "Summary of a trace: calls, p50, p95, bytes and idle ranks by method; or its report as a page.",
+        "Summary of a trace: per method calls, p50 and p95 of their times, bytes, and the idle share of each rank.",
     ),
     "runs": Home(
         "phalanx.cli.runs_command",
