@@ -50,7 +50,7 @@ class _Want(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """All wanted boxes of the tensors of one layout.
+    """All wanted boxes of the tensors of a layout.
 
     ``shares`` is the number of batches into which the tensors must be divided so that every replica can send some.
     """
@@ -159,7 +159,7 @@ def choose_senders(
 def _assign(
     part: _Part, ranks: Sequence[int], locations: Locations, load: list[int], nbytes: int
 ) -> Iterator[TransferBox]:
-    """Yield transfers of a part to ``ranks``: one for all readers with the same sender and locality."""
+    """Yield transfers of a part to ``ranks``: a transfer for all readers with equal sender and locality."""
     readers: dict[tuple[Locality, _Holder], list[int]] = defaultdict(list)
     by_node: dict[str, list[int]] = defaultdict(list)
     cost = volume(part.box) * nbytes

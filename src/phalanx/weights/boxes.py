@@ -1,4 +1,4 @@
-"""Boxes of a global tensor, and the runs of indices that a shard of one tensor dimension consists of.
+"""Boxes of a global tensor, and the runs of indices that a shard of a tensor dimension consists of.
 
 A rank holds boxes, whatever parallelism made them. Planning, digests and checkpoints know only boxes.
 """
@@ -11,11 +11,11 @@ from itertools import product
 from typing import NamedTuple
 
 Run = tuple[int, int]
-"""Indices ``start`` to ``start + length`` of one tensor dimension, as (start, length)."""
+"""Indices ``start`` to ``start + length`` of a tensor dimension, as (start, length)."""
 
 
 class Box(NamedTuple):
-    """A part of a global tensor: ``sizes`` elements from ``offsets`` on, one number per dimension."""
+    """A part of a global tensor: ``sizes`` elements from ``offsets`` on, a number per dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -88,7 +88,7 @@ def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:
 
 
 def strided_chunk(runs: Sequence[Run], index: int, count: int, pieces: int) -> list[Run]:
-    """Return chunk ``index`` of ``count`` of each of ``pieces`` chunks, one after another.
+    """Return chunk ``index`` of ``count`` of each of ``pieces`` chunks, in sequence.
 
     This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism.
     """

@@ -2,7 +2,7 @@
 
 A delta has the elements that changed since a version that both sides have, bit for bit: positions and values, or
 everything, whichever is smaller. A bucket of deltas has a header (the base version and, for each slot, position and
-number of changes) and the deltas one after another. Its length is sent with it.
+number of changes) and the deltas in sequence. Its length is sent with it.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def _elements(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 
 class DeltaPacking(Packing):
-    """Packs the changes since the version that both sides have. Source and target have one each per transport.
+    """Packs the changes since the version that both sides have. Source and target have an object each per transport.
 
-    A source keeps its last version, in the types of the targets, as the base: one more copy, in host memory. After an
+    A source keeps its last version, in the types of the targets, as the base: another copy, in host memory. After an
     error both sides are connected anew and everything is sent.
     """
 

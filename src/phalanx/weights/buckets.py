@@ -1,4 +1,4 @@
-"""Buckets: the boxes that a source sends, packed one after another in the order of the plan.
+"""Buckets: the boxes that a source sends, packed in sequence, in the order of the plan.
 
 Source and target derive the same buckets from the same plan, so that only the number of a bucket is sent.
 """

@@ -37,7 +37,7 @@ class Fused:
         shares: relative sizes of the parts. None takes the sizes from the other side, which then must name the
             parts.
         groups: number of groups in the fused tensor. Each group has its share of every part (Megatron's
-            ``linear_qkv`` has one group per query group). 1 means part after part.
+            ``linear_qkv`` has a group per query group). 1 means part after part.
     """
 
     name: str

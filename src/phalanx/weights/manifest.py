@@ -1,4 +1,4 @@
-"""Manifests: names, types, global shapes and boxes of the tensors that one rank holds.
+"""Manifests: names, types, global shapes and boxes of the tensors that a rank holds.
 
 A manifest has no values. Tensors of equal layout are listed together and their names are templates, so that it
 pickles to a few kilobytes.
@@ -37,7 +37,7 @@ class Template:
     """All names that have ``texts`` between their numbers.
 
     If ``combined`` is True, ``numbers`` has the values of each position, and every combination is a name. Otherwise
-    it has one tuple of numbers per name.
+    it has a tuple of numbers per name.
     """
 
     texts: tuple[str, ...]
@@ -83,7 +83,7 @@ class Names:
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """The layout of a tensor on one rank: type, global shape and local boxes (none on an empty rank)."""
+    """The layout of a tensor on a rank: type, global shape and local boxes (none on an empty rank)."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -76,7 +76,7 @@ class TensorBatch:
     boxes: tuple[TransferBox, ...]
 
     def nbytes(self, box: TransferBox) -> int:
-        """Return the bytes of ``box`` of one pair, as sent."""
+        """Return the bytes of ``box`` of a pair, as sent."""
         return volume(box.box) * DTYPE_BYTES[self.dtype]
 
 
@@ -100,7 +100,7 @@ class Plan:
     targets: int
 
     def of(self, *, source: int | None = None, target: int | None = None) -> Plan:
-        """Return the part of the plan that concerns one rank, in the same order."""
+        """Return the part of the plan that concerns a rank, in the same order."""
         batches: list[TensorBatch] = []
         for batch in self.batches:
             boxes = tuple(box for box in batch.boxes if box.source == source or target in box.targets)

@@ -1,7 +1,7 @@
 """The planner: from the manifests of two groups to the plan of a sync. Pure.
 
 Steps: ``make_index`` (each side alone), ``NameMatcher`` (names), ``find_overlaps`` (boxes, once per layout),
-``choose_senders`` (replicas), ``Plan``. Faults of all steps are raised as one error.
+``choose_senders`` (replicas), ``Plan``. Faults of all steps are raised as a single error.
 """
 
 from __future__ import annotations

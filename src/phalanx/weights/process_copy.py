@@ -1,4 +1,4 @@
-"""Roles of one process: values are copied from storage to storage, or the storage is shared."""
+"""Roles of a process: values are copied from storage to storage, or the storage is shared."""
 
 from __future__ import annotations
 

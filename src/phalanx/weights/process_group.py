@@ -1,8 +1,8 @@
 """Ranks of different nodes: a torch process group that spans both sides, of NCCL or gloo, for this sync alone.
 
-It is created next to the default group with the first sync, over a store that a rank of the source serves already, so
-that no port has to be agreed on. All ranks work in rounds of one order. In round ``n`` they exchange the buckets of
-number ``n``: first the buckets with several readers, each by a broadcast in a subgroup, then the others as one group of
+It is created next to the default group with the first sync, over a store that a rank of the source serves already:
+no port is agreed on. All ranks work in rounds of the same order. In round ``n`` they exchange the buckets of
+number ``n``: first the buckets with several readers, each by a broadcast in a subgroup, then the others as a group of
 point-to-point operations. After an error or a timeout the group is aborted, and the next sync creates another one.
 """
 
@@ -54,7 +54,7 @@ class GroupSpec(NamedTuple):
 
 
 class ProcessGroupEndpoint(Endpoint):
-    """The end of one rank, ``me``, of either side."""
+    """The end of a rank, ``me``, of either side."""
 
     def __init__(self, spec: GroupSpec, me: Member, packing: Packing) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""Ranks of one node: a source fills a ring of two segments, its targets read them, and sockets tell which is ready.
+"""Ranks of a node: a source fills a ring of two segments, its targets read them, and sockets tell which is ready.
 
 The ring is in host memory or, for ranks that share a CUDA device or can reach each other's, in device memory. It is
 allocated once and kept from sync to sync: the first write of a page costs three to four times a later write. A target

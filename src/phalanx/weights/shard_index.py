@@ -1,4 +1,4 @@
-"""The shard index of one side of a sync: the manifests of all its ranks, read together."""
+"""The shard index of a side of a sync: the manifests of all its ranks, read together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayoutFault(NamedTuple):
 
 
 def refuse(faults: Sequence[LayoutFault]) -> None:
-    """Raise all ``faults`` as one error, if there are any.
+    """Raise all ``faults`` as a single error, if there are any.
 
     Raises:
         WeightsMismatch: ``rows`` has all faults, the message has the first of them as a table.
@@ -71,7 +71,7 @@ class ShardIndex(NamedTuple):
 def make_index(manifests: Sequence[Manifest], side: str, faults: list[LayoutFault]) -> ShardIndex:
     """Read the manifests of the ranks 0..n-1 together. Contradictions within the side go to ``faults``.
 
-    Ranks that hold the same set of names in one layout list equal ``Names``. The cost therefore depends on the number
+    Ranks that hold the same set of names in a layout list equal ``Names``. The cost therefore depends on the number
     of distinct sets, not on names times ranks.
     """
     holders: dict[Names, list[tuple[int, HeldTensor]]] = defaultdict(list)

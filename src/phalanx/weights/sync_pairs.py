@@ -112,7 +112,7 @@ def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
 def hold_order(pairs: Sequence[SyncPair]) -> Generator[None]:
     """Send calls to the groups of ``pairs`` with no other call between them.
 
-    All threads take the groups in one order, so that they never wait for each other crosswise.
+    All threads take the groups in the same order, so that they never wait for each other crosswise.
     """
     cores = {side.core for pair in pairs for side in (pair.source, pair.target)}
     with contextlib.ExitStack() as stack:

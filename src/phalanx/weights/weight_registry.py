@@ -18,7 +18,7 @@ class Arrival(NamedTuple):
 
 
 class WeightRegistry:
-    """The weights of one rank. ``unusable`` has, by role, the reason why its methods must not run."""
+    """The weights of a rank. ``unusable`` has, by role, the reason why its methods must not run."""
 
     def __init__(
         self, declared: WeightsDeclared, had: Mapping[Key, int], published: Mapping[Key, int]

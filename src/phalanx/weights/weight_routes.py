@@ -84,7 +84,7 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
 
 
 class Route(NamedTuple):
-    """The buckets of a rank over one transport, by source rank."""
+    """The buckets of a rank over a transport, by source rank."""
 
     transport: str
     streams: Mapping[int, tuple[Bucket, ...]]

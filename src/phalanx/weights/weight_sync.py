@@ -66,7 +66,7 @@ class WeightSync:
             tensors) or gloo between nodes. "shared memory", "cuda ipc", "nccl" and "gloo" override the choice for
             ranks of different processes; "shared memory" and "cuda ipc" only on a node.
         delta: True sends only the elements whose bits changed since the last version, for tensors in host memory. A
-            target without the last version receives everything. The sources keep one more copy of the tensors that
+            target without the last version receives everything. The sources keep another copy of the tensors that
             they send; see :meth:`explain`.
         staleness: manager that is told each version once the targets have it. Its versions then have the numbers of
             the weights. Up to ``rows_per_version`` rows count as trained per version, none if the source's ``step`` is
