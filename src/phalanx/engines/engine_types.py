@@ -252,7 +252,7 @@ class Endpoint:
 
     Attributes:
         url: with "/v1", as OpenAI's client takes it for ``base_url``.
-        token: what it takes for ``api_key``; not shown when this is printed.
+        token: the key that every request needs; OpenAI's client takes it for ``api_key``. The repr does not show it.
         model: its name in requests.
     """
 

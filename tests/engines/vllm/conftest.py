@@ -87,3 +87,13 @@ def shared_memory() -> set[str]:
     """What engines may leave in /dev/shm."""
     ours = ("psm_", "sem.mp-", "phalanx-")
     return {name for name in os.listdir("/dev/shm") if name.startswith(ours) or "cpushm" in name}
+
+
+def route_paths(app: Any) -> set[str]:
+    """Return the paths of all routes of an application, those of mounted applications included."""
+    paths: set[str] = set()
+    for route in app.routes:
+        path = getattr(route, "path", "")
+        paths.add(path)
+        paths |= {path + inner for inner in route_paths(route)} if getattr(route, "routes", None) else set()
+    return paths

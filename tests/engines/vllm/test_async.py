@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from urllib.parse import urlparse
 
 import pytest
 
@@ -17,12 +18,19 @@ from phalanx.engines.vllm.vllm_imports import prepare
 from tests.engines.vllm.conftest import (
     engine_processes,
     folders_of_sockets,
+    route_paths,
     shared_memory,
 )
 from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
+WEBSOCKET = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
@@ -47,12 +55,10 @@ def roles(cluster: None, models: dict[str, str]) -> Iterator[Roles]:
         yield start(pool, models["tied"], tokenizer=models["words"])
 
 
-def ask(
-    endpoint: Endpoint, prompt: list[int] | str, *, token: str | None = None, **given: Any
-) -> dict[str, Any]:
+def ask(endpoint: Endpoint, prompt: list[int] | str, **given: Any) -> dict[str, Any]:
     """A completion, by HTTP."""
     body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "return_token_ids": True, **given}
-    headers = {"Authorization": f"Bearer {token or endpoint.token}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{endpoint.url}/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["choices"][0]
@@ -84,14 +90,75 @@ def test_texts_go_in_and_come_out(roles: Roles) -> None:
     assert answer["text"].split() == str(text.text).split()
 
 
-def test_nobody_is_served_without_the_token(roles: Roles) -> None:
-    (endpoint,) = px.engines.endpoints(roles.rollout)
+def routes(worker: Any) -> set[str]:
+    """Return the paths that the server of this rank has."""
+    return route_paths(worker._server._server.config.app.app)
 
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        ask(endpoint, [5, 6], token="wrong")
-    refused.value.close()
-    assert refused.value.code == 401
+
+def status(endpoint: Endpoint, path: str, method: str, headers: dict[str, str]) -> int:
+    """Return the status of a response, to an address of the server."""
+    place = urlparse(endpoint.url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+    try:
+        connection.request(method, path, body="{}" if method == "POST" else None, headers=headers)
+        response = connection.getresponse()
+        challenge = response.getheader("www-authenticate")
+        assert (challenge == "Bearer") is (response.status == 401)
+        return response.status
+    finally:
+        connection.close()
+
+
+def test_no_route_is_served_without_the_key(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    (paths,) = roles.rollout.run(routes)
+    wrong = {"Authorization": f"Bearer {endpoint.token[:-1]}", "Content-Type": "application/json"}
+    for path in (*paths, "/no/such/route"):
+        for method in ("GET", "HEAD", "OPTIONS", "POST"):
+            for headers in ({}, wrong):
+                assert (status(endpoint, path, method, headers), method, path) == (401, method, path)
+        assert (status(endpoint, path, "GET", WEBSOCKET), path) == (401, path)
+    assert {"/health", "/metrics", "/invocations", "/tokenize", "/v1/completions"} <= paths
     assert endpoint.token not in repr(endpoint)
+
+
+def test_the_key_opens_routes_at_the_loopback(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    right = {"Authorization": f"Bearer {endpoint.token}"}
+
+    assert urlparse(endpoint.url).hostname == "127.0.0.1"
+    assert status(endpoint, "/health", "GET", right) == 200
+    assert status(endpoint, "/metrics", "GET", right) == 200
+    assert status(endpoint, "/v1/models", "GET", right) == 200
+
+
+def test_there_are_no_routes_for_development(roles: Roles) -> None:
+    (paths,) = roles.rollout.run(routes)
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    removed = {"/pause", "/resume", "/update_weights", "/collective_rpc", "/sleep", "/reset_prefix_cache"}
+
+    assert not removed & paths
+    for path in removed:
+        assert status(endpoint, path, "POST", {"Authorization": f"Bearer {endpoint.token}"}) == 404
+
+
+def test_the_client_of_openai_needs_the_key(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    openai = pytest.importorskip("openai")  # comes with vLLM
+    prompt = {
+        "model": endpoint.model,
+        "prompt": "w5 w6 w7",
+        "max_tokens": 4,
+        "extra_body": {"ignore_eos": True},
+    }
+
+    with openai.OpenAI(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as client:
+        assert client.completions.create(**prompt).usage.completion_tokens == 4
+    with (
+        openai.OpenAI(base_url=endpoint.url, api_key="another-key-of-a-client", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError, match="missing or wrong key"),
+    ):
+        client.completions.create(**prompt)
 
 
 def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Roles) -> None:
@@ -127,13 +194,15 @@ def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]
     before = engine_processes(), shared_memory(), folders_of_sockets()
     wrong: dict[str, dict[str, Any]] = {
         "--no-such-thing": {"server_options": {"no_such_thing": 1}},
+        "VLLM_SERVER_DEV_MODE is '1'": {"env": {"VLLM_SERVER_DEV_MODE": "1"}},
         "Engine core initialization failed": {"kv_cache_memory_bytes": 1},
     }
     with px.ResourcePool([1], use_gpu=False) as pool:
         for message, options in wrong.items():
+            env = {**ONE_THREAD, **options.pop("env", {})}
             bound = AsyncVllmRollout.bind(models["untied"], **{**SMALL, **options})
             with pytest.raises(px.WorkerInitError, match=message):
-                px.WorkerGroup(pool, bound, env=ONE_THREAD)
+                px.WorkerGroup(pool, bound, env=env)
 
     assert engine_processes() <= before[0]
     assert shared_memory() <= before[1]
@@ -144,8 +213,8 @@ def test_a_token_may_begin_with_a_dash() -> None:
     prepare()
     from phalanx.engines.vllm.endpoint import Server
 
-    server = Server("model", "127.0.0.1", 0, "-token", {"root_path": "-path"})
+    server = Server("model", "127.0.0.1", 0, "-token-of-16-characters", {"root_path": "-path"})
     server.close()
 
-    assert server._given.api_key == ["-token"]
+    assert server._given.api_key == ["-token-of-16-characters"]
     assert server._given.root_path == "-path"

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import io
 import logging
-import secrets
+import os
 import socket
 import time
 from typing import Any
 
+from phalanx.engines.endpoint_auth import BearerAuth
 from phalanx.engines.engine_types import Endpoint
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import DeclarationError, PhalanxError
@@ -18,6 +19,8 @@ from phalanx.errors import DeclarationError, PhalanxError
 __all__ = ["Server"]
 
 _START_S = 60.0
+_LOOPBACK = "127.0.0.1"
+_OWN_ARGUMENTS = {"api_key": "token=", "host": "host=", "port": "port="}
 
 
 def _server_of(app: Any) -> Any:
@@ -33,15 +36,27 @@ def _server_of(app: Any) -> Any:
 
 
 class Server:
-    """Serves an engine from :meth:`start` on, which is for the loop of its client; it has its port from the beginning.
+    """The HTTP server of an engine: it has its port from the constructor on, and serves after :meth:`start`.
+
+    Args:
+        model: folder of the model.
+        host: address to listen at.
+        port: port to listen at. 0 takes a free port.
+        key: key that every request needs.
+        options: options of ``vllm serve``.
 
     Raises:
-        DeclarationError: vLLM's server knows no such options.
-        PhalanxError: it cannot listen there.
+        DeclarationError: if an option is unknown or has an argument of its own, ``host`` is empty, or vLLM's
+            development mode is on.
+        PhalanxError: if the server cannot listen at this address.
     """
 
-    def __init__(self, model: str, host: str, port: int, token: str | None, options: dict[str, Any]) -> None:
-        self._token = token or secrets.token_urlsafe(32)
+    def __init__(self, model: str, host: str, port: int, key: str, options: dict[str, Any]) -> None:
+        _check_development_mode()
+        _check_options(options)
+        if not host:  # sockets take it for every address
+            raise DeclarationError(f"host={host!r}; expected an address; leave it out for {_LOOPBACK}")
+        self._key = key
         self._model = model
         self._given = self._arguments(options)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -58,7 +73,7 @@ class Server:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, llm: Any) -> Endpoint:
-        """Serve; where that is."""
+        """Serve ``llm`` on the running event loop, and return the endpoint."""
         if llm.model_config.skip_tokenizer_init:
             # A chat is tried first, which has no tokenizer then: a warning with a traceback, in every start.
             logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
@@ -67,22 +82,29 @@ class Server:
         app = find("vllm.entrypoints.launchers.app.build_app")(given, tasks, llm.model_config)
         state = find("vllm.entrypoints.launchers.api_server.app_state.init_app_state")
         await state(llm, app.state, given, tasks)
-        self._server = _server_of(app)
+        # The outermost application: vLLM itself checks the key on some of its routes only.
+        self._server = _server_of(BearerAuth(app, self._key))
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         until = time.monotonic() + _START_S
         while not self._server.started:
             if self._task.done() or time.monotonic() > until:
                 raise PhalanxError(f"vLLM's HTTP server did not start in {_START_S:g} s; its log says why")
             await asyncio.sleep(0.01)
+        return Endpoint(f"http://{self._address()}/v1", self._key, self._model)
+
+    def _address(self) -> str:
+        """Return host and port for URLs."""
         host, port = self._socket.getsockname()[:2]
-        name = f"[{host}]" if ":" in host else host
-        return Endpoint(f"http://{name}:{port}/v1", self._token, self._model)
+        if host in ("0.0.0.0", "::"):  # not an address that a client on another node can connect to
+            host = _node_address()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _arguments(self, options: dict[str, Any]) -> Any:
         parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
             find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
         )
-        flags = ["--model", self._model, f"--api-key={self._token}", "--disable-log-stats"]
+        # With the key, vLLM's own check agrees with ours, whatever VLLM_API_KEY says.
+        flags = ["--model", self._model, f"--api-key={self._key}", "--disable-log-stats"]
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
@@ -104,6 +126,46 @@ class Server:
     def close(self) -> None:
         """Give the port back, where it does not serve yet, or any more."""
         self._socket.close()
+
+
+def _check_development_mode() -> None:
+    """Reject the mode in which vLLM adds routes that pause the engine, replace its weights and call its workers."""
+    mode = os.environ.get("VLLM_SERVER_DEV_MODE", "0")
+    if mode != "0":
+        raise DeclarationError(
+            f"VLLM_SERVER_DEV_MODE is {mode!r}; expected '0', since endpoints have no development routes; unset it, "
+            "and use methods of the group instead"
+        )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Reject options that other arguments set, and options that this server would ignore."""
+    for name in options:
+        plain = name.replace("-", "_")
+        if plain in _OWN_ARGUMENTS:
+            raise DeclarationError(
+                f"server_options has {name!r}; expected the argument {_OWN_ARGUMENTS[plain]} for it; "
+                "give that instead"
+            )
+        if plain == "uds" or plain.startswith("ssl_"):
+            raise DeclarationError(
+                f"server_options has {name!r}; expected none, since endpoints speak plain HTTP over TCP; "
+                "put a proxy in front of the endpoint"
+            )
+
+
+def _node_address() -> str:
+    """Return this node's address on the route to the group's first rank, else the loopback's."""
+    first = os.environ.get("MASTER_ADDR", "")
+    if not first:
+        return _LOOPBACK
+    family = socket.AF_INET6 if ":" in first else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((first, 9))  # sends nothing
+        except OSError:
+            return _LOOPBACK
+        return str(probe.getsockname()[0])
 
 
 def _flags(options: dict[str, Any]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.engines.calls import EngineCall
+from phalanx.engines.endpoint_auth import choose_key
 from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.engine_types import Endpoint, Prefix, Prompt, SamplingParams
 from phalanx.engines.tokenization import check_folder, decoder, tokenizer_of
@@ -95,15 +94,18 @@ class AsyncVllmRollout(RolloutEngine):
     Args:
         model, weights, seed: as of :class:`VllmRollout`.
         tokenizer: a folder: prompts and stops may then be texts, answers have ``text``, and so has the server.
-        serve: whether each engine has a server; ``host`` is where it listens, by default the address by which the
-            group's first rank is reached from here, or this one. ``port`` 0 takes a free one. ``token`` is asked for by
-            it; None for one of its own, drawn anew.
+        serve: whether each engine has a server.
+        host: address at which the server listens. The default serves processes of the same node only; "0.0.0.0" serves
+            other nodes too, by plain HTTP.
+        port: port of the server. 0 takes a free port.
+        token: key that every request needs, of 16 characters or more. None generates a key for each engine.
         server_options: of vLLM's ``vllm serve``, such as ``{"enable_auto_tool_choice": True}``.
         engine_options: of vLLM's ``AsyncEngineArgs``; ``tensor_parallel_size`` is the number of the slot's
             accelerators, unless it is said.
 
     Raises:
-        DeclarationError: there is no vLLM here, or an option that this engine sets itself.
+        DeclarationError: if vLLM is not installed, this engine sets an option itself, ``token`` is too short, or
+            ``VLLM_SERVER_DEV_MODE`` is set.
     """
 
     def __init__(
@@ -114,13 +116,14 @@ class AsyncVllmRollout(RolloutEngine):
         seed: int | None = None,
         tokenizer: str | None = None,
         serve: bool = True,
-        host: str | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
         server_options: dict[str, Any] | None = None,
         **engine_options: Any,
     ) -> None:
         _check_options("AsyncVllmRollout", engine_options, _OURS_BESIDE)
+        key = choose_key(token) if serve else ""
         prepare()
         check_folder("model", model)
         from phalanx.engines.vllm.engine_start import start_beside  # torch: in the ranks
@@ -130,7 +133,7 @@ class AsyncVllmRollout(RolloutEngine):
             options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
         text = tokenizer_of(tokenizer)
         # Before the engine, which takes half a minute: what cannot be served is known at once.
-        self._server = _server(str(model), host, port, token, server_options) if serve else None
+        self._server = _server(str(model), host, port, key, server_options) if serve else None
         try:
             started = start_beside(
                 str(model), options, seeds=seed is not None, coming=self._coming, text=decoder(text)
@@ -172,12 +175,10 @@ class AsyncVllmRollout(RolloutEngine):
         super().close()
 
 
-def _server(
-    model: str, host: str | None, port: int, token: str | None, options: dict[str, Any] | None
-) -> Server:
+def _server(model: str, host: str, port: int, key: str, options: dict[str, Any] | None) -> Server:
     from phalanx.engines.vllm.endpoint import Server  # torch's and vLLM's own packages: in the ranks
 
-    return Server(model, host or _address(), port, token, options or {})
+    return Server(model, host, port, key, options or {})
 
 
 def _check_options(name: str, options: dict[str, Any], ours: Sequence[str]) -> None:
@@ -204,17 +205,3 @@ def _accept(
 def _nothing(pairs: Any) -> None:
     """Load nothing: there is nothing."""
     list(pairs)
-
-
-def _address() -> str:
-    """Of this host, as the group's first rank sees it; that of the loopback where that cannot be told."""
-    first = os.environ.get("MASTER_ADDR", "")
-    if not first:
-        return "127.0.0.1"
-    family = socket.AF_INET6 if ":" in first else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asked:
-        try:
-            asked.connect((first, 9))  # sends nothing
-        except OSError:
-            return "127.0.0.1"
-        return str(asked.getsockname()[0])
