@@ -289,16 +289,21 @@ def test_processes_that_are_killed_at_any_moment_lose_nothing_uncounted(
 
 
 @pytest.mark.slow
-def test_a_script_that_ends_with_an_open_channel_prints_no_traceback(tmp_path: Path) -> None:
-    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
+def test_a_script_that_ends_with_an_open_channel_and_group_prints_no_traceback(tmp_path: Path) -> None:
+    paths = os.pathsep.join(sys.path)
+    environment = {**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp", "PYTHONPATH": paths}
     script = tmp_path / "open.py"
     script.write_text(
-        "import phalanx as px\npx.init(num_cpus=1)\nchannel = px.Channel()\nchannel.put(1)\nbatch = channel.take(1)\n"
+        "import phalanx as px\n"
+        "class Adder(px.Worker):\n    @px.register\n    def add(self, x):\n        return x\n"
+        "group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False), Adder)\n"
+        "channel = px.Channel()\nchannel.put(1)\nbatch = channel.take(1)\nprint(group.add(1))\n"
     )
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=240
     )
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (0, "[1, 1]\n")
+    assert "Traceback" not in done.stderr and "not everything" not in done.stderr, done.stderr
 
 
 @pytest.mark.slow

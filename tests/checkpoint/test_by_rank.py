@@ -32,7 +32,7 @@ class Apart(px.Worker):
 
 @pytest.fixture
 def pool() -> px.ResourcePool:
-    return px.ResourcePool([2], backend="inline")
+    return px.ResourcePool([2], use_gpu=False, backend="inline")
 
 
 def test_an_optimizer_that_only_some_ranks_stepped_is_refused_before_anything_is_loaded(
@@ -101,7 +101,7 @@ def test_ranks_without_a_box_are_saved_and_loaded(pool: px.ResourcePool, tmp_pat
     px.save(group, tmp_path)
     wanted = group.held()[0]
 
-    fresh = px.WorkerGroup(px.ResourcePool([ranks], backend="inline"), Uneven.bind(fill=0.0))
+    fresh = px.WorkerGroup(px.ResourcePool([ranks], use_gpu=False, backend="inline"), Uneven.bind(fill=0.0))
     px.load(fresh, tmp_path)
 
     assert all(torch.equal(*pair) for pair in zip(fresh.held()[0], wanted, strict=True))

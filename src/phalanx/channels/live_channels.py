@@ -161,9 +161,10 @@ class LiveChannels:
                 handle.name,
                 losses_text(answer[1]),
             )
-        backend.publish(published_key(backend, handle.name), None)
-        if entry is not None:
-            backend.publish(entry.key, None)
+        if backend.connected():  # what was published ends with the cluster
+            backend.publish(published_key(backend, handle.name), None)
+            if entry is not None:
+                backend.publish(entry.key, None)
 
     def close_all(self, backend: Backend | None) -> None:
         """Close the channels of a backend, or all channels, and stop their hubs."""

@@ -10,6 +10,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from phalanx.backends.ray import private
+
 _STARTS_WITHIN_S = 60.0
 
 
@@ -26,13 +28,13 @@ class ServiceActor:
 
 def start_service(start: Callable[[str], Any]) -> tuple[Any, Any]:
     """Return the actor and the result of ``start``. Ray ends the actor with the process that calls this."""
-    where = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0, scheduling_strategy=where)
-    actor: Any = options.remote(start)
-    return actor, actor.result.remote().future().result(_STARTS_WITHIN_S)
+    where = NodeAffinitySchedulingStrategy(private.runtime_context().get_node_id(), soft=False)
+    actor = private.create_actor(ServiceActor, start, num_cpus=0, max_restarts=0, scheduling_strategy=where)
+    return actor, private.call(actor, "result").future().result(_STARTS_WITHIN_S)
 
 
 def stop_service(service: Any) -> None:
     """Kill the actor of a service. Idempotent, also after the cluster was left."""
-    with contextlib.suppress(RayError, ValueError):
-        ray.kill(service)
+    if private.is_connected():
+        with contextlib.suppress(RayError, ValueError):
+            private.kill(service)
