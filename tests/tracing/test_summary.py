@@ -94,6 +94,7 @@ def test_a_trace_of_nothing_has_no_rows() -> None:
 
 
 def test_a_summary_is_text() -> None:
+    assert str(summarize(TRACE)).startswith("made up: 0.1 s, 3 calls of 1 groups on 2 ranks\n")
     assert "policy.actor.generate" in str(summarize(TRACE))
 
 

@@ -60,8 +60,8 @@ def summarize(trace: Trace) -> Summary:
     calls = [call for call in trace.calls if call.method != STARTING]
     ranks = len({track.key for track in trace.tracks})
     seconds = (trace.ended - trace.began) / 1e9
-    title = f"{trace.title or 'trace'}: {seconds:.3g} s, {len(calls)} calls of {len(trace.groups)} "
-    f"groups on {ranks} ranks"
+    where = f"{len(trace.groups)} groups on {ranks} ranks"
+    title = f"{trace.title or 'trace'}: {seconds:.3g} s, {len(calls)} calls of {where}"
     idle = idle_shares(trace)
     rows = [_row(name, found, idle) for name, found in _by_method(trace.calls).items()]
     rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])
