@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
-from phalanx.engines import SamplingParams
+from phalanx.engines import ModelRunner, SamplingParams
 from phalanx.engines.transformers import TransformersRollout
 from tests.conformance.engines import EngineConformance, Reference, Source
 
@@ -206,3 +207,11 @@ class TestContinuous(TestPadded):
         )
         with px.ResourcePool([2], use_gpu=False) as pool:
             yield px.WorkerGroup(pool, bound, env=THREADS)
+
+
+def test_more_log_probs_than_the_engine_returns_are_refused_per_row() -> None:
+    runner = SimpleNamespace(capabilities=SimpleNamespace(top=5))
+
+    refused = ModelRunner.refuses(runner, SamplingParams(log_probs=6))  # type: ignore[arg-type]
+
+    assert refused == "SamplingParams(log_probs=6): this engine returns at most the 5 likeliest tokens"

@@ -48,8 +48,8 @@ class ModelRunner(abc.ABC):
         """Why rows with this sampling cannot be served, in words; None where they can."""
         top = sampling.log_probs or 0
         if top > self.capabilities.top:
-            return f"SamplingParams(log_probs={top}): this engine tells the {self.capabilities.top} "
-            "likeliest tokens at most"
+            most = self.capabilities.top
+            return f"SamplingParams(log_probs={top}): this engine returns at most the {most} likeliest tokens"
         return None
 
     def room(self) -> int | None:
