@@ -6,6 +6,7 @@ A hub of this process is called directly, the hub of another process through a c
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import itertools
@@ -147,6 +148,9 @@ class RemoteClient(HubClient):
             return
         for work in (self._receive, self._send_deferred):
             threading.Thread(target=work, name="phalanx-channels", daemon=True).start()
+        closers = current_closers()
+        at_end = atexit.register if closers is None else closers.add
+        at_end(self._flush)
 
     def ask(self, key: str, verb: str, *args: Any) -> tuple[int, Future[Any]]:
         future: Future[Any] = Future()
@@ -190,8 +194,12 @@ class RemoteClient(HubClient):
             self._is_deferred.wait()
             self._is_deferred.clear()
             time.sleep(_DEFERRED_S)
-            if self._deferred:
-                self._send()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what waits for the next request. A rank that ends must not take acknowledgements with it."""
+        if self._deferred:
+            self._send()
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError, EOFError):
