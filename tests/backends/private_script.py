@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,9 @@ class Counter:
     def add(self, x: int) -> int:
         return x + 1
 
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     def items(self) -> Any:
         yield 0
         yield 1
@@ -25,8 +29,12 @@ def check_connected() -> Any:
     connection = private.connection()
     assert private.is_connected()
     assert connection is private.connection()
-    actor = private.create_actor(Counter, num_cpus=0, max_restarts=0, name="counter", namespace="phalanx")
+    runtime_env = {"env_vars": {"GIVEN": "to the process"}}
+    actor = private.create_actor(
+        Counter, num_cpus=0, max_restarts=0, name="counter", namespace="phalanx", runtime_env=runtime_env
+    )
     assert private.get(private.call(actor, "add", 1)) == 2
+    assert private.get(private.call(actor, "variable", "GIVEN")) == "to the process"
     stream = private.call(actor, "items", name="Counter.items", returns="streaming", buffer=1)
     assert [private.get(item) for item in stream] == [0, 1]
     assert private.class_name(actor) == "Counter"

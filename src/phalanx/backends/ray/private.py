@@ -45,7 +45,7 @@ try:
         raylet.CoreWorker: "get_local_actor_state serialize_object_ref deserialize_and_register_object_ref",
         services: "find_gcs_addresses find_bootstrap_address",
         state: "state total_resources_per_node available_resources_per_node",
-        utils: "read_ray_address",
+        utils: "parse_runtime_env_for_task_or_actor read_ray_address",
         worker_module: "global_worker WORKER_MODE",
     }
     for _owner, _names in _NEEDED.items():
@@ -103,6 +103,8 @@ def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:
         options: as ``ActorClass.options`` takes them.
     """
     actor_class = cls if isinstance(cls, ActorClass) else ray.remote(cls)
+    if "runtime_env" in options:  # the function behind ActorClass.options() expects it parsed
+        options["runtime_env"] = utils.parse_runtime_env_for_task_or_actor(options["runtime_env"])
     return _create_actor(actor_class, args=list(args), kwargs={}, **options)
 
 
