@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from tests.conformance.groups import TransportConformance
+from tests.conformance.groups import BackendConformance
 
 
-class TestInline(TransportConformance):
+class TestInline(BackendConformance):
     @pytest.fixture(scope="class")
     def pool(self) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
             yield pool
 
 
-class TestRay(TransportConformance):
+class TestRay(BackendConformance):
     @pytest.fixture(scope="class")
     def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:

@@ -7,16 +7,16 @@ import pytest
 from phalanx.backends.api import Backend
 from phalanx.backends.inline import InlineBackend
 from phalanx.session import session as connection
-from tests.conformance.transports import TransportContracts
+from tests.conformance.backends import BackendContracts
 
 
-class TestInline(TransportContracts):
+class TestInline(BackendContracts):
     @pytest.fixture(scope="class")
     def transport(self) -> Backend:
         return InlineBackend()
 
 
-class TestRay(TransportContracts):
+class TestRay(BackendContracts):
     @pytest.fixture(scope="class")
     def transport(self, ray_cluster: None) -> Backend:
         return connection.transport("ray")

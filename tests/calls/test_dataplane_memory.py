@@ -54,14 +54,6 @@ class Writer(px.Worker):
 BACKENDS = ["inline", pytest.param("ray", marks=pytest.mark.slow)]
 
 
-@pytest.fixture
-def where(request: pytest.FixtureRequest) -> str:
-    """The backend of a test that starts groups of its own."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     with px.WorkerGroup(pool, Writer) as made:

@@ -96,7 +96,7 @@ class Probe(px.Worker):
         return x * 10
 
 
-class TransportConformance:
+class BackendConformance:
     """Behavior of a group that does not depend on the backend."""
 
     @pytest.fixture(scope="class")

@@ -103,6 +103,12 @@ LOADING = """
   File "/home/me/train.py", line 9 in __init__
   (3 more threads)
 """
+WAITING = """
+  File "/home/me/phalanx/wire/decoder.py", line 9 in decode
+  File "/home/me/phalanx/worker/call_arguments.py", line 40 in fetched
+  File "/home/me/phalanx/backends/ray/actor.py", line 12 in run
+  File "/home/me/train.py", line 9 in __init__
+"""
 
 
 @pytest.mark.parametrize(
@@ -110,6 +116,7 @@ LOADING = """
     [
         (IMPORTING, "importing transformers"),
         (LOADING, "read_weights at model.py:40"),
+        (WAITING, "__init__ at train.py:9"),
         ('  File "/usr/lib/python3.11/selectors.py", line 1 in select', "select at selectors.py:1"),
         ("", ""),
     ],

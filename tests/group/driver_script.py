@@ -12,7 +12,9 @@ import phalanx as px
 
 
 def workers() -> type[px.Worker]:
-    spec = importlib.util.spec_from_file_location("__main__", Path(__file__).parents[1] / "support" / "fault_workers.py")
+    spec = importlib.util.spec_from_file_location(
+        "__main__", Path(__file__).parents[1] / "support" / "fault_workers.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)  # named __main__, so that the class travels by value

@@ -1,6 +1,6 @@
 """Which rank of a serving role a key goes to: the one it went to before, unless that is much busier. Pure.
 
-Caller -> `StickyRouting.route(key, loads)` -> rank; the link (`runtime/links/routing.py`, `px.engines.sticky`)
+Caller -> `StickyRouting.route(key, loads)` -> rank; the link (`api/sticky.py`, `px.engines.sticky`)
 knows the loads (calls in flight by rank, of ranks that live) and makes the call.
 """
 

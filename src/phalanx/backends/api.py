@@ -1,9 +1,9 @@
 """What a backend provides, as five contracts: placing, calling, storing, watching, noticing.
 
-Modules above use only these contracts. Each has a suite of tests in ``tests/conformance/transports.py``.
+Modules above use only these contracts. Each has a suite of tests in ``tests/conformance/backends.py``.
 
 A *reservation* is what a pool holds; an *endpoint* is one worker process; a *reference* stands for one value that
-is stored or still being computed. Only the transport looks inside them.
+is stored or still being computed. Only the backend looks inside them.
 """
 
 from __future__ import annotations

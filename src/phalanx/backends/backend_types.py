@@ -61,7 +61,7 @@ class SpawnRequest:
     """Worker processes to start, one per slot, in the order of ``slots``.
 
     ``names`` and ``namespace`` are those under which the backend's users find a process (None: unnamed, and the
-    transport's own namespace).
+    backend's own namespace).
     """
 
     class_name: str
@@ -80,7 +80,7 @@ class SpawnRequest:
 
 @dataclass
 class Endpoint:
-    """One worker process. ``facts`` is what it reported; ``handle`` is the transport's own.
+    """One worker process. ``facts`` is what it reported; ``handle`` is the backend's own.
 
     ``bare_calls`` counts the calls that this process sent it without a message. ``retired`` says that it left its
     group in peace: whatever it was asked has ended. ``since`` is the epoch with which it came to its group; -1: none.

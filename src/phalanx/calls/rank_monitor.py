@@ -322,5 +322,5 @@ def earliest(first: float | None, second: float | None) -> float | None:
 
 
 def seconds_until(limit: float | None, transport: Backend) -> float | None:
-    """Seconds from now to a moment on the transport's clock."""
+    """Seconds from now to a moment on the backend's clock."""
     return None if limit is None else max(0.0, limit - transport.now())

@@ -1,6 +1,6 @@
 """Rows that ranks yield one by one, as `(index in its piece, result)`, put at their places in the call. Pure.
 
-A rank yields -> the link (`runtime/calls/streams.py`) -> `StreamedRows.receive` -> `(index in the call, result)` to
+A rank yields -> the link (`calls/streams.py`) -> `StreamedRows.receive` -> `(index in the call, result)` to
 whoever reads the stream; when a rank ends, `finish` says whether a row is missing. What is wrong comes back as a
 value, which the link makes a failure of that rank.
 """

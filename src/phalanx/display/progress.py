@@ -23,7 +23,7 @@ _FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>
 _CELLS = 20
 _PACKAGES = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
 _LIBRARY = re.compile(
-    r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:execution|transport|wire)[/\\]"
+    r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:worker|backends|wire)[/\\]"
 )
 
 

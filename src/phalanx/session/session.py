@@ -137,7 +137,7 @@ def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transport(backend: str | None = None) -> Backend:
-    """The transport of that name, else that of the default backend; made when first asked for."""
+    """The backend of that name, else the default one; made when first asked for."""
     name = backend_name(backend or _default_backend())
     with _state.lock:
         if name == "ray":
@@ -159,7 +159,7 @@ def transport(backend: str | None = None) -> Backend:
 
 @contextlib.contextmanager
 def replaced_transport(name: str, other: Backend) -> Generator[None]:
-    """Let another transport stand for a backend meanwhile, for tests."""
+    """Let another backend stand for one meanwhile, for tests."""
     with _state.lock:
         before = _state.transports.get(name)
         _state.transports[name] = other

@@ -1,7 +1,7 @@
 """What crosses process borders in a call: plain tuples and frozen dataclasses, cheap to pickle.
 
 A call travels as one ``bytes`` object (Ray passes those on unpickled) and, where something is stored or by
-reference, a list of the transport's references. Inside the encoded arguments such things are replaced by the
+reference, a list of the backend's references. Inside the encoded arguments such things are replaced by the
 small tokens below, which name references by their index in that list.
 """
 

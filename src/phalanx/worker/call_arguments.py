@@ -18,7 +18,7 @@ Fetch = Callable[[Sequence[Any]], list[Any]]
 
 
 class Arguments:
-    """Resolves the tokens of one message; ``fetch`` gets the values behind the transport's references."""
+    """Resolves the tokens of one message; ``fetch`` gets the values behind the backend's references."""
 
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
         self._refs = refs

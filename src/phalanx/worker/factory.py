@@ -1,4 +1,4 @@
-"""What a transport calls in a new worker process. Light: nothing heavy is imported before the process is a rank."""
+"""What a backend calls in a new worker process. Light: nothing heavy is imported before the process is a rank."""
 
 from __future__ import annotations
 

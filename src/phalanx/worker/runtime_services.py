@@ -9,7 +9,7 @@ from phalanx.topology.slots import SlotFacts
 
 
 class Services(Protocol):
-    """What a transport offers to the host in its process."""
+    """What a backend offers to the host in its process."""
 
     @property
     def in_driver(self) -> bool:
@@ -29,5 +29,5 @@ class Services(Protocol):
         ...
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
-        """The values behind the transport's references. Raises TimeoutError if that takes longer."""
+        """The values behind the backend's references. Raises TimeoutError if that takes longer."""
         ...

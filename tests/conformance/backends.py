@@ -367,7 +367,5 @@ class NoticingContract(_Ranks):
             socket.create_connection((transport.host(), server.getsockname()[1]), timeout=_WITHIN_S).close()
 
 
-class TransportContracts(
-    PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract
-):
+class BackendContracts(PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract):
     """All five: subclass it, or those that a backend meets so far, with a fixture ``transport``."""
