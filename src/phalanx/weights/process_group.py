@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -31,6 +31,17 @@ Member = tuple[str, int]
 
 def _name(member: Member) -> str:
     return f"{member[0]} rank {member[1]}"
+
+
+@contextlib.contextmanager
+def _losing(peer: str) -> Generator[None]:
+    """Raise torch's errors as one that names the peer. An operation on a closed connection fails as it begins."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost(
+            peer, f"{peer} ended, or did not respond in time, while weights were sent ({error})"
+        ) from error
 
 
 class GroupSpec(NamedTuple):
@@ -139,7 +150,9 @@ class ProcessGroupEndpoint(Endpoint):
             self._exchange([(bucket, memory[:length])], deadline)
             sent += length
         for reader in sorted({reader for bucket in buckets for reader in bucket.readers}):
-            self._store.set(self._note_key(self._me[1], reader), note(reader))
+            message = note(reader)
+            with _losing(f"the rank with the store at {self._spec.store}"):
+                self._store.set(self._note_key(self._me[1], reader), message)
         return sent
 
     def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
@@ -175,56 +188,55 @@ class ProcessGroupEndpoint(Endpoint):
                 continue
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
-            group = self._subgroups[bucket.source, bucket.readers]
-            self._wait([group.broadcast([memory], options)], self._peer(bucket), deadline)
+            group, peer = self._subgroups[bucket.source, bucket.readers], self._peer(bucket)
+            with _losing(peer):
+                self._wait([group.broadcast([memory], options)], peer, deadline)
         if not single or self._group is None:
             return
+        peer = self._peer(single[0][0])
+        with _losing(peer):
+            self._wait(self._begin(self._group, single), peer, deadline)
+
+    def _begin(self, group: ProcessGroup, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
+        """Begin the operations of buckets with one reader: for NCCL a single one, in the group's communicator."""
         coalesces, device = self._spec.device.type == "cuda", self._spec.device
-        if coalesces:  # a single operation over all peers, in the communicator of the group
-            self._group._start_coalescing(device)
+        if coalesces:
+            group._start_coalescing(device)
         works: list[Any] = []
         for bucket, memory in single:
             if self._me[0] == "source":
                 place = self._spec.members.index(("target", bucket.readers[0]))
-                works.append(self._group.send([memory], place, 0))
+                works.append(group.send([memory], place, 0))
             else:
                 place = self._spec.members.index(("source", bucket.source))
-                works.append(self._group.recv([memory], place, 0))
-        if coalesces:
-            works = [self._group._end_coalescing(device)]
-        self._wait(works, self._peer(single[0][0]), deadline)
+                works.append(group.recv([memory], place, 0))
+        return [group._end_coalescing(device)] if coalesces else works
 
     def _peer(self, bucket: Bucket) -> str:
         is_source = self._me[0] == "source"
         return f"target rank {bucket.readers[0]}" if is_source else f"source rank {bucket.source}"
 
     def _wait(self, works: Sequence[Any], peer: str, deadline: Deadline) -> None:
-        try:
-            for work in works:
-                if (
-                    self._spec.device.type == "cuda"
-                ):  # a wait for NCCL has no timeout, and would not be interrupted
-                    while not work.is_completed():
-                        deadline.left(peer)
-                        time.sleep(_POLL_S)
-                    work.wait()
-                else:
-                    work.wait(timedelta(seconds=deadline.left(peer)))
-        except RuntimeError as error:
-            raise lost(
-                peer, f"{peer} ended, or did not respond in time, while weights were sent ({error})"
-            ) from error
+        for work in works:
+            if self._spec.device.type != "cuda":
+                work.wait(timedelta(seconds=deadline.left(peer)))
+                continue
+            while not work.is_completed():  # a wait for NCCL has no timeout, and would not be interrupted
+                deadline.left(peer)
+                time.sleep(_POLL_S)
+            work.wait()
 
     def _note_key(self, source: int, target: int) -> str:
         return f"{self._sync}/{source}>{target}"
 
     def _receive_note(self, source: int, deadline: Deadline) -> bytes:
         key, pause = self._note_key(source, self._me[1]), _POLL_S
-        while not self._store.check([key]):  # a blocking read could not be interrupted
-            time.sleep(min(pause, deadline.left(f"source rank {source}")))
-            pause = min(2 * pause, 0.02)
-        note = self._store.get(key)
-        self._store.delete_key(key)
+        with _losing(f"the rank with the store at {self._spec.store}"):
+            while not self._store.check([key]):  # a blocking read could not be interrupted
+                time.sleep(min(pause, deadline.left(f"source rank {source}")))
+                pause = min(2 * pause, 0.02)
+            note = self._store.get(key)
+            self._store.delete_key(key)
         return note
 
     def abort(self) -> None:
