@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import phalanx as px
-from phalanx.api.attach import PROTOCOL, DetachedRecord
 from phalanx.group.epoch import GroupCard
+from phalanx.members.detached import PROTOCOL, DetachedRecord
 
 
 def a_record() -> DetachedRecord:

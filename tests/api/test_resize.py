@@ -263,9 +263,9 @@ class Asked(Model):
             asking.join()
 
     def ask(self, group: px.WorkerGroup) -> None:
-        self.free.append(group.core.restarting.acquire(timeout=1.0))
+        self.free.append(group.core.changing.acquire(timeout=1.0))
         if self.free[-1]:
-            group.core.restarting.release()
+            group.core.changing.release()
 
 
 def test_a_broken_source_is_mended_before_the_members_change() -> None:

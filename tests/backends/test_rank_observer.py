@@ -23,7 +23,7 @@ def ranks(ray_cluster: None) -> Iterator[tuple[RankRecord, ...]]:
         px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
         px.WorkerGroup(pool, px.Worker, name="looked-at", show_ranks="none") as group,
     ):
-        yield group_entry(group.core.life).ranks
+        yield group_entry(group.core).ranks
 
 
 @pytest.fixture(params=["here", "elsewhere"], scope="module")

@@ -17,9 +17,9 @@ from phalanx.backends.backend_types import (
 )
 from phalanx.calls.call import Call
 from phalanx.calls.listeners import Listeners
-from phalanx.calls.rules import CallRules
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.group.epoch import GroupCard, GroupState
+from phalanx.group.epoch import GroupCard
+from phalanx.group.group import Group
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import ProcessInfo
@@ -134,21 +134,21 @@ def endpoints(count: int, first: int = 0) -> list[Endpoint]:
     ]
 
 
-def life_of(count: int, transport: FakeTransport | None = None, *, owner: bool = True) -> GroupState:
-    """A group that is ready."""
+def group_of(count: int, transport: FakeTransport | None = None, *, owner: bool = True) -> Group:
+    """A group that is ready, whose calls wait 2 s for other ranks once one has failed."""
     card = GroupCard("actor", 1, {"": {}}, {"": frozenset()}, {"": "Actor"})
-    life = GroupState(card, transport or FakeTransport(), count, owner=owner)  # pyright: ignore[reportArgumentType]
-    life.enter(endpoints(count))
-    life.started()
-    return life
+    group = Group(card, transport or FakeTransport(), count, owner=owner)  # pyright: ignore[reportArgumentType]
+    group.grace_s = 2.0
+    group.enter(endpoints(count))
+    group.started()
+    return group
 
 
-def call_on(life: GroupState, *outcomes: Any, listeners: Listeners | None = None, **options: Any) -> Call:
+def call_on(group: Group, *outcomes: Any, listeners: Listeners | None = None, **options: Any) -> Call:
     """A call of all ranks that was sent, and ends as ``outcomes`` say."""
     ranks = range(len(outcomes))
-    rules = options.pop("rules", CallRules(grace_s=2.0))
     plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
-    call = Call(life, life.epoch, plan, "", "update", 7, rules, listeners or Listeners(), **options)
-    call.arrivals = FakeArrivals(life.transport, list(outcomes))  # pyright: ignore[reportArgumentType]
+    call = Call(group, group.epoch, plan, "", "update", 7, listeners or Listeners(), **options)
+    call.arrivals = FakeArrivals(group.transport, list(outcomes))  # pyright: ignore[reportArgumentType]
     call.was_sent = True
     return call

@@ -15,38 +15,37 @@ from phalanx.backends.backend_types import Endpoint, FetchFailed, Lost
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.listeners import CallInfo, CallListener, Listeners
-from phalanx.calls.rules import CallRules
 from phalanx.group.lifecycle import State
-from tests.calls.fake_ranks import LATE, FakeArrivals, FakeTransport, call_on, endpoints, life_of
+from tests.calls.fake_ranks import LATE, FakeArrivals, FakeTransport, call_on, endpoints, group_of
 
 
 def test_outputs_become_the_value() -> None:
-    assert call_on(life_of(3), 1, 2, 3).result(None) == [1, 2, 3]
+    assert call_on(group_of(3), 1, 2, 3).result(None) == [1, 2, 3]
 
 
 def test_a_value_stays() -> None:
-    call = call_on(life_of(1), [1])
+    call = call_on(group_of(1), [1])
 
     assert call.result(None) is call.result(None)
 
 
 def test_a_failed_rank_makes_one_error_and_leaves_the_group_ready() -> None:
-    life = life_of(2)
+    group = group_of(2)
 
     with pytest.raises(px.RemoteCallError, match="rank 1") as caught:
-        call_on(life, 1, ValueError("odd")).result(None)
+        call_on(group, 1, ValueError("odd")).result(None)
 
     assert isinstance(caught.value, ValueError)
-    assert life.lifecycle.state is State.READY
+    assert group.lifecycle.state is State.READY
 
 
 def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
     transport = FakeTransport(gone={2, 3})
-    life = life_of(4, transport)
+    group = group_of(4, transport)
     reset = RuntimeError("[gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer")
 
     with pytest.raises(px.WorkerDiedError, match="node lost") as caught:
-        call_on(life, reset, LATE, LATE, LATE).result(None)
+        call_on(group, reset, LATE, LATE, LATE).result(None)
 
     assert (caught.value.cause_ranks, caught.value.victims) == ((2, 3), (0, 1))
     assert "ranks 2-3" in str(caught.value).partition("\n")[0]
@@ -56,63 +55,63 @@ def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
 
 def test_whoever_raised_something_of_its_own_is_the_cause_though_others_are_gone_unnoticed() -> None:
     with pytest.raises(px.RemoteCallError, match="odd") as caught:
-        call_on(life_of(2, FakeTransport(gone={1})), ValueError("odd"), LATE).result(None)
+        call_on(group_of(2, FakeTransport(gone={1})), ValueError("odd"), LATE).result(None)
 
     assert (caught.value.cause_ranks, caught.value.lost) == ((0,), False)
 
 
 def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group_is_broken() -> None:
     transport = FakeTransport()
-    life = life_of(3, transport)
+    group = group_of(3, transport)
 
     with pytest.raises(ValueError):
-        call_on(life, ValueError("odd"), LATE, 1).result(None)
+        call_on(group, ValueError("odd"), LATE, 1).result(None)
 
     assert transport.killed == [1]
-    assert life.lifecycle.state is State.BROKEN
+    assert group.lifecycle.state is State.BROKEN
 
 
 def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    life, told = life_of(2), list[BaseException | None]()
-    other = call_on(life, Lost("stopped"), Lost("stopped"))
+    group, told = group_of(2), list[BaseException | None]()
+    other = call_on(group, Lost("stopped"), Lost("stopped"))
 
     def ask_the_other(stopped: object) -> tuple[int, ...]:
         told.append(CallFuture(other).exception())
         return ()
 
-    monkeypatch.setattr(life.transport, "kill", ask_the_other)
+    monkeypatch.setattr(group.transport, "kill", ask_the_other)
     with pytest.raises(ValueError):
-        call_on(life, ValueError("odd"), LATE).result(None)
+        call_on(group, ValueError("odd"), LATE).result(None)
 
     assert isinstance(told[0], px.GroupBroken)
     assert "odd" in str(told[0])
 
 
 def test_a_lost_rank_breaks_the_group() -> None:
-    life = life_of(2)
+    group = group_of(2)
 
     with pytest.raises(px.WorkerDiedError, match="rank 0"):
-        call_on(life, Lost("gone", "signal SIGKILL"), 1).result(None)
+        call_on(group, Lost("gone", "signal SIGKILL"), 1).result(None)
 
-    assert life.lifecycle.state is State.BROKEN
+    assert group.lifecycle.state is State.BROKEN
 
 
 def test_patience_that_is_over_leaves_the_call_going_on() -> None:
-    life = life_of(2)
-    call = call_on(life, 1, LATE)
+    group = group_of(2)
+    call = call_on(group, 1, LATE)
 
     with pytest.raises(px.CallTimeout):
         call.result(3.0)
     call.arrivals.outcomes[1] = 2
 
     assert call.result(3.0) == [1, 2]
-    assert life.lifecycle.state is State.READY
+    assert group.lifecycle.state is State.READY
 
 
 def test_a_deadline_that_is_over_ends_the_call_and_stops_who_is_late() -> None:
     transport = FakeTransport()
-    life = life_of(2, transport)
-    call = call_on(life, 1, LATE, limit=5.0)
+    group = group_of(2, transport)
+    call = call_on(group, 1, LATE, limit=5.0)
 
     for _ in range(2):
         with pytest.raises(px.CallTimeout) as caught:
@@ -120,78 +119,78 @@ def test_a_deadline_that_is_over_ends_the_call_and_stops_who_is_late() -> None:
 
     assert caught.value.timeout == 5.0
     assert transport.killed == [1]
-    assert life.lifecycle.state is State.BROKEN
+    assert group.lifecycle.state is State.BROKEN
 
 
 def test_a_call_of_ranks_that_were_replaced_is_stale() -> None:
-    life = life_of(2)
-    call = call_on(life, 1, 2)
+    group = group_of(2)
+    call = call_on(group, 1, 2)
 
-    life.begin_restart()
+    group.begin_restart()
 
     with pytest.raises(px.errors.StaleEpoch, match="epoch 0"):
         call.result(None)
 
 
 def test_a_call_of_ranks_that_stayed_goes_on_in_the_next_epoch() -> None:
-    life = life_of(2)
-    call = call_on(life, 1, 2)
+    group = group_of(2)
+    call = call_on(group, 1, 2)
 
-    kept = life.epoch.endpoints
-    life.begin_restart()
-    life.enter([*kept, *endpoints(1, first=2)])
+    kept = group.epoch.endpoints
+    group.begin_restart()
+    group.enter([*kept, *endpoints(1, first=2)])
 
     assert call.result(None) == [1, 2]
 
 
 def test_a_call_on_a_group_that_was_closed_meanwhile_says_so() -> None:
-    life = life_of(1)
-    call = call_on(life, Lost("gone", intended=True))
+    group = group_of(1)
+    call = call_on(group, Lost("gone", intended=True))
 
-    life.begin_close()
+    group.begin_close()
 
     with pytest.raises(px.GroupClosed, match="before update ended"):
         call.result(None)
 
 
 def test_a_view_learns_from_its_call_that_the_owner_closed_the_group() -> None:
-    life = life_of(1, owner=False)
+    group = group_of(1, owner=False)
 
     with pytest.raises(px.GroupClosed, match="by its owner"):
-        call_on(life, Lost("gone", intended=True)).result(None)
+        call_on(group, Lost("gone", intended=True)).result(None)
 
-    assert life.closed
+    assert group.closed
 
 
 def test_a_second_call_that_goes_down_with_the_first_names_the_cause_of_the_first() -> None:
-    life = life_of(2)
-    second = call_on(life, Lost("stopped", intended=True), LATE)
+    group = group_of(2)
+    second = call_on(group, Lost("stopped", intended=True), LATE)
     with pytest.raises(ValueError):
-        call_on(life, ValueError("the cause"), LATE).result(None)
+        call_on(group, ValueError("the cause"), LATE).result(None)
 
     with pytest.raises(px.GroupBroken, match="the cause"):
         second.result(None)
 
 
 def test_a_cancelled_call_names_what_became_of_each_rank() -> None:
-    life = life_of(3, FakeTransport(drops={2}))
-    call = call_on(life, 1, ValueError("interrupted"), LATE)
+    group = group_of(3, FakeTransport(drops={2}))
+    call = call_on(group, 1, ValueError("interrupted"), LATE)
 
     assert call.cancel()
 
     with pytest.raises(px.CallCancelled, match="had not begun it"):
         call.result(None)
-    assert life.lifecycle.state is State.READY
+    assert group.lifecycle.state is State.READY
 
 
 def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped() -> None:
     transport = FakeTransport()
-    life = life_of(2, transport)
+    group = group_of(2, transport)
 
-    assert call_on(life, 1, LATE).cancel()
+    assert call_on(group, 1, LATE).cancel()
 
     assert (transport.severed, transport.killed) == ([1], [1])
-    assert life.lifecycle.state is State.BROKEN
+    assert group.lifecycle.state is State.BROKEN
 
 
 class Yielding(FakeTransport):
@@ -222,11 +221,10 @@ def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as
     ranks: int, severed: list[int], killed: list[int]
 ) -> None:
     transport = Yielding()
-    life = life_of(ranks, transport)
+    group = group_of(ranks, transport)
+    group.spare = True
     late = [LATE] * (ranks - 1)
-    transport.call = call = call_on(
-        life, ValueError("bad batch"), *late, rules=CallRules(grace_s=2.0, spare=True)
-    )
+    transport.call = call = call_on(group, ValueError("bad batch"), *late)
 
     with pytest.raises(ValueError, match="bad batch") as raised:
         call.result(None)
@@ -234,25 +232,24 @@ def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as
     assert (transport.severed, transport.killed) == (severed, killed)
     assert cast(px.CallError, raised.value).victims == tuple(range(1, ranks))
     # A process group that was cut is of no use any more, though all its ranks are there.
-    assert life.lifecycle.state is (State.BROKEN if severed else State.READY)
+    assert group.lifecycle.state is (State.BROKEN if severed else State.READY)
 
 
 def test_a_rank_that_had_no_process_group_to_be_cut_leaves_the_group_ready() -> None:
     transport = Yielding()
     transport.said = "interrupted"
-    life = life_of(3, transport)
-    transport.call = call = call_on(
-        life, ValueError("bad batch"), LATE, LATE, rules=CallRules(grace_s=2.0, spare=True)
-    )
+    group = group_of(3, transport)
+    group.spare = True
+    transport.call = call = call_on(group, ValueError("bad batch"), LATE, LATE)
 
     with pytest.raises(ValueError, match="bad batch"):
         call.result(None)
 
-    assert (transport.severed, life.lifecycle.state) == ([2], State.READY)
+    assert (transport.severed, group.lifecycle.state) == ([2], State.READY)
 
 
 def test_a_call_that_is_over_cannot_be_cancelled() -> None:
-    call = call_on(life_of(1), 1)
+    call = call_on(group_of(1), 1)
 
     assert not call.cancel()
     assert call.result(None) == [1]
@@ -267,7 +264,7 @@ def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None
             go_on.wait(10)
             return [True] * len(endpoints)
 
-    call = call_on(life_of(2, Slow()), 1, LATE)
+    call = call_on(group_of(2, Slow()), 1, LATE)
     canceller = threading.Thread(target=call.cancel)
     canceller.start()
     cancelling.wait(10)
@@ -287,7 +284,7 @@ def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None
 
 
 def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
-    stream = call_on(life_of(3), 1, ValueError("odd"), 3).stream(None)
+    stream = call_on(group_of(3), 1, ValueError("odd"), 3).stream(None)
     given = []
 
     with pytest.raises(px.RemoteCallError):
@@ -298,15 +295,13 @@ def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
 
 def test_an_end_that_has_no_consequences_leaves_the_group_and_its_ranks_alone() -> None:
     transport = FakeTransport()
-    life = life_of(2, transport)
+    group = group_of(2, transport)
 
     with pytest.raises(px.WorkerInitError):
-        call_on(life, ValueError("odd"), LATE, rules=CallRules(2.0, consequences=False, init=True)).result(
-            None
-        )
+        call_on(group, ValueError("odd"), LATE, acts=False, is_init=True).result(None)
 
     assert transport.killed == []
-    assert life.lifecycle.state is State.READY
+    assert group.lifecycle.state is State.READY
 
 
 def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> None:
@@ -314,7 +309,7 @@ def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> N
         pass
 
     def fail(argument: Argument) -> CallFuture[Any]:
-        future: CallFuture[Any] = CallFuture(call_on(life_of(1), ValueError("odd")))
+        future: CallFuture[Any] = CallFuture(call_on(group_of(1), ValueError("odd")))
         try:
             future.result()
         except ValueError:
@@ -334,12 +329,12 @@ def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> N
 
 
 def test_a_call_that_a_restart_ended_is_freed_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    life = life_of(1)
-    call = call_on(life, ValueError("odd"))
+    group = group_of(1)
+    call = call_on(group, ValueError("odd"))
 
     def restarted_meanwhile(timeout: float | None) -> Any:
-        life.begin_restart()
-        life.enter(endpoints(1, first=5))
+        group.begin_restart()
+        group.enter(endpoints(1, first=5))
         raise FetchFailed
 
     monkeypatch.setattr(call.arrivals, "fetch", restarted_meanwhile)
@@ -356,17 +351,17 @@ def test_a_call_that_a_restart_ended_is_freed_without_the_collector(monkeypatch:
 
 
 def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed() -> None:
-    life = life_of(2)
+    group = group_of(2)
 
     with pytest.raises(px.WorkerDiedError):
-        list(call_on(life, Lost("gone", "signal SIGKILL"), 1).stream(None))
+        list(call_on(group, Lost("gone", "signal SIGKILL"), 1).stream(None))
 
-    assert life.lifecycle.cause is not None
-    assert life.lifecycle.cause.__traceback__ is None
+    assert group.lifecycle.cause is not None
+    assert group.lifecycle.cause.__traceback__ is None
 
 
 def test_a_failed_rank_is_seen_beside_one_that_returned_and_one_that_is_late() -> None:
-    assert call_on(life_of(3), 1, ValueError("odd"), LATE).has_failed()
+    assert call_on(group_of(3), 1, ValueError("odd"), LATE).has_failed()
 
 
 class Steps(CallListener):
@@ -391,7 +386,7 @@ class Steps(CallListener):
 def heard(*outcomes: Any) -> tuple[Steps, Call]:
     steps, listeners = Steps(), Listeners()
     listeners.add(steps)
-    return steps, call_on(life_of(len(outcomes)), *outcomes, listeners=listeners)
+    return steps, call_on(group_of(len(outcomes)), *outcomes, listeners=listeners)
 
 
 def test_listeners_hear_the_steps_in_their_order() -> None:

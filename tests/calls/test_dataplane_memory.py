@@ -132,8 +132,8 @@ class Store:
         return StoreSpace(self.capacity, self.free)
 
 
-def room(store: Any, wait: Any = None) -> Room:
-    return Room(store, wait)
+def room(store: Any) -> Room:
+    return Room(store)
 
 
 def test_a_value_larger_than_the_store_fails_with_sizes_named() -> None:
@@ -142,7 +142,8 @@ def test_a_value_larger_than_the_store_fails_with_sizes_named() -> None:
 
 
 def test_what_fits_passes_at_once() -> None:
-    room(Store(256 * MB, 200 * MB), lambda seconds: pytest.fail("waited")).admit(150 * MB, 150 * MB)
+    full = Store(256 * MB, 200 * MB)
+    room(full).admit(150 * MB, 150 * MB, wait=lambda seconds: pytest.fail("waited"))
 
 
 def test_what_does_not_fit_now_waits_for_the_calls_under_way() -> None:
@@ -154,23 +155,23 @@ def test_what_does_not_fit_now_waits_for_the_calls_under_way() -> None:
         store.free += 60 * MB
         return True
 
-    room(store, one_ends).admit(150 * MB, 150 * MB)
+    room(store).admit(150 * MB, 150 * MB, wait=one_ends)
     assert len(waits) == 3
 
 
 def test_with_nothing_under_way_it_fails_and_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
     with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
-        room(Store(256 * MB, 10 * MB), lambda seconds: False).admit(150 * MB, 150 * MB)
+        room(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
 
 
 def test_what_was_stored_a_moment_ago_counts_before_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
     monkeypatch.setattr("phalanx.calls.store_quota._REPORTED_WITHIN_S", 60.0)
-    made = room(Store(256 * MB, 256 * MB), lambda seconds: False)
+    made = room(Store(256 * MB, 256 * MB))
     made.took(150 * MB)
     with pytest.raises(px.DispatchError, match="no call is under way"):
-        made.admit(150 * MB, 150 * MB)
+        made.admit(150 * MB, 150 * MB, wait=lambda seconds: False)
 
 
 @pytest.mark.parametrize("argument", ["broadcast", "split"])
@@ -178,7 +179,7 @@ def test_nothing_of_a_call_that_does_not_fit_is_sent(
     group: px.WorkerGroup, argument: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group.core.transport, "store", lambda: StoreSpace(MB, MB))
-    monkeypatch.setattr(group.core.outlet.room, "unchecked", 0, raising=False)
+    monkeypatch.setattr(group.core.room, "unchecked", 0, raising=False)
     before = group.statistics()
     call = group.total if argument == "broadcast" else group.rows
     with pytest.raises(px.DispatchError, match="Nothing was sent"):

@@ -9,7 +9,7 @@ import pytest
 
 import phalanx as px
 from phalanx.calls.listeners import STEPS, CallInfo, CallListener, Listeners
-from tests.calls.fake_ranks import call_on, life_of
+from tests.calls.fake_ranks import call_on, group_of
 
 
 class Ends(CallListener):
@@ -43,7 +43,7 @@ def test_a_listener_of_everything_hears_of_the_calls_of_one_group_too() -> None:
     inner = Listeners(outer)
     outer.add(ends := Ends())
 
-    call_on(life_of(1), 1, listeners=inner).result(None)
+    call_on(group_of(1), 1, listeners=inner).result(None)
 
     assert ends.count == 1
 
@@ -77,7 +77,7 @@ def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for() -> 
 
 def test_a_call_is_heard_by_those_who_were_there_when_it_was_planned() -> None:
     listeners = Listeners()
-    call = call_on(life_of(1), 1, listeners=listeners)
+    call = call_on(group_of(1), 1, listeners=listeners)
     listeners.add(late := Ends())
 
     call.result(None)
@@ -91,7 +91,7 @@ def test_a_listener_that_raises_is_removed_and_reported_once_and_the_call_goes_o
     listeners = Listeners()
     listeners.add(bad := Ends(RuntimeError("out of ink")))
     listeners.add(good := Ends())
-    calls = [call_on(life_of(1), number, listeners=listeners) for number in range(3)]
+    calls = [call_on(group_of(1), number, listeners=listeners) for number in range(3)]
 
     with caplog.at_level(logging.WARNING, "phalanx"):
         values = [call.result(None) for call in calls]
@@ -108,6 +108,6 @@ def test_a_listener_of_everything_that_raises_is_removed_by_whichever_group_it_f
     outer = Listeners()
     outer.add(bad := Ends(RuntimeError("out of ink")))
 
-    call_on(life_of(1), 1, listeners=Listeners(outer)).result(None)
+    call_on(group_of(1), 1, listeners=Listeners(outer)).result(None)
 
     assert bad not in outer.all

@@ -74,7 +74,7 @@ def test_a_run_resumes_from_it(pool: px.ResourcePool, path: str) -> None:
     assert counts[0]["moments"][0].tolist() == [1.0, 1.0]
     assert counts[0]["moments"][1] == {"x": 1}
     assert state == {"seen": 7}
-    assert group.core.life.published_weights == {("", "policy"): 4}
+    assert group.core.published_weights == {("", "policy"): 4}
 
 
 def test_its_values_by_rank_are_refused_on_other_ranks(pool: px.ResourcePool, path: str) -> None:

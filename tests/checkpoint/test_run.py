@@ -238,7 +238,7 @@ def test_a_channel_that_was_used_already_is_refused_before_anything_is_loaded(
 
 
 def test_versions_of_weights_never_go_back(group: px.WorkerGroup, path: str) -> None:
-    numbers = group.core.life.published_weights
+    numbers = group.core.published_weights
     with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
         numbers["", "policy"] = 7
         run.save(1)

@@ -266,4 +266,4 @@ def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
             one.add()
 
         assert not hooks
-        assert not one.core.life.before_end
+        assert not one.core.before_end

@@ -72,7 +72,7 @@ def play(seed: int) -> Iterator[object]:
 def allowed(step: Step) -> bool:
     if step.stale:
         return step.before is step.after
-    return TRANSITIONS.get((step.before, type(step.event))) is step.after
+    return TRANSITIONS.get((step.before, step.event)) is step.after
 
 
 @pytest.mark.parametrize("block", range(10))

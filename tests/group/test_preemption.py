@@ -8,7 +8,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode
-from phalanx.group.preemption import NoticeQueue, PreemptionNotice, Seat
+from phalanx.group.notices import NoticeQueue, PreemptionNotice, Seat
 from phalanx.group.preemption_monitor import watchman
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedTransport, scripted
@@ -104,7 +104,7 @@ def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: 
     with px.ResourcePool([2], backend="inline") as pool:
         group = px.WorkerGroup(pool, Adder, on_notice=note)
         drain(transport)
-        watchman.add(group.core.life)
+        watchman.add(group.core)
         watchman.turn()
         watchman.turn()
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import phalanx as px
+from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
+from phalanx.members import recovery
 from phalanx.testing.scripted import scripted
 
 
@@ -77,8 +79,8 @@ def test_a_call_that_waits_for_room_while_the_group_is_restarted_says_so(
 ) -> None:
     core = group.core
     group.count()
-    monkeypatch.setattr(core, "_most_under_way", 1)
-    monkeypatch.setattr(core.under_way, "make_room", lambda most: core.life.begin_restart())
+    monkeypatch.setattr(core, "max_in_flight", 1)
+    monkeypatch.setattr(recovery, "make_room", Group.begin_restart)
 
     with pytest.raises(px.GroupBroken, match="is being restarted"):
         group.add(1)

@@ -96,5 +96,5 @@ def test_300_schedules_end_in_answers_or_right_errors(block: int) -> None:
     assert all(size == found for one in stories for size, found in one.sizes)
     assert not [one for one in stories if one.left]
     steps = [step for one in stories for step in one.steps if not step.stale]
-    assert all(TRANSITIONS.get((step.before, type(step.event))) is step.after for step in steps)
+    assert all(TRANSITIONS.get((step.before, step.event)) is step.after for step in steps)
     assert sum(len(one.sizes) for one in stories) > 100

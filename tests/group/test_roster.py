@@ -1,60 +1,338 @@
-"""Who joins and who leaves: decided from numbers and meshes."""
+"""A view of a group that is resized elsewhere: what a rank refuses goes to a rank of the newest roster."""
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.group.roster import block_of, fitted, plan_change
+from phalanx.api import handle_serialization as travel
+from phalanx.api.selection import Selection
+from phalanx.api.view import GroupView
+from phalanx.backends.inline import InlineRank
+from phalanx.group import roster
+from phalanx.group.live_groups import open_groups
+from phalanx.testing import faults
 
-SMALL = st.integers(1, 6)
+
+class Answerer(px.Worker):
+    independent = True
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    @px.register
+    def answer(self, x: int) -> tuple[int, int]:
+        self.answered += 1
+        return self.rank, 10 * x
+
+    @px.register(px.Dispatch.ROWS)
+    def answers(self, xs: list[int]) -> list[int]:
+        self.answered += len(xs)
+        return [10 * x for x in xs]
 
 
-@given(SMALL, SMALL, SMALL)
-def test_whole_blocks_join_behind_the_others_or_leave_from_the_end(
-    block: int, present: int, wanted: int
+class Together(px.Worker):
+    """Ranks that work together: all of them make each step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @px.register
+    def step(self) -> tuple[int, int]:
+        self.steps += 1
+        return self.rank, self.steps
+
+    @px.register
+    def count(self, to: int) -> Iterator[int]:
+        yield from range(to)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+_ranks: dict[int, InlineRank] = {}
+
+
+def _reduce(rank: InlineRank) -> Any:
+    _ranks[id(rank)] = rank
+    return rank_of, (id(rank),)
+
+
+def rank_of(key: int) -> InlineRank:
+    return _ranks[key]
+
+
+@pytest.fixture(autouse=True)
+def handles_travel() -> Iterator[None]:
+    """Handles of this backend pickle by reference, as those of Ray do."""
+    copyreg.pickle(InlineRank, _reduce)
+    yield
+    copyreg.dispatch_table.pop(InlineRank)
+    _ranks.clear()
+
+
+@pytest.fixture
+def group() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Answerer)
+
+
+def view_of(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch, *, beside_owner: bool = False
+) -> GroupView:
+    """The group as another process sees it, or the one that owns it, to which a view came back."""
+    with monkeypatch.context() as patch:
+        patch.setattr(group.core.transport, "immediate", False)
+        portable = travel.pack(group.core)
+        if not beside_owner:
+            patch.setattr(open_groups, "own", lambda _: None)
+        return GroupView(Selection.whole(travel.unpack(portable)))
+
+
+@contextlib.contextmanager
+def unaware(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """The time in which a view has not heard yet that processes are gone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(roster, "look", lambda _: None)
+        yield
+
+
+@pytest.fixture
+def together() -> Iterator[px.WorkerGroup]:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Together)
+
+
+def answered(group: px.WorkerGroup) -> int:
+    return sum(group.run(lambda worker: worker.answered))
+
+
+def test_a_view_calls_the_ranks_that_have_joined(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change = plan_change("g", present * block, wanted, 100, block)
+    px.resize(group, 2)
+    view = view_of(group, monkeypatch)
+    px.resize(group, 4)
 
-    assert list(change.joining) == list(range(present * block, wanted * block))
-    assert list(change.leaving) == list(reversed(range(wanted * block, present * block)))
+    with pytest.raises(px.errors.StaleEpoch):
+        view.answers(list(range(8)))  # of two ranks, which refuse it
 
-
-@given(SMALL, SMALL, SMALL)
-def test_a_mesh_follows_in_dp_and_ranks_that_stay_keep_their_places(dp: int, tp: int, other: int) -> None:
-    mesh = px.Mesh(dp=dp, tp=tp)
-    found = fitted(mesh, other * tp)
-
-    assert found.sizes == (("dp", other), ("tp", tp))
-    assert all(found.coordinates(rank) == mesh.coordinates(rank) for rank in range(min(dp, other) * tp))
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+    assert len(view) == 4
+    assert answered(group) == 8
 
 
-@given(SMALL, SMALL, SMALL)
-def test_a_block_is_as_many_ranks_as_every_mesh_needs(dp: int, first: int, second: int) -> None:
-    size = first * second
-    meshes = {"one": px.Mesh(dp=dp * second, tp=first), "two": px.Mesh(dp=dp * first, pp=second)}
-    block = block_of("g", meshes)
+def test_calls_of_ranks_that_left_go_to_others_and_none_runs_twice(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    assert view.answers(list(range(4))) == [0, 10, 20, 30]
+    px.resize(group, 1)
 
-    assert (dp * size) % block == 0
-    assert block % first == 0
-    assert block % second == 0
-
-
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        px.Mesh(tp=2, dp=2),
-        px.Mesh(pp=4),
-        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 2}, {"dp": 1}]),
-    ],
-)
-def test_engines_that_are_not_ranks_in_a_row_are_refused(mesh: px.Mesh) -> None:
-    with pytest.raises(px.DeclarationError, match=r"dp, as the slowest one"):
-        block_of("g", {"default": mesh})
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+    assert [view.any.answer(x) for x in range(3)] == [(0, 0), (0, 10), (0, 20)]
+    assert (len(view), answered(group)) == (1, 12)
 
 
-def test_a_number_of_ranks_that_the_other_axes_do_not_divide_is_refused() -> None:
-    with pytest.raises(px.DeclarationError, match="a multiple of 2 ranks"):
-        fitted(px.Mesh(dp=2, tp=2), 3)
+def test_a_future_of_before_is_answered_once(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = view_of(group, monkeypatch)
+    sent = view.answers.submit(list(range(4)))
+    px.resize(group, 2)
+
+    assert sent.result() == [0, 10, 20, 30]
+    assert view.answers(list(range(4))) == [0, 10, 20, 30]
+
+
+def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_does_not_grow(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    sizes: list[int] = []
+    for _ in range(30):
+        px.resize(group, 4)
+        px.resize(group, 1)
+        sizes.append(len(group.core.transport.published(group.core.roster_key) or b""))
+
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+    assert answered(group) == 8
+    assert sizes[-1] == sizes[1]
+
+
+def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_again(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    px.replace_ranks(group, [1], state="none")
+    px.resize(group, 3)
+    later = view_of(group, monkeypatch)
+    px.resize(group, 2)
+
+    with unaware(monkeypatch), pytest.raises(px.errors.StaleEpoch):
+        view.answers(list(range(8)))  # nobody knows what the former rank 1 had begun
+    with unaware(monkeypatch):
+        assert later[2].answer(3) == (0, 30)
+
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+
+
+def test_of_ranks_that_a_restart_ended_calls_are_stale(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(group, monkeypatch)
+    group.restart()
+    px.resize(group, 2)
+
+    with unaware(monkeypatch), pytest.raises(px.errors.StaleEpoch):
+        view.answers(list(range(8)))
+
+    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+
+
+def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = view_of(group, monkeypatch)
+    px.resize(group, 3)
+    group.core.transport.signal([group.core.endpoints[1]], 9)
+
+    with pytest.raises(px.WorkerDiedError):
+        view.answers(list(range(6)))
+
+
+def test_the_roster_is_taken_back_with_the_group(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view_of(group, monkeypatch)
+    px.resize(group, 2)
+    key = group.core.roster_key
+    there = group.core.transport.published(key) is not None
+    group.close()
+
+    assert there
+    assert group.core.transport.published(key) is None
+
+
+def replace_one(group: px.WorkerGroup) -> None:
+    px.replace_ranks(group, 1)
+
+
+def replace_a_lost_one(group: px.WorkerGroup) -> None:
+    faults.kill(group, rank=1)
+    assert px.replace_ranks(group) == (1,)
+
+
+def restart(group: px.WorkerGroup) -> None:
+    group.restart()
+
+
+@pytest.mark.parametrize("change", [replace_one, replace_a_lost_one, restart])
+def test_a_view_goes_on_with_ranks_that_have_other_processes(
+    change: Callable[[px.WorkerGroup], None], together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, part = view_of(together, monkeypatch), view_of(together, monkeypatch)[1]
+    together.step()
+    px.snapshot(together)
+    change(together)
+    steps = 2 if change is not restart else 1
+
+    assert view.step() == [(rank, steps) for rank in range(3)]
+    assert part.step() == (1, steps + 1)
+    assert together.state == "ready"
+
+
+def test_a_view_goes_on_after_a_group_mended_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Together, on_failure=px.ReplacePolicy())
+        view = view_of(group, monkeypatch)
+        px.snapshot(group)
+        faults.kill(group, rank=2)
+        with pytest.raises(px.WorkerDiedError):
+            view.step()
+        with pytest.raises(px.GroupBroken):
+            view.step()  # nobody has mended it yet
+        with pytest.raises(px.WorkerDiedError):
+            group.step()
+        group.step()
+
+        assert view.step() == [(rank, 2) for rank in range(3)]
+
+
+def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_is_stale(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, all_of_them = view_of(together, monkeypatch)[0], view_of(together, monkeypatch)
+    px.replace_ranks(together, 1, state="none")
+
+    with unaware(monkeypatch):
+        assert one.step() == (0, 1)
+        with pytest.raises(px.errors.StaleEpoch):
+            all_of_them.step()
+
+    assert all_of_them.step() == [(0, 2), (1, 1), (2, 1)]
+
+
+def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_closed(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(together, monkeypatch)
+    together.core.transport.kill([together.core.endpoints[1]])  # as px.replace_ranks begins
+
+    with pytest.raises(px.errors.StaleEpoch, match="its owner, in another process"):
+        view.step()
+    assert [together.core.transport.alive(one) for one in together.core.endpoints] == [True, False, True]
+    px.replace_ranks(together, state="none")
+    assert view.step() == [(0, 2), (1, 1), (2, 2)]
+
+    together.close()
+    with pytest.raises(px.GroupClosed):
+        view.step()
+
+
+def test_streams_of_a_view_go_on_after_one_was_stale(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(together, monkeypatch)[0]
+    px.replace_ranks(together, 1, state="none")
+
+    with unaware(monkeypatch), pytest.raises(px.errors.StaleEpoch):
+        list(view.count.stream(3))
+
+    assert list(view.count.stream(3)) == [0, 1, 2]
+
+
+def test_a_view_that_was_made_after_ranks_left_is_not_refused(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    px.resize(group, 2)
+    view = view_of(group, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(roster, "refresh", lambda _: pytest.fail("a rank refused a call"))
+
+        assert view.answers(list(range(4))) == [0, 10, 20, 30]
+
+
+def test_a_view_follows_ranks_that_work_together_to_another_number(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    view = view_of(together, monkeypatch)
+    together.step()
+    px.resize(together, 2, via=tmp_path)
+
+    assert view.step() == [(0, 2), (1, 2)]
+
+
+def test_a_view_that_came_back_to_the_owner_goes_on(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(together, monkeypatch, beside_owner=True)
+    view.step()
+    px.replace_ranks(together, 1, state="peer")
+
+    assert view.step() == [(rank, 2) for rank in range(3)]

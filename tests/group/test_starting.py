@@ -106,7 +106,7 @@ def test_ranks_that_are_started_a_few_at_a_time_are_in_their_order(
             (3, 0),
             (4, 1),
         ]
-        assert len(group.core.life.constructed) == 5
+        assert len(group.core.constructed) == 5
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
+from phalanx.calls.health_check import look_after
 from phalanx.members import snapshots
 from phalanx.testing import faults
 from phalanx.testing.scripted import scripted
@@ -42,7 +43,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 def lose(group: px.WorkerGroup, rank: int) -> None:
     """As the monitor finds it."""
     faults.kill(group, rank)
-    group.core.look()
+    look_after(group.core)
 
 
 @pytest.mark.parametrize("seen", [True, False])

@@ -76,7 +76,7 @@ def drain(group: px.WorkerGroup, *names: str) -> None:
     transport = group.core.transport
     assert isinstance(transport, Nodes)
     transport.going = [DrainingNode(name, 100.0, "preempted") for name in names]
-    look_once(group.core.life)
+    look_once(group.core)
 
 
 def test_ranks_move_with_their_state_and_the_others_keep_their_processes(
@@ -175,7 +175,7 @@ def test_only_px_replace_moves_them(four: px.ResourcePool, policy: px.RestartPol
 
     assert group.add(1) == [[1]] * 4
     assert group.epoch == 0
-    assert not group.core.life.notices.urgent  # a call costs what it did before
+    assert not group.core.notices.urgent  # a call costs what it did before
 
 
 def test_a_rank_that_dies_meanwhile_is_replaced_as_preempted(four: px.ResourcePool) -> None:

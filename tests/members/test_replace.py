@@ -218,14 +218,14 @@ def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.Resour
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
     core = group.core
-    restored = core.life.enter
+    restored = core.enter
 
     def close_first(endpoints: Any) -> Any:
-        core.life.enter = restored  # type: ignore[method-assign]
+        core.enter = restored  # type: ignore[method-assign]
         group.close()
         return restored(endpoints)
 
-    core.life.enter = close_first  # type: ignore[method-assign]
+    core.enter = close_first  # type: ignore[method-assign]
     with pytest.raises(px.GroupClosed):
         px.replace_ranks(group, 1)
 
@@ -301,8 +301,8 @@ def test_a_future_of_before_is_stale(three: px.ResourcePool) -> None:
     px.replace_ranks(group, 1)
 
     with pytest.raises(px.errors.StaleEpoch):
-        group.core.life.check_current(before, [0, 1, 2], "add")
-    group.core.life.check_current(before, [0, 2], "add")
+        group.core.check_current(before, [0, 1, 2], "add")
+    group.core.check_current(before, [0, 2], "add")
 
 
 @pytest.mark.parametrize("ranks", [3, [-1], True, "one", [0.5]])

@@ -84,9 +84,7 @@ def test_every_row_of_300_schedules_ends_in_a_right_error_or_a_healed_group(bloc
 
 def allowed(step: Step) -> bool:
     return (
-        step.before is step.after
-        if step.stale
-        else TRANSITIONS.get((step.before, type(step.event))) is step.after
+        step.before is step.after if step.stale else TRANSITIONS.get((step.before, step.event)) is step.after
     )
 
 

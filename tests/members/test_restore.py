@@ -104,7 +104,7 @@ def test_a_group_that_broke_and_lost_no_rank_keeps_its_state(two: px.ResourcePoo
     px.snapshot(group)
     loss = group.step()
     stays, other = group.core.endpoints
-    group.core.life.broken(px.CallCancelled("cut off", group=group.name, method="step"))
+    group.core.broken(px.CallCancelled("cut off", group=group.name, method="step"))
 
     px.restore(group)
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 import phalanx as px
+from phalanx.calls.health_check import look_after
 from phalanx.testing import faults
 from phalanx.testing.scripted import Event, scripted
 from tests.members.ledger import Ledger
@@ -28,7 +29,7 @@ def test_it_is_restarted_instead_and_that_is_said(refused: str, caplog: pytest.L
         px.snapshot(group)
         before = group.core.endpoints
         faults.kill(group, 1)
-        group.core.look()
+        look_after(group.core)
         full.append(refused)
 
         with caplog.at_level(logging.WARNING, "phalanx"):

@@ -10,6 +10,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.ray import cluster, private
+from phalanx.calls.health_check import look_after
 from phalanx.session import monitor
 from phalanx.session import session as connection
 from phalanx.testing.scripted import ScriptedTransport, scripted
@@ -52,7 +53,7 @@ def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pyt
 
 def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
     _, group = left
-    monitor.GroupMonitor()._look(group.core)
+    monitor.GroupMonitor()._look(group.core, look_after)
 
     assert group.state == "closed"
 

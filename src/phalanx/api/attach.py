@@ -2,86 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import re
-from dataclasses import dataclass
-from typing import Any
-
-import cloudpickle
-
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.run_on import gather_before_end, only_answer, run_on
-from phalanx.calls.timeouts import bounded
+from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, as_bound
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.pools.pool import ResourcePool
+from phalanx.group.live_groups import open_groups
+from phalanx.members.detached import recall_record
 from phalanx.session import session as cluster
-from phalanx.topology.slots import Slot
-from phalanx.wire.messages import HOST, ProcessInfo, host_call
-from phalanx.worker import handlers as questions
 
-#: Of the record: raised where a driver could not read what another version has left.
-PROTOCOL = 2
-_HEADER = b"phalanx group, protocol %d\n"
-_HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 _GATHERED_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True)
-class DetachedRecord:
-    """What rank 0 of a detached group keeps for drivers to come; plain values only.
-
-    It is kept as a line of bytes, which every version reads, and the pickled record, which those of one protocol read.
-    """
-
-    card: GroupCard
-    slots: tuple[Slot, ...]
-    facts: tuple[ProcessInfo, ...]
-    reservations: dict[str, tuple[str, ...]]
-
-    def to_bytes(self) -> bytes:
-        return _HEADER % PROTOCOL + cloudpickle.dumps(self)
-
-    @staticmethod
-    def from_bytes(name: str, kept: bytes) -> DetachedRecord:
-        """The record of the group of that name.
-
-        Raises:
-            DeclarationError: another version of the library started the group; nothing of its record was unpickled.
-        """
-        head = _HEADER_READ.match(kept)
-        if head is None or int(head[1]) != PROTOCOL:
-            raise _other_version(name, head[1].decode() if head else "1")
-        return pickle.loads(memoryview(kept)[head.end() :])
-
-
-def _other_version(name: str, theirs: str) -> DeclarationError:
-    return DeclarationError(
-        f"group {name!r} was started by another version of phalanx (protocol {theirs}; here {PROTOCOL}); "
-        "use the same version in both drivers"
-    )
-
-
-def leave_record(core: Group, pool: ResourcePool) -> None:
-    """Store with rank 0 what ``px.attach`` needs."""
-    record = DetachedRecord(
-        card=core.card,
-        slots=tuple(endpoint.slot for endpoint in core.endpoints),
-        facts=tuple(endpoint.facts for endpoint in core.endpoints),
-        reservations={
-            key: core.transport.reservation_keys(held.reservation) for key, held in pool.holdings.items()
-        },
-    )
-    kept = run_on(
-        core, questions.keep_record, record.to_bytes(), ranks=(0,), title="keep_record", checked=False
-    )
-    only_answer(kept, None)
 
 
 class AttachedGroup(GroupView):
@@ -101,13 +35,13 @@ class AttachedGroup(GroupView):
 
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
-        if self.core.life.begin_close():
+        if self.core.begin_close():
             gather_before_end(self.core, _GATHERED_WITHIN_S)
             self.core.transport.kill(self.core.endpoints)
             if pool:
                 for keys in self._reservations.values():
                     self.core.transport.release_keys(keys)
-            self.core.life.finish_close()
+            self.core.finish_close()
 
 
 def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: float = 30.0) -> AttachedGroup:
@@ -131,7 +65,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: f
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
-    record = _recall(name, handle, timeout)
+    record = recall_record(transport, name, handle, timeout)
     if cls is not None:
         _check_methods(name, record.card, cls)
     handles = [handle, *(transport.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
@@ -144,27 +78,10 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: f
     ]
     from_environment()
     core = Group(record.card, transport, len(endpoints), owner=False)
-    core.life.enter(endpoints)
-    core.life.started()
+    open_groups.add(core)
+    core.enter(endpoints)
+    core.started()
     return AttachedGroup(core, record.reservations)
-
-
-def _recall(name: str, handle: Any, timeout: float) -> DetachedRecord:
-    transport = cluster.transport()
-    endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
-    data = host_call(questions.recall_record, call=0, epoch=0)
-    ticket = transport.submit(endpoint, "", HOST, data, ())
-    with contextlib.suppress(GroupClosed):
-        done, _ = transport.wait([ticket.value], 1, bounded(timeout))
-        kept = transport.outcome(ticket.value) if done else None
-        if kept is not None and kept.failure is not None:  # its process has no such function
-            raise _other_version(name, "unknown")
-        if kept is not None and isinstance(kept.value, bytes):
-            return DetachedRecord.from_bytes(name, kept.value)
-    raise GroupClosed(
-        f"px.attach({name!r}): rank 0 of the group did not answer within {timeout:g} s; it is busy or gone",
-        group=name,
-    )
 
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:

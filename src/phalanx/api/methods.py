@@ -11,6 +11,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.request import CallRequest
+from phalanx.calls.send import planning_began, send, send_bare, takes_bare
 from phalanx.calls.streams import Streaming
 from phalanx.debug.explain_call import explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
@@ -18,6 +19,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.display.explanation import CallExplanation
 from phalanx.errors import DispatchError, StaleEpoch
+from phalanx.members.recovery import ensure_ready
 
 P = ParamSpec("P")
 B = TypeVar("B")
@@ -98,16 +100,19 @@ class BoundMethod(Generic[P, B, V]):
         waits: bool,
         streaming: Callable[[CallPlan], Streaming] | None,
     ) -> Call:
-        began = self._selection.core.began()
+        core, role = self._selection.core, self._selection.role
+        if core.needs_care:
+            ensure_ready(core)
+        began = planning_began(core)
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
         spec, options, handle = self._spec, self._options, self._handle
-        core, role = self._selection.core, self._selection.role
-        if empty and self._may_be_bare and (waits or not core.card.asynchronous) and core.takes_bare:
-            return core.send_bare(
-                CallRequest(plan, spec, role, handle, options.timeout, options.stall_report_after)
+        if empty and self._may_be_bare and (waits or not core.card.asynchronous) and takes_bare(core):
+            return send_bare(
+                core, CallRequest(plan, spec, role, handle, options.timeout, options.stall_report_after)
             )
-        return core.send(
+        return send(
+            core,
             CallRequest(
                 plan,
                 spec,
@@ -119,7 +124,7 @@ class BoundMethod(Generic[P, B, V]):
                 began=began,
                 chosen=self._selection.which == "any",
                 streaming=None if streaming is None else streaming(plan),
-            )
+            ),
         )
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:

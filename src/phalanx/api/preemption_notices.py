@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.api.view import GroupView
-from phalanx.group.preemption import PreemptionNotice
+from phalanx.group.notices import PreemptionNotice
 from phalanx.group.preemption_monitor import look_once
 
 
@@ -20,7 +20,7 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
             px.save(group, folder)
             print(notice.ranks, notice.node, notice.deadline, notice.reason)
     """
-    life = group.core.life
-    if life.transport.immediate or not life.owner:  # nobody watches for it
-        look_once(life)
-    return life.notices.take()
+    core = group.core
+    if core.transport.immediate or not core.owner:  # nobody watches for it
+        look_once(core)
+    return core.notices.take()

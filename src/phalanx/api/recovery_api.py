@@ -11,7 +11,8 @@ from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.rank_replacement import lost_ranks, replace_lost_ranks
-from phalanx.members.snapshots import go_back, take_together
+from phalanx.members.recovery import go_back
+from phalanx.members.snapshots import take_together
 
 __all__ = ["replace_ranks", "restore", "snapshot"]
 
@@ -123,7 +124,7 @@ def replace_ranks(
     named = _checked(core, ranks)
     if state not in ("snapshot", "peer", "none"):
         raise DeclarationError(f"px.replace_ranks(state={state!r}): expected 'snapshot', 'peer' or 'none'")
-    with core.restarting:
+    with core.changing:
         if core.closed:
             core.lifecycle.check_callable()
         gone = sorted({*named, *lost_ranks(core)})

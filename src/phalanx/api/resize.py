@@ -9,10 +9,11 @@ from pathlib import Path
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.calls.timeouts import checked
 from phalanx.declare.dispatch_modes import MeshMode
-from phalanx.errors import DeclarationError, DispatchError, InternalError
+from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
-from phalanx.group.owner_handle import OwnerHandle
-from phalanx.group.roster import Change, block_of, fitted, plan_change
+from phalanx.group.resize_plan import Change, block_of, fitted, plan_change
+from phalanx.members.meshes import mesh_of
+from phalanx.members.resize import change_members, restart_with
 from phalanx.topology.mesh import Mesh
 
 
@@ -65,7 +66,7 @@ def resize(
     if not core.card.independent:
         _start_again(group, n, change, via)
     elif via is None:
-        _owned(core).resize(change, seconds)
+        change_members(core, change, seconds)
     else:
         raise DeclarationError(
             f"px.resize({group.name}, {n}, via={str(via)!r}): its ranks are independent and keep what they have; "
@@ -91,14 +92,8 @@ def _start_again(group: WorkerGroup, n: int, change: Change, via: str | Path | N
         from phalanx.checkpoint.save_load import load, save  # torch: loaded only where a state moves
 
         save(group, folder)
-        _owned(core).restart(n)
+        restart_with(core, n)
         load(group, folder)
-
-
-def _owned(core: Group) -> OwnerHandle:
-    if core.owned is None:
-        raise InternalError(f"group {core.name!r} cannot be resized")
-    return core.owned
 
 
 def engine_ranks(core: Group) -> int:
@@ -112,5 +107,5 @@ def engine_ranks(core: Group) -> int:
     meshes: dict[str, Mesh] = {}
     for name in sorted(names):
         with contextlib.suppress(DispatchError):  # no rank has it: methods with it cannot be called
-            meshes[name] = core.mesh(name)
+            meshes[name] = mesh_of(core, name)
     return block_of(core.name, meshes)

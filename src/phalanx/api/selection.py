@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from phalanx.calls.in_flight import least_busy, loads
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.dispatch.planner import (
@@ -19,6 +20,7 @@ from phalanx.dispatch.planner import (
 )
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.group.group import Group
+from phalanx.members.meshes import mesh_of
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
 
@@ -54,7 +56,7 @@ class Selection:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks; of a whole group, those that it has now."""
-        return self.core.life.epoch.everyone if self.fixed is None else self.fixed
+        return self.core.epoch.everyone if self.fixed is None else self.fixed
 
     @property
     def name(self) -> str:
@@ -69,15 +71,20 @@ class Selection:
     @property
     def part(self) -> tuple[int, ...] | None:
         """The ranks where they are not those of the whole group in order, else None."""
-        return None if self.fixed is None or self.fixed == self.core.life.epoch.everyone else self.fixed
+        return None if self.fixed is None or self.fixed == self.core.epoch.everyone else self.fixed
 
-    def mesh(self, name: str) -> Mesh:
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the whole group, which its meshes are over."""
+        return self.core.world_size
+
+    def mesh(self, name: str = "default") -> Mesh:
         """A mesh of the group.
 
         Raises:
             DispatchError: there is none of that name.
         """
-        return self.core.mesh(name)
+        return mesh_of(self.core, name)
 
     def at(self, key: int | slice) -> Selection:
         """One of the ranks, by its place among them, or a slice of them.
@@ -157,19 +164,19 @@ class Selection:
         self._check_there(spec.name)
         if self.which != "all":
             return self._plan_one(spec, args, kwargs)
-        return plan(spec, self.core, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
+        return plan(spec, self, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
 
     def plan_execute_all(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """The plan of ``execute_all*``."""
         self._check_there(spec.name)
-        return plan_execute_all(self.core, args, kwargs, spec=spec, ranks=self.part)
+        return plan_execute_all(self, args, kwargs, spec=spec, ranks=self.part)
 
     def plan_execute_rank_zero(
         self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallPlan:
         """The plan of ``execute_rank_zero*``."""
         self._check_there(spec.name)
-        return plan_execute_rank_zero(self.core, args, kwargs, spec=spec, ranks=self.part)
+        return plan_execute_rank_zero(self, args, kwargs, spec=spec, ranks=self.part)
 
     def plan_run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -201,7 +208,7 @@ class Selection:
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """One rank, or those of one dp coordinate; arguments as they are, one output the value."""
-        sets = rank_sets(spec, self.core)
+        sets = rank_sets(spec, self)
         if self.which == "any":
             chosen = self._least_busy(spec, sets)
         else:
@@ -212,7 +219,7 @@ class Selection:
                     f"coordinate and meet in collectives, so that one alone would wait for ever; call "
                     f"group[{self.ranks[0]}].{spec.name}(...), which calls all of them"
                 )
-        return plan_one(spec, self.core, args, kwargs, chosen)
+        return plan_one(spec, self, args, kwargs, chosen)
 
     def _least_busy(self, spec: MethodSpec, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         here = frozenset(self.ranks)
@@ -222,13 +229,13 @@ class Selection:
                 f"{self.name}.any.{spec.name}() [{spec.mode!r}]: ranks {list(self.ranks)} hold no dp coordinate whole; "
                 "call group.any of the group itself, or of a slice with all ranks of one"
             )
-        return self.core.least_busy(whole)
+        return least_busy(self.core, whole)
 
     def loads(self, spec: MethodSpec) -> dict[int, int]:
         """Calls under way on each set of ranks that a call of this method may go to, by its first rank; of those that
         live."""
-        here, busy = frozenset(self.ranks), self.core.loads()
-        sets = [ranks for ranks in rank_sets(spec, self.core) if here.issuperset(ranks)]
+        here, busy = frozenset(self.ranks), loads(self.core)
+        sets = [ranks for ranks in rank_sets(spec, self) if here.issuperset(ranks)]
         return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets if busy.keys() >= set(ranks)}
 
     def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from phalanx.api.selection import Selection, Which
 from phalanx.api.streaming import StreamingMethod
 from phalanx.calls.future import CallFuture
 from phalanx.calls.request import CallRequest
+from phalanx.calls.send import planning_began, send
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Execute
 from phalanx.declare.result_types import Returns, ReturnsFuture, Yields
@@ -20,6 +21,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
+from phalanx.members.recovery import ensure_ready
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
 from phalanx.wire.value import Value
@@ -178,7 +180,7 @@ class GroupView:
         Returns:
             The outputs by rank; of ``group[i].run(...)`` the one output.
         """
-        began = self.core.began()
+        began = self._begin()
         if not callable(function):
             raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
         plan = self._selection.plan_run(function, args, kwargs)
@@ -243,7 +245,7 @@ class GroupView:
 
     def execute_all_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
-        began = self.core.began()
+        began = self._begin()
         spec = self._selection.spec_of(method)
         return self._send(self._selection.plan_execute_all(spec, args, kwargs), spec, began)
 
@@ -257,7 +259,7 @@ class GroupView:
 
     def execute_rank_zero_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
-        began = self.core.began()
+        began = self._begin()
         spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
         return self._send(self._selection.plan_execute_rank_zero(spec, args, kwargs), spec, began)
 
@@ -267,9 +269,13 @@ class GroupView:
 
     def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
         chosen = self._selection.which == "any"
-        return CallFuture(
-            self.core.send(CallRequest(plan, spec, self.role, self, began=began, chosen=chosen))
-        )
+        request = CallRequest(plan, spec, self.role, self, began=began, chosen=chosen)
+        return CallFuture(send(self.core, request))
+
+    def _begin(self) -> int:
+        """Have the group ready for a call. Return when planning of it began."""
+        ensure_ready(self.core)
+        return planning_began(self.core)
 
     def __repr__(self) -> str:
         part = self._selection.part

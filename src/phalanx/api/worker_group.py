@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Literal
 
-from phalanx.api.attach import leave_record
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.debug.trace import from_environment
@@ -19,19 +17,14 @@ from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.membership_refresh import withdraw
+from phalanx.group.live_groups import open_groups
+from phalanx.group.notices import PreemptionNotice
 from phalanx.group.options import GroupOptions, checked_options
-from phalanx.group.owner_handle import OwnerHandle
 from phalanx.group.policy import ReplacePolicy, RestartPolicy
-from phalanx.group.preemption import PreemptionNotice
 from phalanx.group.registry_publisher import publisher
-from phalanx.members.auto_recovery import AutoRecovery
-from phalanx.members.membership_change import Members
-from phalanx.members.processes import GroupProcesses
-from phalanx.members.rank_migration import move
-from phalanx.members.rank_replacement import heal
+from phalanx.members import processes
+from phalanx.members.meshes import known_meshes
 from phalanx.pools.pool import ResourcePool
-from phalanx.pools.slot_relocation import room_elsewhere
 from phalanx.topology.mesh import Mesh
 
 _numbers = itertools.count(1)
@@ -132,39 +125,19 @@ class WorkerGroup(GroupView):
         self._pool = pool
         self._roles = bound
         core = Group(self._card(bound, options), pool.transport, pool.world_size, owner=True)
-        core.life.on_change = functools.partial(publisher.changed, core.life)
-        core.life.on_notice = options.on_notice
-        core.life.ground = pool
+        core.make_on(pool, self, bound, options)
+        core.on_change = functools.partial(publisher.changed, core)
+        core.spare = isinstance(options.on_failure, ReplacePolicy)
+        open_groups.add(core)
         GroupView.__init__(self, Selection.whole(core))
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
-        leaves_record = functools.partial(leave_record, core, pool) if options.detached else None
-        self._processes = GroupProcesses(core, pool, bound, options, leaves_record)
-        self._members = Members(core, self._processes, pool, self)
-        core.owned = OwnerHandle(
-            replace=self._processes.replace,
-            resize=self._members.change,
-            restart=self._restart_with,
-            revive=self._reviver(options.on_failure),
-        )
         pool.claim(self)
         try:
-            self._processes.start()
+            processes.start(core)
         except BaseException:
-            core.life.begin_close()
-            self._end(0.0)
+            core.begin_close()
+            processes.close(core, 0.0)
             raise
-
-    def _reviver(self, policy: RestartPolicy | ReplacePolicy | None) -> AutoRecovery | None:
-        core, restart = self.core, self._processes.restart
-        if policy is None:
-            return None
-        if isinstance(policy, RestartPolicy):
-            return AutoRecovery(core, policy, restart)
-        core.rules = replace(core.rules, spare=True)
-        room = functools.partial(room_elsewhere, self._pool)
-        return AutoRecovery(
-            core, policy, functools.partial(heal, core, restart), functools.partial(move, core, room=room)
-        )
 
     @staticmethod
     def _check_detached(pool: ResourcePool, options: GroupOptions) -> None:
@@ -195,16 +168,6 @@ class WorkerGroup(GroupView):
             independent=all(getattr(spec.cls, "independent", False) is True for spec in specs.values()),
         )
 
-    def _restart_with(self, size: int) -> None:
-        """Start the group anew with so many ranks, on as many slots."""
-        before = self.core.world_size
-        slots = self._pool.slots[min(before, size) : max(before, size)]
-        if size > before:
-            self._pool.claim(self, slots)
-        self._processes.restart(size)
-        if size < before:
-            self._pool.unclaim(self, slots)
-
     def restart(self) -> None:
         """Start the group anew on its slots: new processes, the same handles, the next epoch.
 
@@ -219,7 +182,7 @@ class WorkerGroup(GroupView):
             WorkerInitError, RemoteCallError, CallTimeout: as when the group was made; it stays broken, and
                 ``restart()`` may be called again.
         """
-        self._processes.restart()
+        processes.restart(self.core)
 
     @property
     def pool(self) -> ResourcePool:
@@ -288,7 +251,7 @@ class WorkerGroup(GroupView):
         )
 
     def _coordinates(self, rank: int) -> str | None:
-        meshes = self.core.known_meshes()
+        meshes = known_meshes(self.core)
         texts = [
             ("" if name == "default" else f"{name}: ")
             + ", ".join(f"{a}={c}" for a, c in mesh.coordinates(rank).items())
@@ -304,9 +267,9 @@ class WorkerGroup(GroupView):
         others = [one.name for one in self._pool.groups if one.number != self.number]
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
-        if self.core.life.snapshot is not None:
-            notes.append(str(self.core.life.snapshot))
-        if told := apart(self.core.life.constructed):
+        if self.core.snapshot is not None:
+            notes.append(str(self.core.snapshot))
+        if told := apart(self.core.constructed):
             notes.append(told)
         return tuple(notes)
 
@@ -316,21 +279,15 @@ class WorkerGroup(GroupView):
         ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to all ranks, ``stored_bytes`` in the object store,
         ``fetched_bytes`` of results that this process read. ``px.debug.statistics()`` has the same for all groups.
         """
-        return asdict(self.core.book.counts)
+        return self.core.counts.as_dict()
 
     def close(self) -> None:
         """End the group: each worker's own ``close()``, then the processes. Idempotent.
 
         Slots stay with the pool. Calls under way end with ``GroupClosed``.
         """
-        if self.core.life.begin_close():
-            self._end(self._processes.patience())
-
-    def _end(self, patience: float) -> None:
-        withdraw(self.core.life, self.core.roster_key)
-        self._processes.end(self.core.epoch, patience)
-        self._pool.unclaim(self)
-        self.core.life.finish_close()
+        if self.core.begin_close():
+            processes.close(self.core)
 
     def __enter__(self) -> WorkerGroup:
         return self

@@ -23,10 +23,10 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     for call in calls:
         call.tell_asked()
     first = calls[0]
-    transport = first.life.transport
+    transport = first.core.transport
     limit = None if timeout is None else transport.now() + timeout
     try:
-        with decoding(first.decodes, meter=first.rules.met):
+        with decoding(first.decodes, meter=first.meter):
             outputs = transport.fetch(refs, timeout)
     except (NotReady, FetchFailed):
         _tell_first(calls, limit)
@@ -43,11 +43,11 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
     """What the outputs of all are fetched by; None where each call is to be waited for by itself."""
     if len(calls) < 2:
         return None
-    life, decodes = calls[0].life, calls[0].decodes
+    core, decodes = calls[0].core, calls[0].decodes
     refs: list[Ref] = []
     for call in calls:
         here = None if call.over or call.deadline is not None else call.arrivals.fetched_with_others()
-        if here is None or call.life is not life or call.decodes is not decodes:
+        if here is None or call.core is not core or call.decodes is not decodes:
             return None
         refs += here
     return refs
@@ -55,7 +55,7 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
 
 def _tell_first(calls: Sequence[Call], limit: float | None) -> None:
     """Raise the error of a call that failed, or was not over in time; the others go on."""
-    transport = calls[0].life.transport
+    transport = calls[0].core.transport
     for call in calls:
         if call.has_failed():
             call.result(None)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call_outcome import CallOutcome, decide
 from phalanx.calls.call_status import UNDER_WAY, Cancelling, Raised, Returned, Status, WaitOver, raisable
+from phalanx.calls.counts import process
 from phalanx.calls.failure_diagnosis import (
     CANCELLED_WITHIN_S,
     failed,
@@ -18,15 +19,19 @@ from phalanx.calls.failure_diagnosis import (
 )
 from phalanx.calls.listeners import Heard, Listeners
 from phalanx.calls.rank_monitor import earliest, seconds_until
-from phalanx.calls.rules import CallRules
+from phalanx.calls.results import Results
 from phalanx.calls.streams import PendingStream
-from phalanx.calls.submitter import PendingResults
 from phalanx.calls.timeouts import bounded
 from phalanx.collect.join import gather
 from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
-from phalanx.group.epoch import Epoch, GroupState
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.group.roster import note_change
 from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.decode_options import Meter
+from phalanx.wire.method_names import full_name
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
@@ -38,20 +43,24 @@ class Call:
 
     Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
     it, unless each knows it by another one, of ``numbers``. ``limit`` is its deadline in seconds, from ``started``, on
-    the backend's clock. ``collector`` is what a custom collect function gets as the group.
+    the backend's clock. ``collector`` is what a custom collect function gets as the group. ``verify`` looks at the
+    outputs before they are joined (debug mode). ``acts`` is False where whoever makes the call acts on its end (a
+    start, a question of the library): the group is then neither broken nor closed by it, and nothing is stopped.
     """
 
     __slots__ = (
         "__weakref__",
         "_lock",
         "_waiting",
+        "acts",
         "arrivals",
         "began",
         "collector",
+        "core",
         "deadline",
         "epoch",
         "heard",
-        "life",
+        "is_init",
         "limit",
         "listeners",
         "method",
@@ -59,47 +68,51 @@ class Call:
         "numbers",
         "plan",
         "role",
-        "rules",
         "stall_after",
         "stall_at",
         "started",
         "status",
         "told",
         "trace",
+        "verify",
         "was_sent",
     )
 
-    arrivals: PendingResults
+    arrivals: Results
 
     def __init__(
         self,
-        life: GroupState,
+        core: Group,
         epoch: Epoch,
         plan: CallPlan,
         role: str,
         method: str,
         number: int,
-        rules: CallRules,
         listeners: Listeners,
         *,
+        acts: bool = True,
+        is_init: bool = False,
+        verify: Callable[[Call, Sequence[Any]], None] | None = None,
         limit: float | None = None,
         stall_after: float | None = None,
         collector: Target | None = None,
         began: int = 0,
     ) -> None:
-        self.life = life
+        self.core = core
         self.epoch = epoch
         self.plan = plan
         self.role = role
         self.method = method
         self.number = number
         self.numbers: Sequence[int] | None = None
-        self.rules = rules
+        self.acts = acts
+        self.is_init = is_init
+        self.verify = verify
         self.listeners = listeners
         self.heard: Heard = listeners.heard
         self.collector = collector
         self.began = began
-        self.started = life.transport.now()
+        self.started = core.transport.now()
         self.limit = limit = None if limit is None else bounded(limit)
         self.deadline = None if limit is None else self.started + limit
         self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
@@ -114,12 +127,17 @@ class Call:
     @property
     def group(self) -> str:
         """Name of the group."""
-        return self.life.name
+        return self.core.name
 
     @property
     def streams(self) -> PendingStream | None:
         """What comes back of it, where it streams."""
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
+
+    @property
+    def meter(self) -> Meter | None:
+        """Counts the bytes that arrive; None where they are not those of a user's call."""
+        return self.core.counts.arrived if self.acts else None
 
     @property
     def over(self) -> bool:
@@ -148,7 +166,7 @@ class Call:
         return self.over
 
     def _conclude(self, timeout: float | None, *, wait_for_others: bool = True) -> None:
-        limit = None if timeout is None else self.life.transport.now() + timeout
+        limit = None if timeout is None else self.core.transport.now() + timeout
         patience = -1 if timeout is None else timeout
         if not self._waiting.acquire(wait_for_others, patience if wait_for_others else -1):
             if wait_for_others:
@@ -192,7 +210,7 @@ class Call:
 
     def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
         """``(rank, output)`` as they come. Raises as :meth:`result` does."""
-        limit = None if timeout is None else self.life.transport.now() + timeout
+        limit = None if timeout is None else self.core.transport.now() + timeout
         given: set[int] = set()
         failure: BaseException | None = None
         try:
@@ -231,14 +249,14 @@ class Call:
         status = self.status
         if isinstance(status, Raised):
             raise raisable(status.error)
-        if self.life.epoch is not self.epoch:
-            self.life.check_current(self.epoch, self.plan.ranks, self.method)
+        if self.core.epoch is not self.epoch:
+            self.core.check_current(self.epoch, self.plan.ranks, self.method)
 
     def _joined(self, until: float | None) -> Iterator[Any]:
         """The value, decoded straight into its place where rows are joined."""
-        with decoding(self.decodes, meter=self.rules.met):
+        with decoding(self.decodes, meter=self.meter):
             outputs = self.arrivals.fetch(
-                None if until is None else seconds_until(until, self.life.transport)
+                None if until is None else seconds_until(until, self.core.transport)
             )
         yield self._join(outputs)
 
@@ -248,15 +266,15 @@ class Call:
         return Policy.VIEW if self.plan.gather.how == "rows" else Policy.PRIVATE
 
     def _join(self, outputs: Sequence[Any]) -> Value:
-        heard, met = self.heard, self.rules.met
+        heard, met = self.heard, self.meter
         if met is not None:
             for output in outputs:
                 if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
                     met.add(len(output))
         if heard.arrived:
             self.tell(heard.arrived, None)
-        if self.rules.verify is not None:
-            self.rules.verify(self, outputs)
+        if self.verify is not None:
+            self.verify(self, outputs)
         value = gather(self.plan.gather, outputs, self.collector)
         if heard.joined:
             self.tell(heard.joined)
@@ -282,11 +300,11 @@ class Call:
     def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:
         pending = [position for position in range(len(self.plan.ranks)) if position not in given]
         while pending:
-            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.life.transport))
+            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.core.transport))
             if not done:
                 raise NotReady
             for position in done:
-                with decoding(meter=self.rules.met):
+                with decoding(meter=self.meter):
                     output = self.arrivals.output(position)
                 given.add(position)
                 rank = self.plan.ranks[position]
@@ -296,19 +314,19 @@ class Call:
 
     def act(self, ending: CallOutcome) -> None:
         """Do what an ending asks for: stop ranks, break the group, or note that its owner has closed it."""
-        if not self.rules.consequences:
+        if not self.acts:
             return
-        life, epoch = self.life, self.epoch
-        if isinstance(ending.error, StaleEpoch) and life.changed_elsewhere is not None:
-            life.changed_elsewhere()
+        core, epoch = self.core, self.epoch
+        if isinstance(ending.error, StaleEpoch) and core.is_view:
+            note_change(core)
         epoch.stopped.update(ending.stop)
         if ending.closes:
-            life.begin_close()
-            life.finish_close()
+            core.begin_close()
+            core.finish_close()
         elif ending.breaks and isinstance(ending.error, PhalanxError):
-            life.broken(ending.error, epoch)
+            core.broken(ending.error, epoch)
         if ending.stop:  # last: what goes down with these ranks is to find the cause, and no call to follow
-            life.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
+            core.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
 
     def cancel(self) -> bool:
         """End it; see ``CallFuture.cancel``. False if it was over before."""
@@ -325,7 +343,7 @@ class Call:
             mine.over.set()
 
     def _cancel(self) -> bool:
-        self.life.check_current(self.epoch, self.plan.ranks, self.method)
+        self.core.check_current(self.epoch, self.plan.ranks, self.method)
         seen = watch(self).cancelled()
         ending = CallOutcome(over=False) if seen is None else decide(seen)
         self.act(ending)
@@ -385,9 +403,31 @@ class Call:
         if self.heard.asked:
             self.tell(self.heard.asked)
 
+    def note_sent(self, nbytes: int) -> None:
+        """Note that all its messages are on their way, of so many bytes in all."""
+        self.was_sent = True
+        if self.acts:
+            for counts in (self.core.counts, process):
+                counts.calls += 1
+                counts.sent_bytes += nbytes
+        self.tell(self.heard.sent, nbytes)
+
     def tell_end(self, error: BaseException | None) -> None:
         """Tell its listeners, once, that it is over."""
-        if not self.told:
-            self.told = True
-            if self.heard.ended:
-                self.tell(self.heard.ended, error)
+        if self.told:
+            return
+        self.told = True
+        core = self.core
+        if core.chosen:
+            with core.calls_lock:
+                core.chosen.pop(self.number, None)
+        if core.reruns.entries:
+            core.reruns.ended(self, error)
+        if self.acts and error is not None and self.was_sent:
+            for counts in (core.counts, process):
+                counts.failed += 1
+        if self.acts and meters.on and not core.transport.immediate:
+            seconds = core.transport.now() - self.started
+            meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
+        if self.heard.ended:
+            self.tell(self.heard.ended, error)

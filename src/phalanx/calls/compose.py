@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ref, Ticket
 from phalanx.calls.call import Call
-from phalanx.calls.counts import Book
+from phalanx.calls.counts import process
 from phalanx.calls.future import CallFuture
-from phalanx.calls.store_quota import Room
+from phalanx.calls.in_flight import wait_for_any
 from phalanx.calls.stored_rows import StoredPart, StoredParts, piece_between
 from phalanx.calls.values import Readonly, StoredValue
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
+from phalanx.group.group import Group
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import (
     NO_ARGUMENTS,
@@ -36,43 +36,25 @@ _Key = tuple[int, ...]
 _Body = tuple[Encoded, tuple[Ref, ...]]
 
 
-@dataclass(frozen=True)
-class Outlet:
-    """Where encoded values go: up to ``inline_bytes`` into the message, larger ones into the store."""
-
-    transport: Backend
-    inline_bytes: int
-    book: Book
-    room: Room
-    call: Call | None = None
-
-    def of(self, call: Call) -> Outlet:
-        """The same for one call, whose listeners hear of what is stored."""
-        heard = call.heard
-        return replace(self, call=call) if heard.stored or heard.passed else self
-
-    def put(self, encoded: Encoded) -> Ref:
-        """Store a value."""
-        nbytes = encoded.nbytes
-        ref = self.transport.put(encoded)
-        self.book.put(nbytes)
-        self.room.took(nbytes)
-        if self.call is not None:
-            self.call.tell(self.call.heard.stored, nbytes)
-        return ref
-
-    def passes(self, future: CallFuture[Any]) -> None:
-        """Note that the result of another call is among the arguments."""
-        if self.call is not None:
-            self.call.tell(self.call.heard.passed, future.call)
+def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
+    """Store a value for the ranks of a group, beside the messages of a call."""
+    nbytes = encoded.nbytes
+    ref = core.transport.put(encoded)
+    for counts in (core.counts, process):
+        counts.stored_bytes += nbytes
+    core.room.took(nbytes)
+    if call is not None and call.heard.stored:
+        call.tell(call.heard.stored, nbytes)
+    return ref
 
 
 class References:
     """The references of one message, and the tokens that name them inside the encoded arguments."""
 
-    def __init__(self, outlet: Outlet, begin: tuple[Ref, ...] = ()) -> None:
-        self._outlet = outlet
-        self._transport = outlet.transport
+    def __init__(self, core: Group, call: Call | None, begin: tuple[Ref, ...] = ()) -> None:
+        self._core = core
+        self._call = call
+        self._transport = core.transport
         self.refs: list[Ref] = list(begin)
 
     def hoist(self) -> Hoist:
@@ -91,7 +73,12 @@ class References:
         return len(self.refs) - 1
 
     def _put(self, value: Value, policy: Policy | None = None) -> Stored:
-        return Stored(self._add(self._outlet.put(encode(value, policy=policy))))
+        return Stored(self._add(store(self._core, encode(value, policy=policy), self._call)))
+
+    def _passes(self, future: CallFuture[Any]) -> None:
+        """Tell listeners that the result of another call is among the arguments."""
+        if self._call is not None and self._call.heard.passed:
+            self._call.tell(self._call.heard.passed, future.call)
 
     def _reference(self, ref: Ref) -> Reference:
         return Reference(self._add(ref))
@@ -125,7 +112,7 @@ class References:
         return self._assembled(parts, value.joined, piece.pad_to_multiple)
 
     def _future(self, future: CallFuture) -> Stored | Whole:
-        self._outlet.passes(future)
+        self._passes(future)
         parts = future.parts(self._transport)
         if parts is None:
             return self._put(future.result())
@@ -135,7 +122,7 @@ class References:
         if isinstance(piece.future, StoredParts):
             return self._piece_of_parts(piece.future, piece)
         future: CallFuture = piece.future
-        self._outlet.passes(future)
+        self._passes(future)
         gather, parts = future.call.plan.gather, future.parts(self._transport)
         if gather.how == "list" and parts is not None:
             return self._elements(parts, gather, piece)
@@ -170,7 +157,7 @@ def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
     return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
 
 
-def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+def messages(core: Group, plan: CallPlan, header: RankCall, call: Call | None = None) -> Iterator[Message]:
     """Yield a message for each called rank, in the plan's order, each made when it is needed.
 
     So the first rank copies its piece while the next piece is stored. All arguments are pickled, and the object store
@@ -180,16 +167,16 @@ def messages(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Messa
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
     """
     if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
-        yield from _messages_alike(outlet, plan, header)
+        yield from _messages_alike(core, plan, header, call)
         return
-    yield from _messages_each(outlet, plan, header)
+    yield from _messages_each(core, plan, header, call)
 
 
-def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | None) -> Iterator[Message]:
     body: bytes | None = NO_ARGUMENTS
     refs: tuple[Ref, ...] = ()
     if plan.ranks and (plan.args or plan.kwargs):
-        body, refs = encode_body(outlet, plan.arguments_of(0), admit=outlet.room.admit)
+        body, refs = encode_body(core, plan.arguments_of(0), call)
     if len(plan.gather.take) == len(plan.ranks):
         yield from itertools.repeat(Message(header.packed_with(body, True), refs), len(plan.ranks))
         return
@@ -201,22 +188,22 @@ def _messages_alike(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterato
         yield packed[keep]
 
 
-def _messages_each(outlet: Outlet, plan: CallPlan, header: RankCall) -> Iterator[Message]:
+def _messages_each(core: Group, plan: CallPlan, header: RankCall, call: Call | None) -> Iterator[Message]:
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
     keys: list[_Key] = list(zip(*(map(id, column.values) for column in columns), strict=True))
-    leaves = _shared_leaves(plan, outlet.inline_bytes)
-    _admit(outlet, columns, keys, leaves)
+    leaves = _shared_leaves(plan, core.inline_bytes)
+    _admit(core, columns, keys, leaves)
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
-    begin = tuple(outlet.put(encode(leaf)) for leaf in leaves)
+    begin = tuple(store(core, encode(leaf), call) for leaf in leaves)
     encoded: dict[_Key, _Body] = {}  # views of the caller's memory until a rank needs them
     for key, arguments in zip(keys, plan.arguments(), strict=True):
         if key not in encoded:
-            encoded[key] = _encoded_body(outlet, arguments, shared, begin)
+            encoded[key] = _encoded_body(core, call, arguments, shared, begin)
     bodies: dict[_Key, tuple[bytes | None, tuple[Ref, ...]]] = {}
     for position, key in enumerate(keys):
         if key not in bodies:
-            bodies[key] = _placed(outlet, *encoded.pop(key))
+            bodies[key] = _placed(core, call, *encoded.pop(key))
         body, refs = bodies[key]
         yield Message(header.packed_with(body, plan.keeps(position)), refs)
 
@@ -228,7 +215,7 @@ def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
     return list(found.values())
 
 
-def _admit(outlet: Outlet, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
+def _admit(core: Group, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
     """See to it that there is room for the pieces and the shared leaves; no look at each piece of a small call."""
 
     known = {id(leaf) for leaf in leaves}
@@ -238,41 +225,39 @@ def _admit(outlet: Outlet, columns: list[Each], keys: list[tuple[int, ...]], lea
 
     whole = sum(map(nbytes_of, leaves))
     first = {key: position for position, key in reversed(list(enumerate(keys)))}
-    if whole + piece(0) * len(first) < outlet.room.unchecked:
+    if whole + piece(0) * len(first) < core.room.unchecked:
         return
-    sizes = [size for size in map(piece, first.values()) if size > outlet.inline_bytes]
-    outlet.room.admit(whole + sum(sizes), max([*sizes, *map(nbytes_of, leaves)], default=0))
+    sizes = [size for size in map(piece, first.values()) if size > core.inline_bytes]
+    largest = max([*sizes, *map(nbytes_of, leaves)], default=0)
+    core.room.admit(whole + sum(sizes), largest, wait=wait_for_any)
 
 
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
-def encode_body(
-    outlet: Outlet, value: Value, admit: Callable[[int, int], None] | None = None
-) -> tuple[bytes | None, tuple[Ref, ...]]:
-    """``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
+def encode_body(core: Group, value: Value, call: Call | None = None) -> tuple[bytes | None, tuple[Ref, ...]]:
+    """Encode ``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
 
-    ``admit(nbytes, nbytes)`` is asked before a large one is stored.
+    Raises:
+        DispatchError: it cannot be pickled, or does not fit into the object store.
     """
-    return _placed(outlet, *_encoded_body(outlet, value, {}, ()), admit)
+    encoded, refs = _encoded_body(core, call, value, {}, ())
+    if encoded.nbytes > core.inline_bytes:
+        core.room.admit(encoded.nbytes, encoded.nbytes, wait=wait_for_any)
+    return _placed(core, call, encoded, refs)
 
 
 def _encoded_body(
-    outlet: Outlet, value: Value, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
+    core: Group, call: Call | None, value: Value, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
 ) -> tuple[Encoded, tuple[Ref, ...]]:
-    references = References(outlet, begin)
+    references = References(core, call, begin)
     encoded = encode(value, hoist=references.hoist(), shared=shared)
     return encoded, tuple(references.refs)
 
 
 def _placed(
-    outlet: Outlet,
-    encoded: Encoded,
-    refs: tuple[Ref, ...],
-    admit: Callable[[int, int], None] | None = None,
+    core: Group, call: Call | None, encoded: Encoded, refs: tuple[Ref, ...]
 ) -> tuple[bytes | None, tuple[Ref, ...]]:
-    if encoded.nbytes <= outlet.inline_bytes:
+    if encoded.nbytes <= core.inline_bytes:
         return encoded.to_bytes(), refs
-    if admit is not None:
-        admit(encoded.nbytes, encoded.nbytes)
-    return None, (*refs, outlet.put(encoded))
+    return None, (*refs, store(core, encoded, call))

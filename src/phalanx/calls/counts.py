@@ -1,82 +1,39 @@
-"""What this process has sent, stored and fetched, by group and in all; and what a monitor is told of its calls."""
+"""Numbers of calls and bytes, of a group and of the process."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
-from phalanx.calls.listeners import CallInfo, CallListener
-from phalanx.display.metric_buffer import meters
-from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.decode_options import Meter
-from phalanx.wire.method_names import full_name
 
 
-@dataclass
 class Counts:
     """Numbers since the start of a group, or of the process.
 
-    ``sent_bytes`` are those of the messages to all ranks together, ``stored_bytes`` those of the values that were
-    stored beside them, once for any number of ranks. ``fetched_bytes`` arrived in this process as results; what a
-    future hands from rank to rank is not among them.
+    Attributes:
+        calls: that were sent.
+        failed: of these, those with an error.
+        sent_bytes: of messages to all ranks together.
+        stored_bytes: of values that were stored beside them, once for any number of ranks; also of constructors.
+        arrived: counts bytes that arrived in this process as results. What a future hands from rank to rank is not
+            counted.
     """
 
-    calls: int = 0
-    failed: int = 0
-    sent_bytes: int = 0
-    stored_bytes: int = 0
-    fetched_bytes: int = 0
+    def __init__(self, whole: Counts | None = None) -> None:
+        self.calls = 0
+        self.failed = 0
+        self.sent_bytes = 0
+        self.stored_bytes = 0
+        self.arrived = Meter(None if whole is None else whole.arrived.add)
+
+    @property
+    def fetched_bytes(self) -> int:
+        return self.arrived.nbytes
+
+    def as_dict(self) -> dict[str, int]:
+        names = ("calls", "failed", "sent_bytes", "stored_bytes", "fetched_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
-class Book(CallListener):
-    """The counts of one group; what is booked here is booked for the process too.
-
-    What a group stores and fetches beside its calls (the arguments of constructors) is booked by whoever does it.
-    """
-
-    def __init__(self, whole: Book | None = None) -> None:
-        self.counts = Counts()
-        self._whole = whole
-        self.arrived_bytes = Meter(self.fetched)
-
-    def sent(self, call: CallInfo, nbytes: int) -> None:
-        """One call was sent."""
-        book: Book | None = self
-        while book is not None:
-            book.counts.calls += 1
-            book.counts.sent_bytes += nbytes
-            book = book._whole
-
-    def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        """One call is over."""
-        book: Book | None = self if error is not None and call.was_sent else None
-        while book is not None:
-            book.counts.failed += 1
-            book = book._whole
-
-    def put(self, nbytes: int) -> None:
-        """A value was stored."""
-        self.counts.stored_bytes += nbytes
-        if self._whole is not None:
-            self._whole.put(nbytes)
-
-    def fetched(self, nbytes: int) -> None:
-        """A value arrived."""
-        self.counts.fetched_bytes += nbytes
-        if self._whole is not None:
-            self._whole.fetched(nbytes)
-
-
-class CallMeter(CallListener):
-    """Tells a monitor, where one is there, of each call that is over."""
-
-    def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        life = call.life
-        if meters.on and call.number != SETUP_CALL and not life.transport.immediate:
-            name = full_name(call.role, call.method)
-            meters.ended(life.name, name, life.transport.now() - call.started, error is not None)
-
-
-process = Book()
+process = Counts()
 
 
 def statistics() -> dict[str, int]:
@@ -85,4 +42,4 @@ def statistics() -> dict[str, int]:
     ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to ranks, ``stored_bytes`` in the object store,
     ``fetched_bytes`` of results that this process read. ``group.statistics()`` has the same for one group.
     """
-    return asdict(process.counts)
+    return process.as_dict()

@@ -129,7 +129,7 @@ class CallFuture(Awaited[T]):
     def pending(self, deadline: float | None = None) -> Pending:
         """What a wait for its end is for."""
         call = self.call
-        return Pending(call.life.transport, call.arrivals.awaited(), deadline)
+        return Pending(call.core.transport, call.arrivals.awaited(), deadline)
 
     def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
         """``(rank, output)`` of every called rank, in the order in which they finish.
@@ -169,8 +169,8 @@ class CallFuture(Awaited[T]):
         if isinstance(call.status, Raised):
             raise raisable(call.status.error)
         if not isinstance(call.status, Returned):
-            call.life.check_current(call.epoch, call.plan.ranks, call.method)
-        if transport is not call.life.transport or call.plan.gather.how == "custom":
+            call.core.check_current(call.epoch, call.plan.ranks, call.method)
+        if transport is not call.core.transport or call.plan.gather.how == "custom":
             return None
         return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
 

@@ -7,39 +7,40 @@ from collections.abc import Sequence
 
 from phalanx.calls.call import Call
 from phalanx.calls.failure_diagnosis import late_now
-from phalanx.calls.in_flight import InFlightCalls
+from phalanx.calls.in_flight import calls_of
 from phalanx.calls.rank_monitor import RankMonitor
-from phalanx.calls.submitter import DirectArrivals
+from phalanx.calls.results import Results
 from phalanx.collect.failures import combine
 from phalanx.errors import WorkerDiedError
-from phalanx.group.epoch import Epoch, GroupState
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 
 _log = logging.getLogger("phalanx")
 
 
-def look_after(life: GroupState, under_way: InFlightCalls) -> None:
+def look_after(group: Group) -> None:
     """End calls of a group whose deadline is over, report stalls, and find lost ranks."""
-    epoch = life.epoch
-    calls = [call for call in under_way.calls() if epoch.has_kept(call.plan.ranks, call.epoch)]
-    now = life.transport.now()
+    epoch = group.epoch
+    calls = [call for call in calls_of(group) if epoch.has_kept(call.plan.ranks, call.epoch)]
+    now = group.transport.now()
     for call in calls:
         if call.deadline is not None and now >= call.deadline:
             call.conclude_now()
         elif call.stall_at is not None and now >= call.stall_at:
             _report_stall(call)
-    if life.owner and life.lifecycle.state is State.READY and (dead := epoch.dead(life.transport)):
+    if group.owner and group.lifecycle.state is State.READY and (dead := epoch.dead(group.transport)):
         # A call that a rank died in tells more than the death alone: its own watch finds out first.
         failed = [call for call in calls if call.touches(dead)]
         for call in failed:
             call.conclude_now()
         if not failed:
-            _lost(life, epoch, dead)
+            _lost(group, epoch, dead)
 
 
-def seen_gone(life: GroupState) -> list[int]:
+def seen_gone(group: Group) -> list[int]:
     """The ranks that are gone as the backend knows, or as a look at their processes tells, which may be sooner."""
-    transport, epoch = life.transport, life.epoch
+    transport, epoch = group.transport, group.epoch
     dead = set(transport.dead_of(epoch.endpoints))
     ranks = [rank for rank in epoch.everyone[: len(epoch.endpoints)] if rank not in dead]
     sights = transport.sights([epoch.endpoints[rank] for rank in ranks], False) if ranks else []
@@ -47,22 +48,22 @@ def seen_gone(life: GroupState) -> list[int]:
     return sorted(gone | {rank for rank in dead if rank < epoch.size})
 
 
-def _lost(life: GroupState, epoch: Epoch, dead: Sequence[int]) -> None:
+def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
     """Break the group: some ranks died while nobody called them."""
     watch = RankMonitor(
-        transport=life.transport,
-        group=life.name,
+        transport=group.transport,
+        group=group.name,
         method="(between calls)",
         role="",
         ranks=range(epoch.size),
         endpoints=epoch.endpoints,
-        arrivals=DirectArrivals(life.transport, ()),
+        arrivals=Results(group.transport, ()),
         grace_s=0.0,
-        started=life.transport.now(),
+        started=group.transport.now(),
     )
-    error = combine(life.name, watch.method, [watch.dead(rank) for rank in dead])
-    if isinstance(error, WorkerDiedError) and not life.closed:
-        life.broken(error, epoch)
+    error = combine(group.name, watch.method, [watch.dead(rank) for rank in dead])
+    if isinstance(error, WorkerDiedError) and not group.closed:
+        group.broken(error, epoch)
 
 
 def _report_stall(call: Call) -> None:
@@ -71,5 +72,5 @@ def _report_stall(call: Call) -> None:
     if ending.error is None:
         call.stall_at = None
         return
-    call.stall_at = call.life.transport.now() + (call.stall_after or 0.0)
+    call.stall_at = call.core.transport.now() + (call.stall_after or 0.0)
     _log.warning("stalled, still running: %s", ending.error)

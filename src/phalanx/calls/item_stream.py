@@ -104,8 +104,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._arrivals = arrivals
         self._form = form
         self._owner = owner
-        self._reader = Reader(arrivals, call.life.transport)
-        self._limit = None if timeout is None else call.life.transport.now() + timeout
+        self._reader = Reader(arrivals, call.core.transport)
+        self._limit = None if timeout is None else call.core.transport.now() + timeout
         self._lock = threading.Lock()  # of whoever takes an item
         self._asked = False
         self._over = False
@@ -186,11 +186,11 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     @property
     def _is_current(self) -> bool:
-        return self.call.life.epoch is self.call.epoch and not isinstance(self.call.status, Raised)
+        return self.call.core.epoch is self.call.epoch and not isinstance(self.call.status, Raised)
 
     def _taken(self, until: float | None) -> Iterator[Any]:
         call = self.call
-        seconds = None if until is None else seconds_until(until, call.life.transport)
+        seconds = None if until is None else seconds_until(until, call.core.transport)
         if seconds == 0.0 and until == call.deadline:
             raise NotReady  # also where there are items: the ranks would go on making them
         yield self._take(seconds)
@@ -198,7 +198,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     def _take(self, timeout: float | None) -> Any:
         """An item as the caller gets it; ``_NOT_YET`` where there was something else."""
         call = self.call
-        with decoding(meter=call.rules.met):
+        with decoding(meter=call.meter):
             found = self._reader.take(timeout)
         if found is None:
             self._end(None)
@@ -219,7 +219,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     def _poll(self) -> Any:
         """What is there, without waiting; ``_FAILED`` where a look at the call is needed."""
         deadline, found = self.call.deadline, _NOT_YET
-        if not self._is_current or (deadline is not None and self.call.life.transport.now() >= deadline):
+        if not self._is_current or (deadline is not None and self.call.core.transport.now() >= deadline):
             return _FAILED
         try:
             while found is _NOT_YET:
@@ -234,7 +234,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         next(self.call.follow(self._waited, self._limit))
 
     def _waited(self, until: float | None) -> Iterator[None]:
-        self._reader.wait(None if until is None else seconds_until(until, self.call.life.transport))
+        self._reader.wait(None if until is None else seconds_until(until, self.call.core.transport))
         yield None
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from phalanx.dispatch.plan import CallPlan
-from phalanx.group.epoch import Epoch, GroupState
+from phalanx.group.epoch import Epoch
 from phalanx.wire.messages import Message
 from phalanx.wire.value import Value
 
@@ -29,7 +29,7 @@ class CallInfo(Protocol):
     not be sent ends too.
     """
 
-    life: GroupState
+    core: Any  # the Group, whose module imports this one
     epoch: Epoch
     role: str
     method: str

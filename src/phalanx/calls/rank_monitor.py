@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint, Lost, ProcessStatus, RankOutcome
 from phalanx.calls.call_outcome import CallObservation
-from phalanx.calls.submitter import PendingResults
+from phalanx.calls.results import Results
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
 from phalanx.errors import FailureKind, RankReport
 from phalanx.wire.codec import Policy, decoding
@@ -34,7 +34,7 @@ class RankMonitor:
     role: str
     ranks: Sequence[int]
     endpoints: Sequence[Endpoint]
-    arrivals: PendingResults
+    arrivals: Results
     grace_s: float
     started: float
     numbers: Sequence[int] = ()

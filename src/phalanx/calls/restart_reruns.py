@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from phalanx.calls.call import Call
-from phalanx.calls.listeners import CallInfo, CallListener
+from phalanx.calls.listeners import CallInfo
 from phalanx.wire.messages import Message, RankCall
 from phalanx.wire.outputs import OUTPUT
 
@@ -24,7 +23,7 @@ class Repeat:
     method: str
     ranks: tuple[int, ...]
     sent: tuple[Message, ...]
-    call: weakref.ref[Call]
+    call: weakref.ref[CallInfo]
     succeeded: bool | None = None
 
     @property
@@ -60,7 +59,7 @@ class Repeat:
             yield Message(header.pack(), message.refs)
 
 
-class RerunLog(CallListener):
+class RerunLog:
     """The calls of one group that were declared with ``rerun_on_restart=True``, in order.
 
     Of several calls of one method on the same ranks only the last one that succeeded is made again: a worker that
@@ -69,38 +68,36 @@ class RerunLog(CallListener):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[Repeat] = []
+        self.entries: list[Repeat] = []
 
-    def add(self, call: Call, sent: Sequence[Message]) -> None:
+    def add(self, call: CallInfo, sent: Sequence[Message]) -> None:
         """Note a call that was just sent."""
         entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
         with self._lock:
-            over = [e for e in self._entries if e.key == entry.key and (e.succeeded or e.call() is None)]
+            over = [e for e in self.entries if e.key == entry.key and (e.succeeded or e.call() is None)]
             for older in over[:-1]:  # nobody will learn how they ended, and the last of them stands for all
-                self._entries.remove(older)
-            self._entries.append(entry)
+                self.entries.remove(older)
+            self.entries.append(entry)
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         """Note how a call ended: one that failed is not made again, one that succeeded replaces those before it."""
-        if not self._entries:
-            return
         with self._lock:
-            found = next((entry for entry in self._entries if entry.call() is call), None)
+            found = next((entry for entry in self.entries if entry.call() is call), None)
             if found is None:
                 return
             found.succeeded = error is None
             if error is not None:
-                self._entries.remove(found)
+                self.entries.remove(found)
                 return
-            at = self._entries.index(found)
-            before = [e for e in self._entries[:at] if e.key != found.key or e.succeeded is None]
-            self._entries[:at] = before
+            at = self.entries.index(found)
+            before = [e for e in self.entries[:at] if e.key != found.key or e.succeeded is None]
+            self.entries[:at] = before
 
     def to_make(self) -> list[Repeat]:
         """What a restart makes again, in order. A call whose end nobody saw counts as one that succeeded."""
         with self._lock:
-            last = {entry.key: index for index, entry in enumerate(self._entries)}
-            self._entries = [entry for index, entry in enumerate(self._entries) if last[entry.key] == index]
-            for entry in self._entries:
+            last = {entry.key: index for index, entry in enumerate(self.entries)}
+            self.entries = [entry for index, entry in enumerate(self.entries) if last[entry.key] == index]
+            for entry in self.entries:
                 entry.succeeded = True
-            return list(self._entries)
+            return list(self.entries)

@@ -11,8 +11,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.compose import messages
 from phalanx.calls.listeners import Listeners
 from phalanx.calls.request import CallRequest
-from phalanx.calls.rules import CallRules
-from phalanx.calls.submitter import Outgoing
+from phalanx.calls.send import send, submit
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
@@ -21,8 +20,6 @@ from phalanx.group.group import Group
 from phalanx.wire.messages import HOST, RankCall
 from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.value import Value
-
-_UNCHECKED = CallRules(grace_s=0.5, consequences=False)
 
 
 def run_on(
@@ -65,15 +62,14 @@ def run_on(
         called, (Same(function), *own, *map(Same, args)), {}, GatherPlan("list", range(len(called)))
     )
     if checked:
-        return group.send(CallRequest(plan, MethodSpec(HOST, title=title), role))
+        return send(group, CallRequest(plan, MethodSpec(HOST, title=title), role))
     return _send_unchecked(group, epoch, plan, title, group.new_number() if number is None else number)
 
 
 def _send_unchecked(group: Group, epoch: Epoch, plan: CallPlan, title: str, number: int) -> Call:
     header = RankCall(number, epoch.number, "", HOST, True, OUTPUT, False, False, None)
-    call = Call(group.life, epoch, plan.without_arguments(), "", title, number, _UNCHECKED, Listeners())
-    composed = messages(group.outlet, plan, header)
-    call.arrivals = group.door.submit(epoch, Outgoing("", HOST, plan.ranks, composed))
+    call = Call(group, epoch, plan.without_arguments(), "", title, number, Listeners(), acts=False)
+    call.arrivals, _ = submit(group, epoch, "", HOST, plan.ranks, messages(group, plan, header))
     call.was_sent = True
     return call
 
@@ -93,7 +89,7 @@ def only_answer(call: Call, seconds: float | None) -> Any:
 
 def gather_before_end(group: Group, seconds: float) -> None:
     """Fetch the data that traces and profiles gathered on ranks, before the ranks' processes end."""
-    for gather in list(group.life.before_end):
+    for gather in list(group.before_end):
         with contextlib.suppress(PhalanxError, NotReady, OSError):
             gather(seconds)
-    group.life.before_end.clear()
+    group.before_end.clear()

@@ -21,16 +21,14 @@ class Room:
     """Lets a call pass once the object store of this node takes what it stores.
 
     Left to itself, a store that is full spills to disk, which is slower than the copies by an order of magnitude,
-    and ends in processes killed for memory. A call that does not fit beside the calls under way waits for them
-    (``wait(seconds)`` waits for one of them to end and says whether there are any); one that does not fit at all
-    fails.
+    and ends in processes killed for memory. A call that does not fit beside the calls under way waits for them; one
+    that does not fit at all fails.
     """
 
     unchecked = _UNCHECKED  # bytes; less than that is not looked at
 
-    def __init__(self, transport: Storing, wait: Callable[[float], bool] | None = None) -> None:
+    def __init__(self, transport: Storing) -> None:
         self._transport = transport
-        self._wait = wait
         self._lately: deque[tuple[float, int]] = deque()
 
     def took(self, nbytes: int) -> None:
@@ -38,8 +36,20 @@ class Room:
         if nbytes >= self.unchecked // 32:
             self._lately.append((time.monotonic(), nbytes))
 
-    def admit(self, nbytes: int, largest: int, what: str = "the arguments of this call take") -> None:
+    def admit(
+        self,
+        nbytes: int,
+        largest: int,
+        what: str = "the arguments of this call take",
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
         """Wait until there is room for ``nbytes``, of which the largest value takes ``largest``.
+
+        Args:
+            nbytes: of all values.
+            largest: bytes of the largest of them.
+            what: takes the room, for the error.
+            wait: waits at most so many seconds for a call to end; returns whether any is under way.
 
         Raises:
             DispatchError: there is not, and no call is under way whose end would make room.
@@ -54,12 +64,14 @@ class Room:
                 f"{what} {size(nbytes)} in the object store (the largest value {size(largest)}), which holds "
                 f"{size(space.capacity)} on this node. Nothing was sent. {_ADVICE}"
             )
-        self._wait_for(nbytes, space, what)
+        self._wait_for(nbytes, space, what, wait)
 
-    def _wait_for(self, nbytes: int, space: StoreSpace, what: str) -> None:
+    def _wait_for(
+        self, nbytes: int, space: StoreSpace, what: str, wait: Callable[[float], bool] | None
+    ) -> None:
         until = time.monotonic() + _FREED_WITHIN_S
         while space.free - self._unreported() < nbytes:
-            if self._wait is not None and self._wait(_LOOK_EVERY_S):
+            if wait is not None and wait(_LOOK_EVERY_S):
                 until = time.monotonic() + _FREED_WITHIN_S
             elif time.monotonic() > until:
                 raise DispatchError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
+from phalanx.calls.results import Results
 from phalanx.wire.decode_options import received
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.outputs import StreamEnd
@@ -55,22 +56,20 @@ class _Part:
         return True
 
 
-class PendingStream:
+class PendingStream(Results):
     """The items of the ranks that stream, and the tickets of those of which no items are wanted."""
 
     def __init__(
         self, transport: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming
     ) -> None:
-        self._transport = transport
-        self._tickets = [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
+        super().__init__(
+            transport, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
+        )
         self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
         self._lock = threading.RLock()  # a rank's stream is for one thread at a time
         self._left = False
         self.is_faulty = False
         self.streaming = streaming
-
-    def __len__(self) -> int:
-        return len(self._tickets)
 
     @property
     def left(self) -> bool:
@@ -94,9 +93,7 @@ class PendingStream:
         ended: list[int] = []
         rest = list(positions)
         while True:
-            done, left = (
-                transport.wait([self._tickets[p].value for p in rest], len(rest), 0) if rest else ([], [])
-            )
+            done, left = transport.wait([self._values[p] for p in rest], len(rest), 0) if rest else ([], [])
             ended, rest = ended + [rest[index] for index in done], [rest[index] for index in left]
             seconds = None if limit is None else max(0.0, limit - transport.now())
             if len(ended) >= count or not rest or seconds == 0.0 or transport.immediate:
@@ -104,7 +101,7 @@ class PendingStream:
             self._wait_for_one(rest, seconds)
 
     def _wait_for_one(self, positions: Sequence[int], seconds: float | None) -> None:
-        refs = [self._tickets[position].value for position in positions]
+        refs = [self._values[position] for position in positions]
         if self._left:
             streams = [self._parts[position] for position in positions if position in self._parts]
             with self._lock:
@@ -124,14 +121,14 @@ class PendingStream:
     def outcome(self, position: int) -> RankOutcome:
         part = self._parts.get(position)
         if part is None:
-            return self._transport.outcome(self._tickets[position].value)
+            return self._transport.outcome(self._values[position])
         if part.fault is not None:
             return RankOutcome(failure=part.fault)
         with self._lock:
             while part.pull():
                 pass
             last = part.refs[-1] if part.refs else part.end
-        outcome = self._transport.outcome(self._tickets[position].value if last is None else last)
+        outcome = self._transport.outcome(self._values[position] if last is None else last)
         return RankOutcome(failure=outcome.value) if isinstance(outcome.value, RankFailure) else outcome
 
     def fetch(self, timeout: float | None) -> list[Any]:
@@ -161,15 +158,9 @@ class PendingStream:
     def fetched_with_others(self) -> None:
         return None
 
-    def awaited(self) -> Sequence[Ref]:
-        return [ticket.value for ticket in self._tickets]
-
     def all_ended(self) -> bool:
         everyone = range(len(self._tickets))
         return not self.wait(everyone, len(everyone), 0)[1]
-
-    def reference(self, position: int) -> Ticket:
-        return self._tickets[position]
 
     def disregard(self) -> None:
         last = [part.refs[-1] if part.refs else part.end for part in self._parts.values()]
@@ -232,7 +223,7 @@ class PendingStream:
             return now
         waiting = [*places, *silent]
         coming = [self._parts[position].stream.coming for position in places]
-        coming += [self._tickets[position].value for position in silent]
+        coming += [self._values[position] for position in silent]
         done, _ = self._transport.wait(coming, min(count, len(coming)), timeout)
         if not done:
             raise NotReady

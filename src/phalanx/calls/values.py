@@ -49,7 +49,7 @@ class StoredValue(Generic[T]):
             PhalanxError: it is gone with the node or cluster that stored it, or cannot be unpickled.
         """
         try:
-            with decoding(meter=process.arrived_bytes):
+            with decoding(meter=process.arrived):
                 return self._transport.fetch([self._ref])[0]
         except FetchFailed as error:
             outcome = self._transport.outcome(self._ref)
@@ -82,7 +82,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     transport = cluster.transport(backend)
     encoded = encode(value, policy=Policy.READONLY if readonly else None)
     Room(transport).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
-    process.put(encoded.nbytes)
+    process.stored_bytes += encoded.nbytes
     return StoredValue(transport, transport.put(encoded), encoded.nbytes)
 
 

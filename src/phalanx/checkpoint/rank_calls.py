@@ -12,6 +12,7 @@ from phalanx.calls.run_on import run_on
 from phalanx.display.progress import progress
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError, RemoteCallError
 from phalanx.group.group import Group
+from phalanx.members.recovery import ensure_ready
 from phalanx.weights.sync_pairs import Ranks
 
 __all__ = ["Count", "checked_group", "counting", "results", "send"]
@@ -35,7 +36,7 @@ def checked_group(value: Any, verb: str) -> Ranks:
 
 def send(group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any) -> Call:
     """Send ``handler(host, value, *args)`` to all ranks, each with its own value."""
-    group.core.ensure_ready()
+    ensure_ready(group.core)
     return run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
 
 

@@ -61,10 +61,8 @@ class RunChannels:
             "channels": tuple(self._channels),
             "staleness": self._staleness is not None,
             "flow": flow,
-            "published": {
-                name: dict(group.core.life.published_weights) for name, group in self._groups.items()
-            },
-            "had": {name: dict(group.core.life.had_weights) for name, group in self._groups.items()},
+            "published": {name: dict(group.core.published_weights) for name, group in self._groups.items()},
+            "had": {name: dict(group.core.had_weights) for name, group in self._groups.items()},
         }
         writer.write(FILE, pickle.dumps(content, 5))
         for name, text in (describe(flow) if flow else {}).items():
@@ -119,7 +117,7 @@ class RunChannels:
             restore(saved["flow"], [*self._channels.values()], self._staleness)
         for versions in (saved["published"], saved["had"]):
             for name, group in self._groups.items():
-                numbers = group.core.life.published_weights
+                numbers = group.core.published_weights
                 for key, number in versions.get(name, {}).items():
                     numbers[key] = max(number, numbers.get(key, 0))
 

@@ -141,7 +141,7 @@ def _arguments(
     names = spec.positional_names
     custom = isinstance(spec.mode, CustomMode)
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-    body_is_stored = _body_bytes(plan, core.outlet.inline_bytes) > core.outlet.inline_bytes
+    body_is_stored = _body_bytes(plan, core.inline_bytes) > core.inline_bytes
     for key, argument in {**dict(enumerate(plan.args)), **plan.kwargs}.items():
         name = names[key] if isinstance(key, int) and key < len(names) else str(key)
         shown = described(given[key]) if key in given and not custom else _made(spec, key)
@@ -198,7 +198,7 @@ def _travel(core: Group, plan: CallPlan, argument: Same | Each, body_is_stored: 
         return "stored once, read without a copy"
     if isinstance(first, core.transport.ref_types()):
         return "as a reference"
-    if isinstance(argument, Same) and _has_each(plan) and large_leaves(first, core.outlet.inline_bytes):
+    if isinstance(argument, Same) and _has_each(plan) and large_leaves(first, core.inline_bytes):
         return "stored once"
     if not body_is_stored:
         return "in the message"

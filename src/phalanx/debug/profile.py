@@ -69,11 +69,11 @@ class Profile:
     def _begin(self) -> None:
         """Have the ranks begin; if one refuses, none does."""
         armed = self._run(arm_profile, self._key, self._order, ranks=self._ranks)
-        self._core.life.before_end.append(self._end)
+        self._core.before_end.append(self._end)
         try:
             _check_refusals(self._core.name, armed)
         except BaseException:
-            self._core.life.before_end.remove(self._end)
+            self._core.before_end.remove(self._end)
             self._run(end_profile, self._key, ranks=self._ranks)  # disarm ranks that did not refuse
             raise
 
@@ -119,8 +119,8 @@ class Profile:
                 return
             self._over = True
             core = self._core
-            if self._end in core.life.before_end:
-                core.life.before_end.remove(self._end)
+            if self._end in core.before_end:
+                core.before_end.remove(self._end)
             if core.endpoints:  # else the known ranks are about to end, and there are no new ones yet
                 self._epoch = core.epoch
             there = self._epoch.endpoints

@@ -13,7 +13,7 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.listeners import CallInfo, CallListener, everywhere
 from phalanx.dispatch.plan import CallPlan
-from phalanx.group.epoch import GroupState
+from phalanx.group.group import Group
 from phalanx.tracing.events import STARTING, Trace, Track, TrackKey
 from phalanx.tracing.recorder import Draft, Place, TraceRecorder
 from phalanx.tracing.span_writer import path_of, read
@@ -92,7 +92,7 @@ class CallNotes(CallListener):
         if call.method.startswith("__phalanx_") and call.method != RUN:
             return  # the library's own
         now = time.time_ns()
-        traced = self._session.of(call.life, call.epoch.number, self._recorder)
+        traced = self._session.of(call.core, call.epoch.number, self._recorder)
         method = STARTING if starts else _shown(call.method, call.plan)
         draft = self._recorder.call(traced.place, call.role, method, call.began or now)
         draft.number = call.number
@@ -121,17 +121,17 @@ class CallNotes(CallListener):
         draft = self._of(call)
         if draft is not None:
             draft.composed(len(message.data))
-            if call.life.transport.immediate:  # what is sent is run at once, so it counts as sent before
+            if call.core.transport.immediate:  # what is sent is run at once, so it counts as sent before
                 draft.posted()
 
     def posted(self, call: CallInfo) -> None:
         draft = self._of(call)
-        if draft is not None and not call.life.transport.immediate:
+        if draft is not None and not call.core.transport.immediate:
             draft.posted()
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
         if call.number == SETUP_CALL:
-            traced = self._session.of(call.life, call.epoch.number, self._recorder)
+            traced = self._session.of(call.core, call.epoch.number, self._recorder)
             traced.know_ranks(call.epoch.endpoints)
 
     def asked(self, call: CallInfo) -> None:
@@ -169,8 +169,8 @@ class TraceSession:
         self._recorder: TraceRecorder | None = None
         self._notes: CallNotes | None = None
         self._epochs: list[TracedEpoch] = []
-        self._now: WeakKeyDictionary[GroupState, TracedEpoch] = WeakKeyDictionary()
-        self._names: dict[str, weakref.ref[GroupState]] = {}
+        self._now: WeakKeyDictionary[Group, TracedEpoch] = WeakKeyDictionary()
+        self._names: dict[str, weakref.ref[Group]] = {}
 
     def begin(self) -> None:
         """One trace more is on."""
@@ -208,16 +208,16 @@ class TraceSession:
         self._now.clear()
         self._names.clear()
 
-    def of(self, life: GroupState, epoch: int, recorder: TraceRecorder) -> TracedEpoch:
+    def of(self, core: Group, epoch: int, recorder: TraceRecorder) -> TracedEpoch:
         """The record of an epoch of a group."""
         with self.lock:
-            found = self._now.get(life)
+            found = self._now.get(core)
             if found is None or found.recorder is not recorder or found.place.epoch != epoch:
-                found = self._now[life] = TracedEpoch(
-                    recorder, Place(self._name(life), epoch, life.transport.immediate), life.transport
+                found = self._now[core] = TracedEpoch(
+                    recorder, Place(self._name(core), epoch, core.transport.immediate), core.transport
                 )
                 self._epochs.append(found)
-                life.before_end.append(partial(self._collect_last, found))
+                core.before_end.append(partial(self._collect_last, found))
             return found
 
     def _collect_last(self, traced: TracedEpoch, seconds: float) -> None:
@@ -225,13 +225,13 @@ class TraceSession:
         if self._recorder is traced.recorder:
             traced.collect(last=True)
 
-    def _name(self, life: GroupState) -> str:
+    def _name(self, core: Group) -> str:
         """The group's name; with a number behind it where another group of that name is in the trace."""
         number = 1
         while True:
-            name = life.name if number == 1 else f"{life.name} ({number})"
-            owner = self._names.setdefault(name, weakref.ref(life))
-            if owner() is life:
+            name = core.name if number == 1 else f"{core.name} ({number})"
+            owner = self._names.setdefault(name, weakref.ref(core))
+            if owner() is core:
                 return name
             number += 1
 

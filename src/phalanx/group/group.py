@@ -1,4 +1,4 @@
-"""What a group and all views of it share: its life, and the way on which its calls are sent."""
+"""The state of a group, shared by all views of it in a process."""
 
 from __future__ import annotations
 
@@ -8,215 +8,216 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any, Protocol
 
 from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.call import Call
-from phalanx.calls.compose import Outlet, messages
-from phalanx.calls.counts import Book, CallMeter, process
-from phalanx.calls.divergence_check import Executed, check_order, check_replicated
-from phalanx.calls.health_check import look_after
-from phalanx.calls.in_flight import InFlightCalls
+from phalanx.backends.backend_types import Endpoint, Reservation
+from phalanx.calls.counts import Counts, process
 from phalanx.calls.listeners import Listeners, everywhere
-from phalanx.calls.request import CallRequest
 from phalanx.calls.restart_reruns import RerunLog
-from phalanx.calls.rules import CallRules
 from phalanx.calls.store_quota import Room
-from phalanx.calls.streams import Streaming
-from phalanx.calls.submitter import DirectSubmitter, Outgoing, Submitter
-from phalanx.collect.message import rank_list
 from phalanx.config import settings
-from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
-from phalanx.display.metric_buffer import meters
-from phalanx.errors import CallCancelled
-from phalanx.group.epoch import Epoch, GroupCard, GroupState
-from phalanx.group.lifecycle import Lifecycle, State
-from phalanx.group.live_groups import open_groups
-from phalanx.group.membership_refresh import MembershipCache
-from phalanx.group.owner_handle import OwnerHandle, Resync
-from phalanx.members.meshes import mesh_of
-from phalanx.session.monitor import monitor
-from phalanx.topology.mesh import Mesh
-from phalanx.wire.call_page import BARE_CALLS
-from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titled
-from phalanx.wire.outputs import DESCRIBED, OUTPUT
-from phalanx.worker import handlers as questions
+from phalanx.declare.bind import BoundClass
+from phalanx.errors import CallError, InternalError, PhalanxError
+from phalanx.group.epoch import Epoch, GroupCard
+from phalanx.group.lifecycle import Event, Lifecycle, State
+from phalanx.group.notices import NoticeQueue
+from phalanx.group.options import GroupOptions
+from phalanx.group.snapshot_placement import Snapshot
+from phalanx.pools.pool import ResourcePool
+from phalanx.pools.slot_reservation import Tenant
+from phalanx.session.session import RUN_ID
 
-_BARE = Message(BARE)
 _FIRST_NUMBER = 1 << 16
 
-everywhere.add(CallMeter())
+
+class Resync(Protocol):
+    """Brings weights to a group whose ranks are new: a sync of which it is a target."""
+
+    def newest(self, key: tuple[str, str]) -> int | None:
+        """Return the newest version sent to weights of that role and name; 0: none yet; None: it does not go there."""
+        ...
+
+    def doubt(self) -> str:
+        """Return why the source may not have the weights any more that it had; "" where it has."""
+        ...
+
+    def mend_source(self) -> None:
+        """Have its source recovered, if that is broken and has a policy that says so."""
+        ...
+
+    def bring(self, to: Group) -> None:
+        """Bring the source's present weights to all ranks that there are of a target, those that join it too.
+
+        Other targets get them if they take calls now. One that does not gets them with its own recovery, and one that
+        stops to take calls meanwhile, since another thread replaces its ranks, is left out.
+
+        Raises:
+            PhalanxError: they did not get there.
+        """
+        ...
 
 
 class Group:
-    """The shared part of a group. ``owner`` is False in a view that came from another process.
+    """Fields of a group, and the changes of its state. It sends nothing, waits for nothing and starts nothing.
 
-    A call takes its epoch when it is made and keeps it; it goes to ranks by ``door``, all ranks seeing the calls of all
-    threads in one order.
+    The functions of ``phalanx.calls`` and ``phalanx.members`` act on it. ``owner`` is False in a view that came from
+    another process.
     """
 
     def __init__(
         self, card: GroupCard, transport: Backend, size: int, *, owner: bool, number: int = 0
     ) -> None:
-        self.life = GroupState(card, transport, size, owner=owner, number=number)
-        self.book = Book(process)
-        self.listeners = Listeners(everywhere)
-        self.under_way = InFlightCalls()
-        self._recent = self.under_way.recent
-        self._most_under_way = settings().max_in_flight
-        self.repeats = RerunLog()
-        self.listeners.add(self.book)
-        self._listeners_of_chosen = Listeners(self.listeners)
-        self._listeners_of_chosen.add(self.under_way)
-        self.door: Submitter = DirectSubmitter(transport)
-        #: Of a view elsewhere: what it knows of the roster.
-        self.follower: MembershipCache | None = None
-        #: Where views elsewhere find the newest roster; "" where the group never travelled, or is detached.
-        self.roster_key = ""
-        room = Room(transport, open_groups.wait_for_a_call)
-        self.outlet = Outlet(transport, settings().inline_bytes, self.book, room)
-        self.debug = settings().debug
-        self.rules = CallRules(settings().grace_s, self.book.arrived_bytes)
+        self.card = card
+        self.name = card.name
+        self.transport = transport
+        self.owner = owner
+        #: Id of the run whose process owns it; "" of a detached group that was attached.
+        self.run = RUN_ID if owner else ""
+
+        # Made of. Set by the process that owns it.
+        self.options = GroupOptions()
+        self.roles: Mapping[str, BoundClass] = {}
+        self._made_on: tuple[ResourcePool, Tenant] | None = None
+        #: Resources beside the slots' own that its ranks hold.
+        self.extras: list[Reservation] = []
+        #: Told of each change of state or epoch, quickly.
+        self.on_change: Callable[[], None] | None = None
+
+        # State.
+        self.lifecycle = Lifecycle(card.name, epoch=number)
+        self.epoch = Epoch(number, size)
+        #: When its state or its epoch changed, as a Unix time.
+        self.changed = time.time()
+        self._lock = threading.RLock()
+        self._behind = 0  # ranks that the epoch before a restart had
+
+        # Calls.
         #: Held while a call goes to its ranks; whoever holds it sends several that nobody comes between.
         self.order = threading.RLock()
+        #: Weak references to the calls that were sent, the oldest first; whoever sends one appends it.
+        self.recent: deque[weakref.ref[Any]] = deque()
+        #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).
+        self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
+        #: Weak references to calls whose ranks wait for a reader.
+        self.streams: list[weakref.ref[Any]] = []
+        #: Held while ``chosen`` or ``streams`` change; reentrant, since the collector may end a call meanwhile.
+        self.calls_lock = threading.RLock()
+        self.max_in_flight = settings().max_in_flight
+        self.reruns = RerunLog()
+        self.counts = Counts(process)
+        self.listeners = Listeners(everywhere)
+        self.room = Room(transport)
+        self.inline_bytes = settings().inline_bytes
+        self.debug = settings().debug
+        self.grace_s = settings().grace_s
+        #: Whether ranks that live are worth something: those of a failed call are interrupted before they are stopped.
+        self.spare = False
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
-        #: Held while members of the group change.
-        self.restarting = threading.RLock()
+
+        # Members.
+        #: Held while members change.
+        self.changing = threading.RLock()
         #: Whether whoever holds that calls the group as it is.
-        self.unmended = False
-        #: None where another process owns the group.
-        self.owned: OwnerHandle | None = None
-        #: What brings weights to ranks that are new, before they get calls.
-        self.weights_by: weakref.WeakSet[Resync] = weakref.WeakSet()
+        self.is_changed_here = False
         self._preparing: int | None = None
-        if not transport.immediate:
-            meters.watch(card.name, self.book.counts)
-        open_groups.add(self)
+        #: The question to ranks that leave, until they have answered.
+        self.leaving: Any = None
+        #: What was last copied of the ranks' states, and in which epoch.
+        self.snapshot: Snapshot | None = None
+        self.snapshot_epoch = -1
+        #: What is known of nodes that will be taken away.
+        self.notices = NoticeQueue(card.name)
+        #: When it was recovered by its policy, on the backend's clock, and how often because of a preemption.
+        self.recoveries: list[float] = []
+        self.preemptions = 0
+        #: Until when ranks on nodes that go are left there, and why.
+        self.move_after = 0.0
+        self.stays_because = ""
+        #: When the constructors of each rank began and ended at the last start, as Unix times.
+        self.constructed: Sequence[tuple[float, float]] = ()
+        #: Fetch what was gathered on the ranks, within so many seconds; called before their processes end.
+        self.before_end: list[Callable[[float], None]] = []
 
-    @property
-    def name(self) -> str:
-        return self.life.name
+        # Weights.
+        #: What brings weights to ranks that are new, before they get calls.
+        self.syncs: weakref.WeakSet[Resync] = weakref.WeakSet()
+        #: The newest versions of weights that its roles had, and published, by (role, name); restarts know of them.
+        self.had_weights: dict[tuple[str, str], int] = {}
+        self.published_weights: dict[tuple[str, str], int] = {}
+        #: Of which version the weights of its roles are, in words, by ``role.name``.
+        self.weights: dict[str, str] = {}
 
-    @property
-    def card(self) -> GroupCard:
-        return self.life.card
-
-    @property
-    def transport(self) -> Backend:
-        return self.life.transport
-
-    @property
-    def lifecycle(self) -> Lifecycle:
-        return self.life.lifecycle
-
-    @property
-    def epoch(self) -> Epoch:
-        """Who the ranks are now."""
-        return self.life.epoch
+        # Views of it in other processes.
+        #: Where they find the newest roster; "" where the group never travelled, or is detached.
+        self.roster_key = ""
+        #: Of such a view: whether the ranks may be others than it knows.
+        self.is_doubtful = False
+        #: By rank: those of its processes that came with this epoch or later, and are gone, have left in peace.
+        self.in_peace_since: dict[int, int] = {}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The processes that are the ranks now; empty while they are being started."""
-        return self.life.epoch.endpoints
+        return self.epoch.endpoints
 
     @property
     def world_size(self) -> int:
-        return self.life.epoch.size
+        return self.epoch.size
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a view of a group that another process owns, and publishes the roster of."""
+        return bool(self.roster_key) and not self.owner
+
+    @property
+    def needs_care(self) -> bool:
+        """Whether something may have to be done before a call is planned, by ``members.recovery.ensure_ready``."""
+        return (
+            self.lifecycle.state is State.BROKEN
+            or self.notices.urgent
+            or self.is_view
+            or len(self.recent) >= self.max_in_flight
+        )
 
     @property
     def closed(self) -> bool:
         """Whether the group takes no calls because it was closed, here or by its owner."""
-        return self.life.closed
-
-    def new_number(self) -> int:
-        """A number for a call."""
-        return next(self._numbers)
-
-    def send(self, request: CallRequest) -> Call:
-        """Send one call to its ranks; does not wait for it.
-
-        Raises:
-            GroupClosed, GroupBroken: the group takes no calls.
-            StaleEpoch: it was restarted while the call was being made; nothing was sent.
-            DispatchError: an argument cannot be pickled.
-        """
-        epoch = self.check()
-        plan, spec, streaming = request.plan, request.spec, request.streaming
-        if self.card.independent or self.follower is not None:
-            self._check_there(epoch, request)
-        call = self.call(epoch, request, spec.title or spec.name, self.new_number())
-        heard = call.heard
-        if heard.planned:
-            call.tell(heard.planned)
-        sent_plan = plan
-        if self.debug:
-            call.rules = replace(self.rules, verify=None if streaming else self._verifier(spec))
-            sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
-        header = self._header(call, spec, DESCRIBED if request.describe else OUTPUT)
-        composed: Iterable[Message] = messages(self.outlet.of(call), sent_plan, header)
-        if heard.composed or heard.posted:
-            composed = self._told(call, composed)
-        if spec.rerun_on_restart:
-            composed = self._repeated(call, composed)
-        self._submit(call, composed, header.returns, spec.name, streaming)
-        call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
-        if request.chosen:
-            self.under_way.add_chosen(call)
-        if streaming is not None and streaming.buffer is not None:
-            self.under_way.add_stream(call)
-        self._recent.append(weakref.ref(call))
-        return call
-
-    def send_bare(self, request: CallRequest) -> Call:
-        """Send a call that needs no message; see :meth:`takes_bare`."""
-        epoch = self.check()
-        if self.card.independent:
-            self._check_there(epoch, request)
-        call = self.call(epoch, request, request.spec.name, BARE_CALLS)
-        self._submit(call, itertools.repeat(_BARE, len(request.plan.ranks)), OUTPUT, request.spec.name)
-        self._recent.append(weakref.ref(call))
-        return call
-
-    def _check_there(self, epoch: Epoch, request: CallRequest) -> None:
-        """See to it that the ranks of a call, planned a moment ago, are still there.
-
-        Raises:
-            StaleEpoch: one of them leaves, or has left.
-        """
-        there = len(epoch.endpoints) if request.spec.name == HOST else epoch.size
-        if any(rank >= there for rank in request.plan.ranks):
-            raise self.lifecycle.stale_error(epoch.number, request.spec.name)
-
-    def began(self) -> int:
-        """Return the time at which planning of a call begins, in ns since 1970; 0 if no listener needs it."""
-        self.ensure_ready()
-        return time.time_ns() if self.listeners.heard.planned else 0
+        return self.lifecycle.state in (State.CLOSING, State.CLOSED)
 
     @property
-    def takes_bare(self) -> bool:
-        """Whether a call without arguments that keeps every output may go without a message.
+    def pool(self) -> ResourcePool:
+        """The pool that the ranks run on, in the process that made the group."""
+        return self._owned()[0]
 
-        Its number is then the one to which the sender and each rank count such calls, so there must be one sender; and
-        it can be neither traced nor compared.
-        """
-        return self.life.owner and not self.debug and not self.listeners.heard.planned
+    @property
+    def tenant(self) -> Tenant:
+        """The group as its pool knows it."""
+        return self._owned()[1]
 
-    def ensure_ready(self) -> None:
-        """Recover a broken group, or move its ranks off draining nodes, if the group's policy says so.
+    @property
+    def has_pool(self) -> bool:
+        """Whether this process made the group, on a pool of its own."""
+        return self._made_on is not None
 
-        Called before a call is planned, and never by a thread that holds ``order`` or the lock of a sync.
-        """
-        if self.follower is not None:
-            self.follower.look()
-        if len(self._recent) >= self._most_under_way:
-            self.under_way.make_room(self._most_under_way)  # may take long, and the group may break: first
-        if self.life.lifecycle.state is State.BROKEN or self.life.notices.urgent:
-            self._mend()
+    def make_on(
+        self, pool: ResourcePool, tenant: Tenant, roles: Mapping[str, BoundClass], options: GroupOptions
+    ) -> None:
+        """Note what its ranks are made of, and where they run."""
+        self._made_on = pool, tenant
+        self.roles, self.options = roles, options
+
+    def _owned(self) -> tuple[ResourcePool, Tenant]:
+        if self._made_on is None:
+            raise InternalError(f"group {self.name!r} was made by another process, which alone has its pool")
+        return self._made_on
+
+    def new_number(self) -> int:
+        """Return a number for a call."""
+        return next(self._numbers)
 
     def check(self) -> Epoch:
         """Return the epoch to which a call can be sent now.
@@ -224,184 +225,153 @@ class Group:
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
         """
-        lifecycle = self.life.lifecycle
-        epoch = self.life.epoch  # before the state: one that has no processes yet is then not taken
-        if lifecycle.state is not State.READY and not self._prepared_here():
-            lifecycle.check_callable()
+        epoch = self.epoch  # before the state: one that has no processes yet is then not taken
+        if self.lifecycle.state is not State.READY and not self._is_prepared_here():
+            self.lifecycle.check_callable()
         return epoch
 
     @contextlib.contextmanager
     def preparing(self) -> Generator[None]:
-        """The time in which this thread calls ranks that are there, before the group takes the calls of others."""
+        """Let this thread call ranks that are there, before the group takes the calls of others."""
         self._preparing = threading.get_ident()
         try:
             yield
         finally:
             self._preparing = None
 
-    def _prepared_here(self) -> bool:
+    def _is_prepared_here(self) -> bool:
         return self._preparing == threading.get_ident() and self.lifecycle.state is State.RESTARTING
-
-    def _mend(self) -> None:
-        if self.owned is not None and self.owned.revive is not None:
-            self.owned.revive()
-        else:
-            self.life.notices.urgent = False
 
     @contextlib.contextmanager
     def as_it_is(self) -> Generator[None]:
-        """The time in which members change by this thread alone, whose calls do not have the group mended or moved."""
-        with self.restarting:
-            before, self.unmended = self.unmended, True
+        """Let members change by this thread alone, whose calls do not have the group recovered or moved."""
+        with self.changing:
+            before, self.is_changed_here = self.is_changed_here, True
             try:
                 yield
             finally:
-                self.unmended = before
+                self.is_changed_here = before
 
-    def call(self, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
-        """A call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
-        card = self.life.card
-        limit = request.timeout if request.timeout is not None else card.call_timeout
-        stall = (
-            request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
-        )
-        if (stall is not None or limit is not None) and not self.life.transport.immediate:
-            monitor.add(self)
-        return Call(
-            self.life,
-            epoch,
-            request.plan,
-            request.role,
-            method,
-            number,
-            self.rules,
-            self._listeners_of_chosen if request.chosen else self.listeners,
-            limit=limit,
-            stall_after=stall,
-            collector=request.collector,
-            began=request.began,
-        )
-
-    def _header(self, call: Call, spec: MethodSpec, returns: int) -> RankCall:
-        return RankCall(
-            call=call.number,
-            epoch=self._epoch_told(call),
-            role=call.role,
-            method=titled(spec.title) if spec.title else spec.name,
-            keep=True,
-            returns=returns,
-            readonly=spec.readonly,
-            to_device=spec.to_device,
-            body=None,
-            debug=self.debug,
-            trace=call.trace,
-        )
-
-    def _epoch_told(self, call: Call) -> int:
-        """The epoch of which the ranks of a call are to be; a view of another process does not know its owner's."""
-        if self.follower is not None:
-            return call.epoch.number  # ranks that know of a newer roster refuse it
-        together = not self.card.independent and len(call.plan.ranks) == call.epoch.size
-        return call.epoch.number if self.life.owner and together else ANY_EPOCH
-
-    def _told(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
-        for message in composed:
-            call.tell(call.heard.composed, message)
-            yield message
-            call.tell(call.heard.posted)
-
-    def _repeated(self, call: Call, composed: Iterable[Message]) -> Iterator[Message]:
-        """The messages, which a restart sends again."""
-        sent = list(composed)
-        self.listeners.add(self.repeats)
-        call.heard = call.listeners.heard
-        yield from sent
-        self.repeats.add(call, sent)
-
-    def _submit(
-        self,
-        call: Call,
-        composed: Iterable[Message],
-        returns: int,
-        method: str,
-        streaming: Streaming | None = None,
-    ) -> None:
-        ranks = call.plan.ranks
-        outgoing = Outgoing(call.role, method, ranks, composed, returns, streaming=streaming)
-        try:
-            with self.order:  # calls reach all ranks in one order, whichever threads make them
-                if self.life.epoch is not call.epoch and not self.life.epoch.takes(ranks, call.epoch):
-                    raise self.lifecycle.stale_error(call.epoch.number, call.method)
-                call.arrivals = self.door.submit(call.epoch, outgoing)
-                if call.number == BARE_CALLS:
-                    endpoints = call.epoch.endpoints
-                    call.numbers = [BARE_CALLS + endpoints[rank].bare_calls for rank in call.plan.ranks]
-        except BaseException as error:  # Ctrl-C too
-            if outgoing.reached and not self.life.transport.immediate:
-                self._half_sent(call, outgoing.reached, error)
-            call.tell_end(error)
-            raise
-        call.was_sent = True
-        call.tell(call.heard.sent, outgoing.nbytes)
-
-    def _half_sent(self, call: Call, reached: Sequence[int], error: BaseException) -> None:
-        """Note that only some ranks got a call: they would wait for the others in the next collective."""
-        got = {call.plan.ranks[position] for position in reached}
-        text = (
-            f"group {self.name!r}, {call.method}: {rank_list(got)} got the call, "
-            f"{rank_list(set(call.plan.ranks) - got)} did not: sending was ended by {type(error).__name__}: {error}"
-        )
-        self.life.broken(CallCancelled(text, group=self.name, method=call.method), call.epoch)
-
-    def _verifier(self, spec: MethodSpec) -> Callable[[Call, Sequence[Any]], None]:
-        """What debug mode does before the outputs of a call are joined: compare what the ranks did."""
-
-        def verify(call: Call, outputs: Sequence[Any]) -> None:
-            if spec.replicated:
-                check_replicated(self.name, call.method, call.plan.ranks, outputs)
-            if spec.name != HOST and len(call.plan.ranks) >= max(2, self.world_size):
-                orders = self._told_by_ranks(questions.order, "")
-                check_order(self.name, call.method, [[Executed(*one) for one in order] for order in orders])
-
-        return verify
-
-    def _told_by_ranks(self, function: Callable[..., Any], role: str) -> list[Any]:
-        """What a function of the library, run on every rank, gives there; waits for the calls before it."""
-        ranks = range(self.world_size)
-        plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
-        return self.send(CallRequest(plan, MethodSpec(HOST), role)).result(None)
-
-    def mesh(self, name: str = "default") -> Mesh:
-        """A mesh that was given to the group, or that its ranks registered (asked once per epoch).
+    def check_current(self, epoch: Epoch, ranks: Sequence[int], method: str) -> None:
+        """See to it that the ranks of a call are still the processes that it was made for.
 
         Raises:
-            DispatchError: there is none of that name, or not every rank registered its place.
+            StaleEpoch: they are not.
         """
-        return mesh_of(self.life, name, lambda role: self._told_by_ranks(questions.meshes, role))
+        if self.epoch is not epoch and not self.epoch.has_kept(ranks, epoch):
+            raise self.lifecycle.stale_error(epoch.number, method)
 
-    def known_meshes(self) -> dict[str, Mesh]:
-        """The meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""
-        return {**self.life.epoch.meshes, **{name: self.mesh(name) for name in self.card.meshes}}
+    def enter(self, endpoints: Sequence[Endpoint]) -> Epoch:
+        """Begin the epoch that the lifecycle is in, with these processes."""
+        with self._lock:
+            number = self.lifecycle.epoch
+            self.epoch = Epoch(number, len(endpoints), endpoints)
+            self.weights = {}
+            ended = [*_numbered(endpoints, number), *range(len(endpoints), self._behind)]
+            self.in_peace_since.update(dict.fromkeys(ended, number))
+            self._behind = 0
+        self._tell()
+        return self.epoch
 
-    def forget_meshes(self) -> None:
-        """Ask the ranks anew for the meshes that they registered."""
-        self.life.epoch.meshes.clear()
+    def started(self) -> None:
+        """Note that all ranks are there."""
+        self._handle(Event.STARTED)
 
-    def least_busy(self, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The set of ranks with the fewest calls under way; the first of equal ones."""
-        return self.under_way.least_busy(self.life.epoch, sets)
+    def change(self, endpoints: Sequence[Endpoint], size: int, *, joining: bool = False) -> Epoch:
+        """Begin the next epoch with ranks that come or go, while the others are at work.
 
-    def loads(self) -> dict[int, int]:
-        """How many calls are under way on each rank that lives."""
-        epoch = self.life.epoch
-        dead, busy = epoch.dead(self.transport), self.under_way.loads(epoch)
-        return {rank: busy[rank] for rank in range(epoch.size) if rank not in dead}
+        Raises:
+            GroupClosed, GroupBroken: the group takes no calls.
+        """
+        with self._lock:
+            if self.lifecycle.state is not State.READY:
+                self.lifecycle.check_callable()
+            left = self.epoch
+            self.lifecycle.handle(Event.MEMBERS)
+            self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
+            self.epoch.stopped = left.stopped
+            _numbered(endpoints, self.epoch.number)
+            self.snapshot = None  # of other ranks
+        self._tell()
+        return self.epoch
 
-    def look(self) -> None:
-        """What the monitor does for a group: end calls whose deadline is over, report stalls, find lost ranks."""
-        look_after(self.life, self.under_way)
+    def follow(self, endpoints: Sequence[Endpoint], number: int) -> None:
+        """Go on with the ranks of an epoch that the owner, in another process, has begun."""
+        with self._lock:
+            if self.closed:
+                return
+            self.lifecycle.handle(Event.FOLLOW, number)
+            self.epoch = Epoch(number, len(endpoints), endpoints)
+            self.is_doubtful = False
+        self._tell()
+
+    def begin_restart(self, size: int | None = None, gone: Collection[int] | None = None) -> Epoch:
+        """Leave the present epoch, and return it; until :meth:`enter` the next one has no processes.
+
+        ``size`` is the number of ranks that it will have, where that is another. ``gone`` are those that get other
+        processes, where not all do: calls of the others go on.
+
+        Raises:
+            GroupClosed: the group is closed.
+        """
+        with self._lock:
+            if self.closed:
+                self.lifecycle.check_callable()
+            left = self.epoch
+            self._behind = max(self._behind, len(left.endpoints))
+            self.lifecycle.handle(Event.RESTART)
+            here = enumerate(left.endpoints[: left.size] if gone is not None else ())
+            stay = [None if rank in (gone or ()) else endpoint for rank, endpoint in here]
+            self.epoch = Epoch(self.lifecycle.epoch, left.size if size is None else size, stay=stay)
+        self._tell()
+        return left
+
+    def broken(self, cause: PhalanxError, epoch: Epoch | None = None) -> None:
+        """Note that the group takes no more calls, and why.
+
+        What an earlier epoch still reports does nothing, unless it is about a rank that this one has kept.
+        """
+        with self._lock:
+            number = self.lifecycle.epoch if epoch is None else epoch.number
+            ranks = cause.cause_ranks if isinstance(cause, CallError) else ()
+            if epoch is not None and epoch is not self.epoch and ranks and self.epoch.takes(ranks, epoch):
+                number = self.lifecycle.epoch
+            self._handle(Event.BREAK, number, cause)
+
+    def begin_close(self) -> bool:
+        """Take no more calls. False if somebody has begun to close the group before."""
+        with self._lock:
+            first = not self.closed
+            self._handle(Event.CLOSE)
+            return first
+
+    def finish_close(self) -> None:
+        """Note that nothing of the group is left."""
+        with self._lock:
+            if self.lifecycle.state is State.CLOSING:
+                self._handle(Event.CLOSED)
+
+    def _handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> None:
+        with self._lock:
+            self.lifecycle.handle(event, epoch, cause)
+            self._tell()
+
+    def note_weights(self, role: str, name: str, text: str) -> None:
+        """Note what came of a sync of a role's weights, for those who look at the group from beside it."""
+        with self._lock:
+            self.weights = {**self.weights, (f"{role}.{name}" if role else name): text}
+        if self.on_change is not None:
+            self.on_change()
+
+    def _tell(self) -> None:
+        self.changed = time.time()
+        if self.on_change is not None:
+            self.on_change()
 
 
-def _all_kept(plan: CallPlan) -> CallPlan:
-    """The same call with the outputs of all ranks given back, for them to be compared."""
-    return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
+def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
+    """Note with which epoch new processes came, and return their ranks."""
+    new = [rank for rank, endpoint in enumerate(endpoints) if endpoint.since < 0]
+    for rank in new:
+        endpoints[rank].since = number
+    return new

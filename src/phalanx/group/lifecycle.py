@@ -4,12 +4,12 @@
         '------break-----> broken <---break---' |
                              '------restart-----'
     ready ---members--> ready, as the next epoch
-    ready, broken ---told--> ready, of a view elsewhere, once the owner has given the group other ranks
+    ready, broken ---follow--> ready, of a view elsewhere, once the owner has given the group other ranks
     close leads from every state to closing, closed from there to closed.
 
 Everything that changes the state of a group is an event given to `Lifecycle.handle`, and everything that an
-event may do is a line of `TRANSITIONS`. `GroupLife` hands it the events that calls, restarts and closes make, one at
-a time.
+event may do is a line of `TRANSITIONS`. `Group` hands it the events that calls, restarts and closes make, one at a
+time.
 """
 
 from __future__ import annotations
@@ -29,21 +29,6 @@ from phalanx.errors import (
     StaleEpoch,
 )
 
-__all__ = [
-    "TRANSITIONS",
-    "BreakEvent",
-    "CloseEvent",
-    "ClosedEvent",
-    "Event",
-    "Lifecycle",
-    "MembersEvent",
-    "RestartEvent",
-    "StartedEvent",
-    "State",
-    "Step",
-    "ToldEvent",
-]
-
 _STORY_LENGTH = 50
 
 
@@ -58,49 +43,23 @@ class State(Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True)
-class StartedEvent:
-    """All ranks of an epoch have been constructed (after a restart: and their calls replayed)."""
+class Event(Enum):
+    """What may change the state of a group."""
 
-    epoch: int
-
-
-@dataclass(frozen=True)
-class BreakEvent:
-    """A failure after which the ranks of an epoch cannot work together: one is lost, or was stopped."""
-
-    epoch: int
-    cause: PhalanxError
-
-
-@dataclass(frozen=True)
-class RestartEvent:
-    """Somebody, or a policy, wants the ranks anew; a new epoch begins."""
-
-
-@dataclass(frozen=True)
-class MembersEvent:
+    STARTED = "started"
+    """All ranks of an epoch have been constructed (after a restart: and their calls made again)."""
+    BREAK = "break"
+    """The ranks of an epoch cannot work together any more: one is lost, or was stopped."""
+    RESTART = "restart"
+    """Ranks get new processes, all or some; a new epoch begins."""
+    MEMBERS = "members"
     """Ranks come or go while the others work on; a new epoch begins."""
-
-
-@dataclass(frozen=True)
-class ToldEvent:
-    """A view learnt which ranks the group has in an epoch that its owner, in another process, has begun."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class CloseEvent:
+    FOLLOW = "follow"
+    """A view learned of an epoch that the group's owner, in another process, has begun."""
+    CLOSE = "close"
     """Somebody wants the group gone."""
-
-
-@dataclass(frozen=True)
-class ClosedEvent:
+    CLOSED = "closed"
     """Nothing of the group is left."""
-
-
-Event = StartedEvent | BreakEvent | RestartEvent | MembersEvent | ToldEvent | CloseEvent | ClosedEvent
 
 
 @dataclass(frozen=True)
@@ -112,42 +71,42 @@ class Step:
     after: State
     epoch: int
     stale: bool = False
+    cause: PhalanxError | None = None
 
     def __str__(self) -> str:
         ignored = ", ignored: of an older epoch" if self.stale else ""
-        return (
-            f"{self.before.value} --{_told(self.event)}--> {self.after.value} (epoch {self.epoch}{ignored})"
-        )
+        what = self.event.value + (f" ({_first_line(self.cause)})" if self.cause is not None else "")
+        return f"{self.before.value} --{what}--> {self.after.value} (epoch {self.epoch}{ignored})"
 
 
 #: The state after each event; a pair that is not here is a bug of whoever sent the event.
-TRANSITIONS: Mapping[tuple[State, type[Event]], State] = MappingProxyType(
+TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
-        (State.STARTING, StartedEvent): State.READY,
-        (State.RESTARTING, StartedEvent): State.READY,
-        (State.STARTING, BreakEvent): State.BROKEN,
-        (State.READY, BreakEvent): State.BROKEN,
-        (State.RESTARTING, BreakEvent): State.BROKEN,
+        (State.STARTING, Event.STARTED): State.READY,
+        (State.RESTARTING, Event.STARTED): State.READY,
+        (State.STARTING, Event.BREAK): State.BROKEN,
+        (State.READY, Event.BREAK): State.BROKEN,
+        (State.RESTARTING, Event.BREAK): State.BROKEN,
         # More ranks fail after the first one, and while the group is being taken down.
-        (State.BROKEN, BreakEvent): State.BROKEN,
-        (State.CLOSING, BreakEvent): State.CLOSING,
-        (State.CLOSED, BreakEvent): State.CLOSED,
-        (State.READY, RestartEvent): State.RESTARTING,
-        (State.BROKEN, RestartEvent): State.RESTARTING,
-        (State.READY, MembersEvent): State.READY,
-        (State.READY, ToldEvent): State.READY,
-        (State.BROKEN, ToldEvent): State.READY,
-        (State.STARTING, CloseEvent): State.CLOSING,
-        (State.READY, CloseEvent): State.CLOSING,
-        (State.BROKEN, CloseEvent): State.CLOSING,
-        (State.RESTARTING, CloseEvent): State.CLOSING,
+        (State.BROKEN, Event.BREAK): State.BROKEN,
+        (State.CLOSING, Event.BREAK): State.CLOSING,
+        (State.CLOSED, Event.BREAK): State.CLOSED,
+        (State.READY, Event.RESTART): State.RESTARTING,
+        (State.BROKEN, Event.RESTART): State.RESTARTING,
+        (State.READY, Event.MEMBERS): State.READY,
+        (State.READY, Event.FOLLOW): State.READY,
+        (State.BROKEN, Event.FOLLOW): State.READY,
+        (State.STARTING, Event.CLOSE): State.CLOSING,
+        (State.READY, Event.CLOSE): State.CLOSING,
+        (State.BROKEN, Event.CLOSE): State.CLOSING,
+        (State.RESTARTING, Event.CLOSE): State.CLOSING,
         # close() may be called any number of times, from any number of threads.
-        (State.CLOSING, CloseEvent): State.CLOSING,
-        (State.CLOSED, CloseEvent): State.CLOSED,
+        (State.CLOSING, Event.CLOSE): State.CLOSING,
+        (State.CLOSED, Event.CLOSE): State.CLOSED,
         # The start, or a restart, that was under way when the group was closed.
-        (State.CLOSING, StartedEvent): State.CLOSING,
-        (State.CLOSED, StartedEvent): State.CLOSED,
-        (State.CLOSING, ClosedEvent): State.CLOSED,
+        (State.CLOSING, Event.STARTED): State.CLOSING,
+        (State.CLOSED, Event.STARTED): State.CLOSED,
+        (State.CLOSING, Event.CLOSED): State.CLOSED,
     }
 )
 
@@ -184,22 +143,27 @@ class Lifecycle:
         """The last events and what they did, oldest first."""
         return tuple(self._story)
 
-    def handle(self, event: Event) -> Step:
-        """Take one event. What an older epoch still reports is noted and does nothing.
+    def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Step:
+        """Take one event, and return what it did. What an older epoch still reports is noted and does nothing.
+
+        Args:
+            event: what happened.
+            epoch: the epoch that it is about, or that is followed; None: the present one.
+            cause: of a break.
 
         Raises:
             InternalError: the event cannot happen in this state; nothing has changed.
         """
-        told_epoch = event.epoch if isinstance(event, StartedEvent | BreakEvent) else self._epoch
-        if told_epoch < self._epoch:
-            return self._note(Step(self.state, event, self.state, self._epoch, stale=True))
-        after = TRANSITIONS.get((self.state, type(event)))
-        if after is None or told_epoch > self._epoch:
-            raise self._illegal(event)
-        epoch = self._epoch + isinstance(event, RestartEvent | MembersEvent)
-        step = Step(self.state, event, after, event.epoch if isinstance(event, ToldEvent) else epoch)
-        self._cause = self._cause_after(event, after)
-        self.state, self._epoch = step.after, step.epoch
+        about = self._epoch if epoch is None else epoch
+        if about < self._epoch:
+            return self._note(Step(self.state, event, self.state, self._epoch, True, cause))
+        after = TRANSITIONS.get((self.state, event))
+        if after is None or (about > self._epoch and event is not Event.FOLLOW):
+            raise self._illegal(event, about)
+        new = about + (event in (Event.RESTART, Event.MEMBERS))
+        step = Step(self.state, event, after, new, cause=cause)
+        self._cause = self._cause_after(event, after, cause)
+        self.state, self._epoch = after, new
         return self._note(step)
 
     def check_callable(self) -> None:
@@ -227,23 +191,21 @@ class Lifecycle:
             "until WorkerGroup(...) has returned."
         )
 
-    def _cause_after(self, event: Event, after: State) -> PhalanxError | None:
+    def _cause_after(self, event: Event, after: State, cause: PhalanxError | None) -> PhalanxError | None:
         if after is State.READY:
             return None
         # Broken by a failed restart: that failure, not the one before it. Otherwise the first one stays.
-        fresh = self._cause is None or self.state is State.RESTARTING
-        if isinstance(event, BreakEvent) and after is State.BROKEN and fresh:
-            return event.cause
-        return self._cause
+        is_first = self._cause is None or self.state is State.RESTARTING
+        return cause if event is Event.BREAK and after is State.BROKEN and is_first else self._cause
 
     def _note(self, step: Step) -> Step:
         self._story.append(step)
         return step
 
-    def _illegal(self, event: Event) -> InternalError:
+    def _illegal(self, event: Event, epoch: int) -> InternalError:
         return InternalError(
-            f"group {self._group!r}, {self.state.value} in epoch {self._epoch}, was told {_told(event)}, "
-            "which cannot happen there; what happened before:",
+            f"group {self._group!r}, {self.state.value} in epoch {self._epoch}, was told {event.value} of epoch "
+            f"{epoch}, which cannot happen there; what happened before:",
             story=tuple(str(step) for step in self._story),
         )
 
@@ -285,13 +247,6 @@ class Lifecycle:
             group=self._group,
             cause=self._cause,
         )
-
-
-def _told(event: Event) -> str:
-    name = type(event).__name__.removesuffix("Event").lower()
-    if isinstance(event, BreakEvent):
-        return f"{name} of epoch {event.epoch}: {_first_line(event.cause)}"
-    return f"{name} of epoch {event.epoch}" if isinstance(event, StartedEvent) else name
 
 
 def _first_line(cause: PhalanxError | None) -> str:

@@ -9,24 +9,24 @@ from collections.abc import Sequence
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import DrainingNode
-from phalanx.group.epoch import GroupState
-from phalanx.group.preemption import Seat
+from phalanx.group.group import Group
+from phalanx.group.notices import Seat
 from phalanx.session.background import Background
 
 LOOK_EVERY_S = 0.5
 _log = logging.getLogger("phalanx")
 
 
-def seats_of(life: GroupState) -> list[Seat]:
+def seats_of(group: Group) -> list[Seat]:
     """Where the ranks of a group are now."""
-    return [Seat(one.facts.slot.node_id, one.facts.slot.host) for one in life.epoch.endpoints]
+    return [Seat(one.facts.slot.node_id, one.facts.slot.host) for one in group.epoch.endpoints]
 
 
-def look_once(life: GroupState) -> None:
+def look_once(group: Group) -> None:
     """Note what the cluster says now, for one group; a question of some milliseconds to the cluster."""
-    if life.transport.connected():
-        known = [*life.transport.going_nodes(), *life.transport.ended_nodes()]
-        life.notices.see(known, seats_of(life))
+    if group.transport.connected():
+        known = [*group.transport.going_nodes(), *group.transport.ended_nodes()]
+        group.notices.see(known, seats_of(group))
 
 
 class PreemptionMonitor:
@@ -37,30 +37,30 @@ class PreemptionMonitor:
     """
 
     def __init__(self) -> None:
-        self._lives: weakref.WeakSet[GroupState] = weakref.WeakSet()
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._background = Background("phalanx-watchman", self.turn)
 
-    def add(self, life: GroupState) -> None:
+    def add(self, group: Group) -> None:
         """Watch for a group until it is closed."""
         with self._lock:
-            self._lives.add(life)
+            self._groups.add(group)
         self._background.begin()
 
     def turn(self) -> float | None:
         """Ask the cluster once, and tell the groups."""
         with self._lock:
-            lives = [life for life in self._lives if not life.closed]
-            self._lives = weakref.WeakSet(lives)
+            groups = [group for group in self._groups if not group.closed]
+            self._groups = weakref.WeakSet(groups)
         said: dict[int, Sequence[DrainingNode]] = {}
-        for life in lives:
-            key = id(life.transport)
+        for group in groups:
+            key = id(group.transport)
             if key not in said:
-                said[key] = _going(life.transport)
+                said[key] = _going(group.transport)
             if said[key]:
-                life.notices.see(said[key], seats_of(life))
-            _call(life)
-        return LOOK_EVERY_S if lives else None
+                group.notices.see(said[key], seats_of(group))
+            _call(group)
+        return LOOK_EVERY_S if groups else None
 
 
 def _going(transport: Backend) -> Sequence[DrainingNode]:
@@ -71,14 +71,14 @@ def _going(transport: Backend) -> Sequence[DrainingNode]:
         return ()
 
 
-def _call(life: GroupState) -> None:
-    for notice in life.notices.take_uncalled():
+def _call(group: Group) -> None:
+    for notice in group.notices.take_uncalled():
         _log.warning("%s", notice)
-        if life.on_notice is not None:
+        if group.options.on_notice is not None:
             try:
-                life.on_notice(notice)
+                group.options.on_notice(notice)
             except Exception:
-                _log.exception("on_notice of group %r raised, and the group goes on", life.name)
+                _log.exception("on_notice of group %r raised, and the group goes on", group.name)
 
 
 watchman = PreemptionMonitor()

@@ -17,7 +17,7 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint
 from phalanx.display.log_merging import label_of
 from phalanx.display.registry_records import GroupRecord, RankRecord, RunRecord, to_bytes
-from phalanx.group.epoch import GroupState
+from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.session import session as cluster
 from phalanx.session.background import Background
@@ -28,7 +28,7 @@ _STARTED = time.time()
 _log = logging.getLogger("phalanx")
 
 
-def group_entry(group: GroupState) -> GroupRecord:
+def group_entry(group: Group) -> GroupRecord:
     """What there is to know of a group now."""
     record, life = group.card, group.lifecycle
     return GroupRecord(
@@ -93,7 +93,7 @@ class Publisher:
         self._background = Background("phalanx-publisher", self._turn, finish=self.finish)
         self._keys: dict[str, Backend] = {}
 
-    def changed(self, group: GroupState) -> None:
+    def changed(self, group: Group) -> None:
         """Publish a group's state as it is when the thread gets to it; does not wait."""
         if not group.transport.immediate and group.owner:
             self._do(lambda: self._publish(group))
@@ -136,7 +136,7 @@ class Publisher:
                 del work  # else it would keep its group until the next one
         return None
 
-    def _publish(self, group: GroupState) -> None:
+    def _publish(self, group: Group) -> None:
         entry = group_entry(group)
         if group.lifecycle.state is State.CLOSED:
             self._take_back(group.transport, entry.key)

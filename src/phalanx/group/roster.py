@@ -1,79 +1,127 @@
-"""What a change of a group's size means, decided before anything is done. Pure."""
+"""Who the ranks of a group are, published for its views in other processes.
+
+The owner publishes a roster after every change of members. A view reads it when a rank refuses a call, since it is of a
+later epoch, or has left.
+"""
 
 from __future__ import annotations
 
-import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.mesh import Mesh
+import cloudpickle
+
+from phalanx.backends.backend_types import Endpoint, RankOutcome
+from phalanx.group.group import Group
+from phalanx.group.lifecycle import State
+from phalanx.topology.slots import Slot
+from phalanx.wire.messages import ProcessInfo
 
 
 @dataclass(frozen=True)
-class Change:
-    """The ranks that join, and those that leave, in the order in which they do: the highest first."""
+class Member:
+    """One rank as it travels."""
 
-    joining: tuple[int, ...] = ()
-    leaving: tuple[int, ...] = ()
+    slot: Slot
+    handle: Any
+    facts: ProcessInfo
+    name: str | None
+    since: int
+
+    @staticmethod
+    def of(endpoint: Endpoint) -> Member:
+        return Member(endpoint.slot, endpoint.handle, endpoint.facts, endpoint.name, endpoint.since)
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.slot, self.handle, self.facts, self.name, since=self.since)
 
 
-def plan_change(group: str, present: int, wanted: object, slots: int, block: int = 1) -> Change:
-    """What it takes for a group of ``present`` ranks to have ``wanted`` blocks of ranks, on a pool of so many slots.
+@dataclass(frozen=True)
+class Roster:
+    """The ranks of a group in an epoch, and which of those before them have left it in peace.
 
-    Raises:
-        DeclarationError: that is no number of blocks.
-        PlacementError: the pool has fewer slots.
+    ``in_peace_since``: by rank, the epoch since which all that came and are gone have; a rank that is not in it never
+    lost a process. So it takes no more room however often ranks come and go.
     """
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        what = "ranks" if block == 1 else f"engines, of {block} ranks each"
-        raise DeclarationError(
-            f"px.resize({group}, {wanted!r}): expected a number of {what}, 1 or more; close() ends a group"
+
+    number: int
+    members: tuple[Member, ...]
+    in_peace_since: Mapping[int, int]
+
+    @staticmethod
+    def of(group: Group) -> Roster:
+        """Return the present roster of a group."""
+        epoch = group.epoch
+        members = tuple(map(Member.of, epoch.endpoints[: epoch.size]))
+        return Roster(epoch.number, members, dict(group.in_peace_since))
+
+    def left_in_peace(self, rank: int, endpoint: Endpoint) -> bool:
+        """Return whether a process that was that rank, and is no member, ended what it had begun before it left."""
+        return endpoint.since >= self.in_peace_since.get(rank, 0) and not any(
+            key_of(one.facts) == key_of(endpoint.facts) for one in self.members
         )
-    size = wanted * block
-    if size > slots:
-        each = "" if block == 1 else f", and {wanted} engines of {block} ranks take {size}"
-        raise PlacementError(
-            f"px.resize({group}, {wanted}): its pool has {slots} slots{each}; pool.grow({size - slots}) reserves more, "
-            "or give a smaller number"
-        )
-    return Change(tuple(range(present, size)), tuple(range(present - 1, size - 1, -1)))
+
+    def to_bytes(self) -> bytes:
+        return cloudpickle.dumps(self)
 
 
-def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
-    """How many ranks of a group come and go together: those of one dp coordinate, which meet in collectives.
-
-    Raises:
-        DeclarationError: those of a coordinate are not ranks in a row, so that none can come or go behind the others.
-    """
-    block = 1
-    for name, mesh in meshes.items():
-        groups = mesh.dp_groups()
-        size = mesh.world_size // len(groups)
-        in_a_row = all(
-            sorted(ranks) == list(range(at * size, (at + 1) * size)) for at, ranks in enumerate(groups)
-        )
-        if "dp" not in mesh.axes or not in_a_row:
-            raise DeclarationError(
-                f"px.resize({group}): its mesh {name!r} is {mesh!r}; expected the axis dp, as the slowest one, so that "
-                "engines are ranks in a row: px.Mesh(dp=-1, tp=2)"
-            )
-        block = math.lcm(block, size)
-    return block
+def key_of(facts: ProcessInfo) -> tuple[int, float]:
+    """What tells one process from another: its id, and when it reported."""
+    return facts.pid, facts.started
 
 
-def fitted(mesh: Mesh, world_size: int) -> Mesh:
-    """A mesh of so many ranks, with as many dp coordinates as that makes.
+def publish(group: Group) -> None:
+    """Publish the roster, if the group has travelled; called after every change of members."""
+    if group.roster_key and not group.closed:
+        group.transport.publish(group.roster_key, Roster.of(group).to_bytes())
 
-    Raises:
-        DeclarationError: its other axes do not divide that number, or ranks reported their places by themselves.
-    """
-    if mesh.world_size == world_size:
-        return mesh
-    rest = mesh.world_size // mesh.size("dp")
-    if "dp" not in mesh.axes or mesh.layout is not None or world_size % rest:
-        raise DeclarationError(
-            f"{mesh!r} on {world_size} ranks: expected a mesh with an axis dp, in the order of the ranks, and a "
-            f"multiple of {rest} ranks"
-        )
-    return Mesh(**{name: world_size // rest if name == "dp" else size for name, size in mesh.sizes})
+
+def withdraw(group: Group) -> None:
+    """Take back what was published: the group is closed."""
+    if group.roster_key and group.transport.connected():
+        group.transport.publish(group.roster_key, None)
+
+
+def look(group: Group) -> None:
+    """Read the newest roster before a call of a view is planned, where there is a sign of one."""
+    if group.is_doubtful or group.lifecycle.state is State.BROKEN or group.epoch.dead(group.transport):
+        refresh(group)
+
+
+def note_change(group: Group) -> bool:
+    """Note that the ranks of a view are others by now, or will be. Return False where the group is closed."""
+    group.is_doubtful = True
+    return group.transport.published(group.roster_key) is not None
+
+
+def refresh(group: Group) -> Roster | None:
+    """Read the newest roster, and let the view go on with it. Without one the group is closed."""
+    with group.changing:
+        found = group.transport.published(group.roster_key)
+        if found is None:
+            group.begin_close()
+            group.finish_close()
+            return None
+        roster: Roster = pickle.loads(found)
+        if roster.number > group.epoch.number:
+            known = {key_of(one.facts): one for one in group.endpoints}
+            for rank, endpoint in enumerate(known.values()):
+                endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
+            members = [known.get(key_of(one.facts)) or one.endpoint() for one in roster.members]
+            group.follow(members, roster.number)
+        return roster
+
+
+def was_refused(group: Group, outcome: RankOutcome, rank: int, endpoint: Endpoint) -> bool:
+    """Return whether a rank did not begin a call of a view, since the group has other ranks by now."""
+    if outcome.failure is not None:
+        if outcome.failure.report.kind != "stale":
+            return False
+        refresh(group)
+        return True
+    if outcome.lost is None:
+        return False
+    roster = refresh(group)
+    return roster is not None and roster.left_in_peace(rank, endpoint)

@@ -8,8 +8,8 @@ from phalanx.backends.backend_types import Endpoint, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.compose import encode_body
 from phalanx.calls.listeners import Listeners, everywhere
-from phalanx.calls.rules import CallRules
-from phalanx.calls.submitter import DirectArrivals, Outgoing
+from phalanx.calls.results import Results
+from phalanx.calls.send import submit
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
@@ -23,15 +23,25 @@ from phalanx.worker.rejoining import Rejoin, rejoin
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
 
 
-def constructors(core: Group, timeout: float, ranks: range | None = None) -> Call:
-    """The constructors of the epoch that begins, or of some of its ranks, as a call.
+def constructors(core: Group, ranks: range | None = None) -> Call:
+    """Make the call of the constructors of the epoch that begins, or of some of its ranks.
 
     Whoever makes it ends the processes if it fails.
     """
     ranks = range(core.world_size) if ranks is None else ranks
     plan = CallPlan(ranks, (), {}, GatherPlan("list", range(len(ranks))))
-    rules = CallRules(core.rules.grace_s, consequences=False, init=True)
-    call = Call(core.life, core.epoch, plan, "", "__init__", SETUP_CALL, rules, everywhere, limit=timeout)
+    call = Call(
+        core,
+        core.epoch,
+        plan,
+        "",
+        "__init__",
+        SETUP_CALL,
+        everywhere,
+        acts=False,
+        is_init=True,
+        limit=core.options.start_timeout,
+    )
     call.tell(call.heard.planned)
     return call
 
@@ -39,12 +49,11 @@ def constructors(core: Group, timeout: float, ranks: range | None = None) -> Cal
 def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
     """Note that the processes of an epoch are there, and have been told who they are."""
     call.epoch = epoch
-    call.arrivals = DirectArrivals(call.life.transport, tickets)
+    call.arrivals = Results(call.core.transport, tickets)
     for message in messages:
         call.tell(call.heard.composed, message)
         call.tell(call.heard.posted)
-    call.was_sent = True
-    call.tell(call.heard.sent, 0)
+    call.note_sent(0)
 
 
 def given_up(call: Call, error: BaseException) -> None:
@@ -60,7 +69,7 @@ def joined(
     """Have the ranks that stay rejoin while the others are made, as one ``call``; the tickets of all, by rank."""
     environment = launched.setups[0].environment
     told = Rejoin(epoch, {name: environment[name] for name in _MEETING})
-    body, refs = encode_body(core.outlet, ((rejoin, told), {}))
+    body, refs = encode_body(core, ((rejoin, told), {}))
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
     numbers = dict.fromkeys(tickets, SETUP_CALL)
     for rank, endpoint in staying.items():
@@ -71,7 +80,7 @@ def joined(
     return [tickets[rank] for rank in sorted(tickets)]
 
 
-def make_again(core: Group, timeout: float, trace: str = "", joining: range | None = None) -> None:
+def make_again(core: Group, trace: str = "", joining: range | None = None) -> None:
     """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
 
     On ranks that are ``joining``, of those that went to all ranks, where each rank got the same.
@@ -80,16 +89,23 @@ def make_again(core: Group, timeout: float, trace: str = "", joining: range | No
         RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
     """
     epoch = core.epoch
-    for made in core.repeats.to_make():
+    for made in core.reruns.to_make():
         entry = made.within(epoch.size) if joining is None else made.extended(joining)
         if entry is None:
             continue
         number = core.new_number()
         plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
-        rules = CallRules(core.rules.grace_s, consequences=False)
         call = Call(
-            core.life, epoch, plan, entry.role, entry.method, number, rules, Listeners(), limit=timeout
+            core,
+            epoch,
+            plan,
+            entry.role,
+            entry.method,
+            number,
+            Listeners(),
+            acts=False,
+            limit=core.options.start_timeout,
         )
         again = entry.messages(number, epoch.number, trace)
-        call.arrivals = core.door.submit(epoch, Outgoing(entry.role, entry.method, entry.ranks, again))
+        call.arrivals, _ = submit(core, epoch, entry.role, entry.method, entry.ranks, again)
         call.result(None)

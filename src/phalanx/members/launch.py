@@ -16,10 +16,11 @@ from phalanx.backends.backend_types import (
     SpawnRequest,
     Ticket,
 )
-from phalanx.calls.compose import Outlet, encode_body
+from phalanx.calls.compose import encode_body
 from phalanx.declare.bind import BoundClass
 from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
+from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
 from phalanx.members.rank_config import setups_of
 from phalanx.pools.pool import ResourcePool
@@ -70,13 +71,13 @@ class Launched:
 
 
 def launch(
+    core: Group,
     pool: ResourcePool,
     roles: Roles,
-    name: str,
     epoch: int,
     options: GroupOptions,
-    outlet: Outlet,
     *,
+    name: str = "",
     processes: Processes | None = None,
     amend: Callable[[RankConfig], RankConfig] | None = None,
     trace: str = "",
@@ -84,7 +85,8 @@ def launch(
 ) -> Launched:
     """Start one process per slot and send each its place; does not wait for the constructors.
 
-    ``present`` are processes that are there already. ``outlet`` stores what the constructors get, once for all ranks.
+    ``present`` are processes that are there already. ``name`` is what the ranks call the group, where that is not its
+    own name.
     ``amend`` has the last word on what each rank is told; ``trace`` is the id of the trace for which it notes what it
     does.
 
@@ -92,7 +94,7 @@ def launch(
         PlacementError: the processes, or the extra resources of the group, cannot be had.
     """
     deadline = time.monotonic() + options.start_timeout
-    present = present or Present()
+    present, name = present or Present(), name or core.name
     transport, places = pool.transport, present.places
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
@@ -111,7 +113,7 @@ def launch(
         ordered = [everyone[rank] for rank in new]
         for endpoint, setup in zip(ordered, told, strict=True):
             endpoint.facts = endpoint.facts._replace(files=setup.files)
-        tickets = _send(outlet, ordered, roles, told)
+        tickets = _send(core, ordered, roles, told)
         shown = options.show_ranks if options.show_ranks is not None else show_ranks()
         display.begin(transport, ordered, label, shown)
     except BaseException:
@@ -200,12 +202,12 @@ def _in_rank_order(
 
 
 def _send(
-    outlet: Outlet, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankConfig]
+    core: Group, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankConfig]
 ) -> list[Ticket]:
     """Classes and arguments are encoded, and stored if large, once for all ranks."""
     made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in roles.items()}
-    body, refs = encode_body(outlet, made, admit=outlet.room.admit)
+    body, refs = encode_body(core, made)
     return [
-        outlet.transport.setup(endpoint, setup.pack(body), refs)
+        core.transport.setup(endpoint, setup.pack(body), refs)
         for endpoint, setup in zip(endpoints, setups, strict=True)
     ]

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from phalanx.calls.run_on import run_on
 from phalanx.errors import DispatchError
-from phalanx.group.epoch import GroupState
-from phalanx.group.roster import fitted
+from phalanx.group.group import Group
+from phalanx.group.resize_plan import fitted
 from phalanx.topology.mesh import Mesh
+from phalanx.worker import handlers as questions
 
 #: Of one rank: the coordinates by axis in each mesh that its worker registered, by name.
 Places = Mapping[str, Mapping[str, int]]
 
 
-def mesh_of(life: GroupState, name: str, ask: Callable[[str], Sequence[Places]]) -> Mesh:
-    """The mesh of that name, in the present epoch; ``ask`` gives the places of the ranks of a role.
+def mesh_of(core: Group, name: str = "default") -> Mesh:
+    """Return a mesh that was given to the group, or that its ranks registered (asked once per epoch).
 
     Raises:
         DispatchError: there is none of that name, or not every rank registered its place.
     """
-    epoch, given = life.epoch, life.card.meshes
+    epoch, given = core.epoch, core.card.meshes
     if name in given and given[name].world_size == epoch.size:
         return given[name]
     if name in given and name not in epoch.meshes:
         epoch.meshes[name] = fitted(given[name], epoch.size)
     if name not in epoch.meshes:
-        places = [ask(role) for role in life.card.methods]
-        epoch.meshes[name] = told_mesh(life.name, name, places, given)
+        places = [run_on(core, questions.meshes, role=role).result(None) for role in core.card.methods]
+        epoch.meshes[name] = told_mesh(core.name, name, places, given)
     return epoch.meshes[name]
+
+
+def known_meshes(core: Group) -> dict[str, Mesh]:
+    """Return the meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""
+    return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.card.meshes}}
 
 
 def told_mesh(group: str, name: str, told: Iterable[Sequence[Places]], given: Collection[str]) -> Mesh:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from phalanx.backends.backend_types import Endpoint
 from phalanx.group.options import GroupOptions
-from phalanx.group.roster import fitted
+from phalanx.group.resize_plan import fitted
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import RUN_ID
 from phalanx.topology.accelerators import Accelerator, in_use

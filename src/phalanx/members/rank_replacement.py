@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from phalanx.calls.health_check import seen_gone
-from phalanx.errors import CallError, DeclarationError, GroupBroken, PlacementError, WorkerDiedError
+from phalanx.errors import CallError, GroupBroken, PlacementError, WorkerDiedError
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.membership_rollback import settle
+from phalanx.members.processes import replace_processes, restart
 from phalanx.members.snapshots import check_held, from_peer, restore, take
 
 __all__ = ["heal", "replace_lost_ranks"]
@@ -32,7 +33,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         GroupBroken: nobody has the state of one of them any more; the group is as it was.
         As the constructors and ``rejoin()``.
     """
-    going = core.life.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
     gone = tuple(sorted({*ranks, *going}))
     if len(gone) == core.world_size and (state != "none" or not core.endpoints):
         raise GroupBroken(
@@ -49,11 +50,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         elif state == "peer":
             from_peer(core, gone, _SECONDS)
 
-    if core.owned is None:
-        raise DeclarationError(
-            f"px.replace_ranks({core.name}): only the process that made a group can replace its ranks"
-        )
-    core.owned.replace(gone, bring_back)
+    replace_processes(core, gone, bring_back)
     if found is not None:
         _hold_again(core, found.without(gone))
     return gone
@@ -61,7 +58,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
 
 def _hold_again(core: Group, found: Snapshot) -> None:
     """Have what the lost ranks kept for others kept again. Until it is, ``found`` says which states have no copy."""
-    core.life.snapshot = found
+    core.snapshot = found
     # Another rank may be lost meanwhile, as it may be right after this.
     with contextlib.suppress(GroupBroken, WorkerDiedError):
         take(core)
@@ -81,10 +78,10 @@ def lost_ranks(core: Group) -> Sequence[int]:
     named = {one.rank for one in died}
     lost_nodes = {nodes[one.rank] for one in died if one.exit == "node lost" and one.rank < len(nodes)}
     with_them = (rank for rank, node in enumerate(nodes) if rank in named or node in lost_nodes)
-    return sorted({*seen_gone(core.life), *with_them})
+    return sorted({*seen_gone(core), *with_them})
 
 
-def heal(core: Group, restart: Callable[[], None]) -> None:
+def heal(core: Group) -> None:
     """Replace the ranks that a broken group has lost, or restart it where that cannot be.
 
     A group may be broken and have lost none: a call reached some ranks only, or their connections were cut when one was
@@ -101,4 +98,4 @@ def heal(core: Group, restart: Callable[[], None]) -> None:
         replace_lost_ranks(core, gone, "snapshot")
     except (GroupBroken, PlacementError) as error:
         _log.warning("group %r is restarted instead: %s", core.name, str(error).partition(". ")[0])
-        restart()
+        restart(core)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from phalanx.backends.backend_types import NotReady
 from phalanx.calls.run_on import run_on
-from phalanx.errors import CallTimeout, CheckpointError, GroupBroken, PhalanxError, WorkerDiedError
+from phalanx.errors import CallTimeout, GroupBroken
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.group.lifecycle import State
 from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
 from phalanx.worker import snapshot_handlers as handlers
 from phalanx.worker.snapshot_handlers import RestoreRequest, SnapshotReply, SnapshotRequest
 
-__all__ = ["check_held", "from_peer", "go_back", "has_state", "restore", "take", "take_together"]
+__all__ = ["check_held", "from_peer", "has_state", "in_one_order", "restore", "take", "take_together"]
 
 
 def take(core: Group) -> Snapshot:
@@ -41,28 +39,28 @@ def take_together(cores: Sequence[Group]) -> list[Snapshot]:
         GroupBroken: it is.
     """
     with contextlib.ExitStack() as held:  # neither two at once, nor one beside a change of members
-        for core in _in_one_order(cores):
+        for core in in_one_order(cores):
             held.enter_context(core.as_it_is())
         for core in cores:
             core.lifecycle.check_callable()
         epochs = [core.epoch for core in cores]
         taken = [_taken(core, epoch) for core, epoch in zip(cores, epochs, strict=True)]
         for core, epoch, found in zip(cores, epochs, taken, strict=True):
-            core.life.snapshot, core.life.snapshot_epoch = found, epoch.number
-            core.rules = replace(core.rules, spare=True)  # ranks that live are worth something now
+            core.snapshot, core.snapshot_epoch = found, epoch.number
+            core.spare = True  # ranks that live are worth something now
         return taken
 
 
-def _in_one_order(cores: Sequence[Group]) -> list[Group]:
-    """So that nobody who holds several groups waits for another crosswise."""
+def in_one_order(cores: Sequence[Group]) -> list[Group]:
+    """Return groups in the order in which they are held, so that nobody who holds several waits crosswise."""
     return sorted(cores, key=lambda one: one.card.number)
 
 
 def _taken(core: Group, epoch: Epoch) -> Snapshot:
     began = time.monotonic()
-    last = core.life.snapshot
+    last = core.snapshot
     number, whole = (1, 0) if last is None else (last.number + 1, last.number)
-    order = SnapshotRequest(number, whole, core.life.snapshot_epoch == epoch.number)
+    order = SnapshotRequest(number, whole, core.snapshot_epoch == epoch.number)
     ranks = range(epoch.size)
     held_by = holders(epoch.nodes)
     taken: list[SnapshotReply] = run_on(core, handlers.take, order, title="px.snapshot").result(None)
@@ -81,50 +79,13 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
     )
 
 
-def go_back(cores: Sequence[Group]) -> None:
-    """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
-    with contextlib.ExitStack() as held:
-        for core in _in_one_order(cores):
-            held.enter_context(core.restarting)
-        for core in cores:
-            if core.card.asynchronous:  # others come to a restore once they have ended what is before it
-                for call in core.under_way.calls():
-                    with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
-                        call.cancel()
-            while not _gone_back(core):
-                pass
-
-
-def _gone_back(core: Group) -> bool:
-    """Bring a group back, mended first where it is broken and has a policy; False if that has yet to be done.
-
-    A loss that another group has told of may not be known of this one when it is asked.
-    """
-    core.ensure_ready()
-    core.check()
-    found = core.life.snapshot
-    if found is None:
-        raise CheckpointError(
-            f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
-            "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
-        )
-    try:
-        run_on(core, handlers.restore, RestoreRequest(found.number), title="px.restore").result(None)
-    except WorkerDiedError:
-        owned = core.owned
-        if owned is None or owned.revive is None or core.lifecycle.state is not State.BROKEN:
-            raise
-        return False
-    return True
-
-
 def check_held(core: Group, gone: Collection[int]) -> Snapshot:
     """The snapshot that a group can go back to without some of its ranks.
 
     Raises:
         GroupBroken: there is none, or the copies of some states were lost with their holders.
     """
-    found = core.life.snapshot
+    found = core.snapshot
     if found is None:
         raise GroupBroken(
             f"px.replace_ranks({core.name}): there is no snapshot of the group, so that the state of "

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Collection, Sequence
 
 from phalanx.errors import PhalanxError
-from phalanx.group.group import Group
+from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State
-from phalanx.group.owner_handle import Resync
 
 __all__ = ["bring_to_joined", "bring_to_replaced", "mend_sources"]
 
@@ -31,7 +30,7 @@ def bring_to_joined(core: Group) -> None:
         As a sync.
     """
     for one in _all_brought(core):
-        one.bring(core.life)
+        one.bring(core)
 
 
 def bring_to_replaced(core: Group, new: Collection[int]) -> None:
@@ -65,7 +64,7 @@ def _tried(core: Group, one: Resync) -> str:
     """Bring weights; why they did not get there, in words."""
     try:
         with core.preparing():
-            one.bring(core.life)
+            one.bring(core)
     except PhalanxError as error:
         if core.lifecycle.state is not State.RESTARTING:
             raise  # the replacement itself has failed
@@ -79,9 +78,9 @@ def _all_brought(core: Group) -> set[Resync]:
 
 def _brought(core: Group) -> dict[tuple[str, str], Sequence[Resync]]:
     """By role and name of the weights that the group has: what brought them."""
-    by = list(core.weights_by)
+    by = list(core.syncs)
     found: dict[tuple[str, str], Sequence[Resync]] = {}
-    for key, number in core.life.had_weights.items():
+    for key, number in core.had_weights.items():
         sent = {one: newest for one in by if (newest := one.newest(key)) is not None}
         # One made since may take the place of the one that brought them.
         found[key] = [one for one in sent if sent[one] >= number] or [one for one in sent if not sent[one]]

@@ -239,7 +239,7 @@ class MegatronWorkerGroup(WorkerGroup):
 
     def refresh_mesh(self) -> None:
         """Read the parallel state anew at the next need, after the workers have formed another."""
-        self.core.forget_meshes()
+        self.core.epoch.meshes.clear()
 
 
 class ParallelLlamaMLP(torch.nn.Module):

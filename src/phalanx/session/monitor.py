@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from phalanx.backends.api import Backend
 from phalanx.session import session as cluster
@@ -25,9 +26,8 @@ class Watched(Protocol):
     @property
     def transport(self) -> Backend: ...
 
-    def look(self) -> None:
-        """One look; cheap where nothing has happened."""
-        ...
+
+W = TypeVar("W", bound=Watched)
 
 
 class GroupMonitor:
@@ -37,31 +37,31 @@ class GroupMonitor:
     """
 
     def __init__(self) -> None:
-        self._cores: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._looks: weakref.WeakKeyDictionary[Watched, Callable[[Any], None]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._background = Background("phalanx-monitor", self._turn, first_after=LOOK_EVERY_S)
 
-    def add(self, core: Watched) -> None:
-        """Look after a group until it is closed."""
+    def add(self, core: W, look: Callable[[W], None]) -> None:
+        """Look after a group by ``look(core)``, cheap where nothing has happened, until it is closed."""
         with self._lock:
-            self._cores.add(core)
+            self._looks[core] = look
         self._background.begin()
 
     def _turn(self) -> float | None:
         with self._lock:
-            cores = list(self._cores)
-        while cores:
-            self._look(cores.pop())  # and not held beyond its look
-        return LOOK_EVERY_S if self._cores else None
+            looks = list(self._looks.items())
+        while looks:
+            self._look(*looks.pop())  # and not held beyond its look
+        return LOOK_EVERY_S if self._looks else None
 
-    def _look(self, core: Watched) -> None:
+    def _look(self, core: Watched, look: Callable[[Any], None]) -> None:
         if core.closed:
             with self._lock:
-                self._cores.discard(core)
+                self._looks.pop(core, None)
             return
         try:
             if core.transport.connected():
-                core.look()
+                look(core)
             else:
                 cluster.lost(core.transport)
         except Exception:  # of the backend, while it shuts down: the next look, or the next call, tells more

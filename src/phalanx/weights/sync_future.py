@@ -194,7 +194,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
             for call in self._all
             for position in range(len(call.plan.ranks))
         ]
-        return Pending(self.call.life.transport, refs, deadline)
+        return Pending(self.call.core.transport, refs, deadline)
 
     async def _wait(self) -> WeightsVersion:
         if self._outcome is not None:

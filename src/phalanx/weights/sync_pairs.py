@@ -319,7 +319,7 @@ def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
     """Return futures that asynchronous ranks wait for: they may begin calls in any order."""
     if not side.core.card.asynchronous or side.core.transport.immediate:
         return ()
-    return tuple(CallFuture(call) for call in last if call.life is side.core.life and not call.over)
+    return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
 
 
 class PairTable:

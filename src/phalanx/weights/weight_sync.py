@@ -20,8 +20,9 @@ from phalanx.channels.staleness import StalenessManager
 from phalanx.display.caller_frame import users_line
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError, WeightsError
-from phalanx.group.epoch import GroupState
-from phalanx.group.membership_refresh import key_of
+from phalanx.group.group import Group
+from phalanx.group.roster import key_of
+from phalanx.members.recovery import ensure_ready
 from phalanx.weights import weight_handlers
 from phalanx.weights.digests import Verify
 from phalanx.weights.fused import Fused
@@ -128,7 +129,7 @@ class WeightSync:
         self._last = LastVersion(secrets.token_hex(6))
         self._closed = False
         for side in self._targets:
-            side.core.weights_by.add(self)
+            side.core.syncs.add(self)
 
     def __call__(
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
@@ -179,12 +180,12 @@ class WeightSync:
         began = time.monotonic()
         number = self._next_number(pairs)
         for pair in pairs:  # now: nobody may ask for the outcome before a restart
-            pair.target.core.life.had_weights.setdefault(pair.target.key, number)
+            pair.target.core.had_weights.setdefault(pair.target.key, number)
         sent: list[PairCalls] = []
         try:
             for pair in pairs:
                 known = self._known.get(pair.connection)
-                if known != pair.target.core.life.had_weights.get(pair.target.key):
+                if known != pair.target.core.had_weights.get(pair.target.key):
                     known = None  # another sync came after it
                 request = SyncRequest(pair.connection, number, verify, self._timeout, self._last, step, known)
                 sent.append(send_pair(pair, request, self._running_calls if self._running else ()))
@@ -205,7 +206,7 @@ class WeightSync:
 
         The number of a failed sync is used again: ranks that had begun with it told so when they were connected.
         """
-        published = self._source.core.life.published_weights
+        published = self._source.core.published_weights
         last = published.get(self._source.key, 0)
         last = last - 1 if last == self._unused else last
         newest = max(last, self._staleness.version, *(pair.newest for pair in pairs))
@@ -228,20 +229,20 @@ class WeightSync:
                 target.notify(target.ranks, weight_handlers.tear, target.weights, number)
             if self._pairs.has(pairs):  # and not other pairs, connected since for a later sync
                 for target in targets:
-                    target.core.life.note_weights(*target.key, f"failed({number})")
+                    target.core.note_weights(*target.key, f"failed({number})")
                 self._known = {}
                 self._pairs.close()
                 self._unused = number
             return
         self._known |= {pair.connection: number for pair in pairs}
         self._staleness.note_sent(outcome)
-        self._source.core.life.note_weights(*self._source.key, f"published({number})")
+        self._source.core.note_weights(*self._source.key, f"published({number})")
         self._last = LastVersion(self._last.sync, max(number, self._last.number))
         self._unchanged = self._unchanged.after(outcome.changed)
         for target in targets:
-            had = target.core.life.had_weights
+            had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
-            target.core.life.note_weights(*target.key, f"whole({number})")
+            target.core.note_weights(*target.key, f"whole({number})")
         self._staleness.note_served(number)
         warning = self._unchanged.warning(expect_change=expect_change)
         if warning is not None:  # last, since a warning may be an error
@@ -268,13 +269,13 @@ class WeightSync:
         """Recover the source, if it is broken and its policy allows."""
         _recover(self._source)
 
-    def bring(self, to: GroupState) -> None:
+    def bring(self, to: Group) -> None:
         """Sync the source's weights to all ranks of a target group of which some are new."""
         with self._lock, self._staleness.resync():
             if self._running is not None:
                 self._running.exception()  # the loss of a rank has ended it, or will
             before, self._unchanged = self._unchanged, UnchangedCounter()
-            targets = [side for side in self._targets if side.core.life is to]
+            targets = [side for side in self._targets if side.core is to]
             self._begin(expect_change=False, targets=targets).result()
             self._unchanged = before  # this sync tells nothing about the trainer
 
@@ -316,7 +317,7 @@ def _recover(side: SyncSide) -> None:
     Not under the lock of the sync: a thread that recovers a target resyncs its new ranks, and needs the lock.
     """
     with contextlib.suppress(GroupBroken, GroupClosed):  # raised by the sync itself
-        side.core.ensure_ready()
+        ensure_ready(side.core)
 
 
 def _checked_verify(verify: Verify) -> Verify:

@@ -19,8 +19,10 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Facade, Ticket
 from phalanx.backends.ray.placement_groups import RayReservation
 from phalanx.calls.call import Call
+from phalanx.calls.health_check import look_after
 from phalanx.calls.request import CallRequest
-from phalanx.calls.submitter import DirectArrivals
+from phalanx.calls.results import Results
+from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_host, make_overlay_host
 from phalanx.config import Settings, own_variables, settings
@@ -30,10 +32,12 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
+from phalanx.group.live_groups import open_groups
 from phalanx.group.options import GroupOptions
 from phalanx.group.registry_publisher import group_entry, publisher
 from phalanx.members.constructor_calls import constructors, sent_to
 from phalanx.members.launch import Launched, Processes, launch
+from phalanx.members.recovery import ensure_ready
 from phalanx.pools.pool import ResourcePool, SlotReservation
 from phalanx.session import session as connection
 from phalanx.session.monitor import monitor
@@ -113,11 +117,12 @@ class TrackedCalls:
             GroupBroken, GroupClosed: the group takes no calls.
         """
         core = self._core
-        began = core.began()
+        ensure_ready(core)
+        began = planning_began(core)
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
-        call = core.call(
-            epoch, CallRequest(plan, MethodSpec(method), "", began=began), method, core.new_number()
+        call = new_call(
+            core, epoch, CallRequest(plan, MethodSpec(method), "", began=began), method, core.new_number()
         )
         call.numbers = [PLAIN_CALL] * ranks  # as the ranks know it
         call.tell(call.heard.planned)
@@ -128,10 +133,9 @@ class TrackedCalls:
     def sent(self, call: Call, refs: Sequence[Any]) -> None:
         """Record Ray's references to a call's outputs, by rank."""
         core = self._core
-        call.arrivals = DirectArrivals(core.transport, [Ticket(ref) for ref in refs])
-        call.was_sent = True
-        call.tell(call.heard.sent, 0)
-        core.under_way.recent.append(weakref.ref(call))
+        call.arrivals = Results(core.transport, [Ticket(ref) for ref in refs])
+        call.note_sent(0)
+        core.recent.append(weakref.ref(call))
         while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
             self._with_deadline.popleft()
         if call.deadline is not None:  # which is looked after, whether or not anybody waits for the call
@@ -182,15 +186,15 @@ def start(
         pool=pool.name,
     )
     core = Group(card, pool.transport, pool.world_size, owner=True)
+    core.options = options
+    open_groups.add(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
     host = make_overlay_host if overlay.active() else make_host
     processes = Processes(class_name, methods, names.actors, names.namespace, host)
-    launched = launch(
-        pool, {"": bound}, names.group, 0, options, core.outlet, processes=processes, amend=amend
-    )
+    launched = launch(core, pool, {"": bound}, 0, options, name=names.group, processes=processes, amend=amend)
     if not options.detached:
         pool.transport.attend(launched.endpoints)
-    _settle(launched, core, options.start_timeout)
+    _settle(launched, core)
     unpublish = _published(core, names)
     extras, transport = launched.extras, pool.transport  # not the core, which holds the ranks
 
@@ -208,8 +212,8 @@ def start(
 
 def _tracked(core: Group) -> TrackedCalls:
     """Track the calls of a group, and monitor its ranks between calls."""
-    core.life.started()
-    monitor.add(core)
+    core.started()
+    monitor.add(core, look_after)
     from_environment()
     # A trainer is killed when its work is done.
     if ray.get_runtime_context().get_actor_id() is not None:
@@ -217,9 +221,9 @@ def _tracked(core: Group) -> TrackedCalls:
     return TrackedCalls(core)
 
 
-def _settle(launched: Launched, core: Group, timeout: float) -> None:
-    call = constructors(core, timeout)
-    sent_to(call, core.life.enter(launched.endpoints), launched.tickets)
+def _settle(launched: Launched, core: Group) -> None:
+    call = constructors(core)
+    sent_to(call, core.enter(launched.endpoints), launched.tickets)
     try:
         call.result(None)
     except BaseException:
@@ -231,7 +235,7 @@ def _settle(launched: Launched, core: Group, timeout: float) -> None:
 def _published(core: Group, names: Names) -> Callable[[], None]:
     """Publish the group for the commands. Return the function that withdraws it."""
     entry = replace(
-        group_entry(core.life),
+        group_entry(core),
         number=next(_numbers),
         name=names.group,
         state="ready",

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.calls.in_flight import InFlightCalls
+from phalanx.calls.in_flight import add_stream
+from phalanx.group.group import Group
+from tests.calls.fake_ranks import group_of
 
 
 class Stream:
@@ -22,28 +24,28 @@ class Stream:
 
 
 def test_streams_that_two_threads_begin_at_once_are_both_known() -> None:
-    under_way = InFlightCalls()
+    group = group_of(1)
     others: list[Any] = [Stream()]
-    other = threading.Thread(target=under_way.add_stream, args=others)
+    other = threading.Thread(target=add_stream, args=(group, *others))
 
     def the_other_begins() -> None:
         if other.ident is None:
             other.start()
-            while other.is_alive() and not waits_for(under_way):
+            while other.is_alive() and not is_held(group):
                 pass
 
     first: Any = Stream(the_other_begins)
-    under_way.add_stream(first)
+    add_stream(group, first)
     last: Any = Stream()
-    under_way.add_stream(last)
+    add_stream(group, last)
     other.join()
-    assert {one() for one in under_way._streams} == {first, last, *others}
+    assert {one() for one in group.streams} == {first, last, *others}
 
 
-def waits_for(under_way: InFlightCalls) -> bool:
+def is_held(group: Group) -> bool:
     """Whether nobody else could have the lock now."""
     taken: list[bool] = []
-    asker = threading.Thread(target=lambda: taken.append(under_way._lock.acquire(blocking=False)))
+    asker = threading.Thread(target=lambda: taken.append(group.calls_lock.acquire(blocking=False)))
     asker.start()
     asker.join()
     return not taken[0]

@@ -1,0 +1,283 @@
+"""Sends a call to the ranks of a group; ranks see the calls of all threads in one order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from phalanx.backends.backend_types import RankStream, Ticket
+from phalanx.calls.call import Call
+from phalanx.calls.compose import messages
+from phalanx.calls.divergence_check import Executed, check_order, check_replicated
+from phalanx.calls.health_check import look_after
+from phalanx.calls.in_flight import add_chosen, add_stream
+from phalanx.calls.request import CallRequest
+from phalanx.calls.resent_calls import ResentResults
+from phalanx.calls.results import Results
+from phalanx.calls.streams import PendingStream, Streaming
+from phalanx.collect.message import rank_list
+from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.errors import CallCancelled
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.session.monitor import monitor
+from phalanx.wire.call_page import BARE_CALLS
+from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titled
+from phalanx.wire.outputs import DESCRIBED, OUTPUT
+from phalanx.worker import handlers as questions
+
+_BARE = Message(BARE)
+
+
+def send(core: Group, request: CallRequest) -> Call:
+    """Send one call to its ranks; does not wait for it.
+
+    Raises:
+        GroupClosed, GroupBroken: the group takes no calls.
+        StaleEpoch: it was restarted while the call was being made; nothing was sent.
+        DispatchError: an argument cannot be pickled, or there is no room to store it.
+    """
+    epoch = core.check()
+    plan, spec, streaming = request.plan, request.spec, request.streaming
+    if core.card.independent or core.is_view:
+        _check_there(core, epoch, request)
+    call = new_call(core, epoch, request, spec.title or spec.name, core.new_number())
+    if call.heard.planned:
+        call.tell(call.heard.planned)
+    sent_plan = plan
+    if core.debug:
+        call.verify = None if streaming else _verifier(core, spec)
+        sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
+    header = _header(core, call, spec, DESCRIBED if request.describe else OUTPUT)
+    composed: Iterable[Message] = messages(core, sent_plan, header, call)
+    if call.heard.composed or call.heard.posted:
+        composed = _told(call, composed)
+    if spec.rerun_on_restart:
+        composed = _noted(call, composed)
+    _submit(core, call, composed, header.returns, spec.name, streaming)
+    call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
+    if request.chosen:
+        add_chosen(core, call)
+    if streaming is not None and streaming.buffer is not None:
+        add_stream(core, call)
+    core.recent.append(weakref.ref(call))
+    return call
+
+
+def send_bare(core: Group, request: CallRequest) -> Call:
+    """Send a call that needs no message; see :func:`takes_bare`."""
+    epoch = core.check()
+    if core.card.independent:
+        _check_there(core, epoch, request)
+    call = new_call(core, epoch, request, request.spec.name, BARE_CALLS)
+    _submit(core, call, itertools.repeat(_BARE, len(request.plan.ranks)), OUTPUT, request.spec.name)
+    core.recent.append(weakref.ref(call))
+    return call
+
+
+def takes_bare(core: Group) -> bool:
+    """Return whether a call without arguments that keeps every output may go without a message.
+
+    Its number is then the one to which the sender and each rank count such calls, so there must be one sender; and it
+    can be neither traced nor compared.
+    """
+    return core.owner and not core.debug and not core.listeners.heard.planned
+
+
+def planning_began(core: Group) -> int:
+    """Return the time at which planning of a call begins, in ns since 1970; 0 if no listener needs it."""
+    return time.time_ns() if core.listeners.heard.planned else 0
+
+
+def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
+    """Make a call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
+    card = core.card
+    limit = request.timeout if request.timeout is not None else card.call_timeout
+    stall = request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
+    if (stall is not None or limit is not None) and not core.transport.immediate:
+        monitor.add(core, look_after)
+    return Call(
+        core,
+        epoch,
+        request.plan,
+        request.role,
+        method,
+        number,
+        core.listeners,
+        limit=limit,
+        stall_after=stall,
+        collector=request.collector,
+        began=request.began,
+    )
+
+
+def submit(
+    core: Group,
+    epoch: Epoch,
+    role: str,
+    method: str,
+    ranks: Sequence[int],
+    composed: Iterable[Message],
+    *,
+    returns: int = OUTPUT,
+    streaming: Streaming | None = None,
+    parts: list[Ticket | RankStream] | None = None,
+) -> tuple[Results, int]:
+    """Submit the messages of a call to its ranks, and return what comes back and the bytes of the messages.
+
+    Args:
+        core: the group.
+        epoch: whose processes are called.
+        role, method: of the call.
+        ranks: that are called.
+        composed: their messages, made when they are asked for; what making one raises is raised.
+        returns: how many objects each rank gives back.
+        streaming: of which ranks items are wanted one by one.
+        parts: is filled with what stands for each rank that was reached.
+    """
+    transport, endpoints, nbytes = core.transport, epoch.endpoints, 0
+    parts = [] if parts is None else parts
+    if streaming is None:
+        for rank, (data, refs) in zip(ranks, composed, strict=True):
+            parts.append(transport.submit(endpoints[rank], role, method, data, refs, returns))
+            nbytes += len(data)
+        tickets = [part for part in parts if isinstance(part, Ticket)]
+        return Results(transport, tickets), nbytes
+    for position, (rank, (data, refs)) in enumerate(zip(ranks, composed, strict=True)):
+        if position in streaming.positions:
+            parts.append(transport.stream(endpoints[rank], role, method, data, refs, streaming.buffer))
+        else:
+            parts.append(transport.submit(endpoints[rank], role, method, data, refs))
+        nbytes += len(data)
+    return PendingStream(transport, parts, streaming), nbytes
+
+
+def _submit(
+    core: Group,
+    call: Call,
+    composed: Iterable[Message],
+    returns: int,
+    method: str,
+    streaming: Streaming | None = None,
+) -> None:
+    ranks = call.plan.ranks
+    parts: list[Ticket | RankStream] = []
+    if core.is_view and streaming is None and len(ranks) == 1:
+        composed = list(composed)
+    try:
+        with core.order:  # calls reach all ranks in one order, whichever threads make them
+            if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
+                raise core.lifecycle.stale_error(call.epoch.number, call.method)
+            call.arrivals, nbytes = submit(
+                core,
+                call.epoch,
+                call.role,
+                method,
+                ranks,
+                composed,
+                returns=returns,
+                streaming=streaming,
+                parts=parts,
+            )
+            if call.number == BARE_CALLS:
+                endpoints = call.epoch.endpoints
+                call.numbers = [BARE_CALLS + endpoints[rank].bare_calls for rank in ranks]
+    except BaseException as error:  # Ctrl-C too
+        if parts and not core.transport.immediate:
+            _half_sent(core, call, len(parts), error)
+        call.tell_end(error)
+        raise
+    if isinstance(composed, list):
+        call.arrivals = ResentResults(
+            core, call.epoch, call.role, method, ranks[0], composed[0], returns, call.arrivals
+        )
+    call.note_sent(nbytes)
+
+
+def _half_sent(core: Group, call: Call, reached: int, error: BaseException) -> None:
+    """Note that only some ranks got a call: they would wait for the others in the next collective."""
+    got = set(call.plan.ranks[:reached])
+    text = (
+        f"group {core.name!r}, {call.method}: {rank_list(got)} got the call, "
+        f"{rank_list(set(call.plan.ranks) - got)} did not: sending was ended by {type(error).__name__}: {error}"
+    )
+    core.broken(CallCancelled(text, group=core.name, method=call.method), call.epoch)
+
+
+def _check_there(core: Group, epoch: Epoch, request: CallRequest) -> None:
+    """See to it that the ranks of a call, planned a moment ago, are still there.
+
+    Raises:
+        StaleEpoch: one of them leaves, or has left.
+    """
+    there = len(epoch.endpoints) if request.spec.name == HOST else epoch.size
+    if any(rank >= there for rank in request.plan.ranks):
+        raise core.lifecycle.stale_error(epoch.number, request.spec.name)
+
+
+def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
+    return RankCall(
+        call=call.number,
+        epoch=_epoch_told(core, call),
+        role=call.role,
+        method=titled(spec.title) if spec.title else spec.name,
+        keep=True,
+        returns=returns,
+        readonly=spec.readonly,
+        to_device=spec.to_device,
+        body=None,
+        debug=core.debug,
+        trace=call.trace,
+    )
+
+
+def _epoch_told(core: Group, call: Call) -> int:
+    """The epoch of which the ranks of a call are to be; a view of another process does not know its owner's."""
+    if core.is_view:
+        return call.epoch.number  # ranks that know of a newer roster refuse it
+    together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
+    return call.epoch.number if core.owner and together else ANY_EPOCH
+
+
+def _told(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
+    for message in composed:
+        call.tell(call.heard.composed, message)
+        yield message
+        call.tell(call.heard.posted)
+
+
+def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
+    """The messages, which a restart sends again."""
+    sent = list(composed)
+    yield from sent
+    call.core.reruns.add(call, sent)
+
+
+def _verifier(core: Group, spec: MethodSpec) -> Callable[[Call, Sequence[Any]], None]:
+    """What debug mode does before the outputs of a call are joined: compare what the ranks did."""
+
+    def verify(call: Call, outputs: Sequence[Any]) -> None:
+        if spec.replicated:
+            check_replicated(core.name, call.method, call.plan.ranks, outputs)
+        if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):
+            orders = _ask_all(core, questions.order, "")
+            check_order(core.name, call.method, [[Executed(*one) for one in order] for order in orders])
+
+    return verify
+
+
+def _ask_all(core: Group, function: Callable[..., Any], role: str) -> list[Any]:
+    """Run a function of the library on every rank, behind the calls that it has, and return the outputs by rank."""
+    ranks = range(core.world_size)
+    plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
+    return send(core, CallRequest(plan, MethodSpec(HOST), role)).result(None)
+
+
+def _all_kept(plan: CallPlan) -> CallPlan:
+    """The same call with the outputs of all ranks given back, for them to be compared."""
+    return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))

@@ -1,0 +1,79 @@
+"""What a change of a group's size means, decided before anything is done. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Change:
+    """The ranks that join, and those that leave, in the order in which they do: the highest first."""
+
+    joining: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+
+
+def plan_change(group: str, present: int, wanted: object, slots: int, block: int = 1) -> Change:
+    """What it takes for a group of ``present`` ranks to have ``wanted`` blocks of ranks, on a pool of so many slots.
+
+    Raises:
+        DeclarationError: that is no number of blocks.
+        PlacementError: the pool has fewer slots.
+    """
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        what = "ranks" if block == 1 else f"engines, of {block} ranks each"
+        raise DeclarationError(
+            f"px.resize({group}, {wanted!r}): expected a number of {what}, 1 or more; close() ends a group"
+        )
+    size = wanted * block
+    if size > slots:
+        each = "" if block == 1 else f", and {wanted} engines of {block} ranks take {size}"
+        raise PlacementError(
+            f"px.resize({group}, {wanted}): its pool has {slots} slots{each}; pool.grow({size - slots}) reserves more, "
+            "or give a smaller number"
+        )
+    return Change(tuple(range(present, size)), tuple(range(present - 1, size - 1, -1)))
+
+
+def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
+    """How many ranks of a group come and go together: those of one dp coordinate, which meet in collectives.
+
+    Raises:
+        DeclarationError: those of a coordinate are not ranks in a row, so that none can come or go behind the others.
+    """
+    block = 1
+    for name, mesh in meshes.items():
+        groups = mesh.dp_groups()
+        size = mesh.world_size // len(groups)
+        in_a_row = all(
+            sorted(ranks) == list(range(at * size, (at + 1) * size)) for at, ranks in enumerate(groups)
+        )
+        if "dp" not in mesh.axes or not in_a_row:
+            raise DeclarationError(
+                f"px.resize({group}): its mesh {name!r} is {mesh!r}; expected the axis dp, as the slowest one, so that "
+                "engines are ranks in a row: px.Mesh(dp=-1, tp=2)"
+            )
+        block = math.lcm(block, size)
+    return block
+
+
+def fitted(mesh: Mesh, world_size: int) -> Mesh:
+    """A mesh of so many ranks, with as many dp coordinates as that makes.
+
+    Raises:
+        DeclarationError: its other axes do not divide that number, or ranks reported their places by themselves.
+    """
+    if mesh.world_size == world_size:
+        return mesh
+    rest = mesh.world_size // mesh.size("dp")
+    if "dp" not in mesh.axes or mesh.layout is not None or world_size % rest:
+        raise DeclarationError(
+            f"{mesh!r} on {world_size} ranks: expected a mesh with an axis dp, in the order of the ranks, and a "
+            f"multiple of {rest} ranks"
+        )
+    return Mesh(**{name: world_size // rest if name == "dp" else size for name, size in mesh.sizes})

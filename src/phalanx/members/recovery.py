@@ -1,0 +1,203 @@
+"""Recovery of a group when it is next called: it is broken, or nodes with ranks of it will be taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.calls.in_flight import calls_of, make_room
+from phalanx.calls.run_on import run_on
+from phalanx.errors import CheckpointError, GroupBroken, PhalanxError, PlacementError, WorkerDiedError
+from phalanx.group import roster
+from phalanx.group.group import Group
+from phalanx.group.lifecycle import State
+from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.preemption_monitor import look_once
+from phalanx.members.processes import restart
+from phalanx.members.rank_replacement import heal, replace_lost_ranks
+from phalanx.members.snapshots import has_state, in_one_order, take
+from phalanx.pools.slot_relocation import room_elsewhere
+from phalanx.worker import snapshot_handlers as handlers
+from phalanx.worker.snapshot_handlers import RestoreRequest
+
+_AGAIN_AFTER_S = 1.0
+_log = logging.getLogger("phalanx")
+
+
+def ensure_ready(core: Group) -> None:
+    """Recover a broken group, or move its ranks off draining nodes, if its policy says so; learn of a newer roster.
+
+    Called before a call is planned, and never by a thread that holds ``order`` or the lock of a sync.
+    """
+    if core.is_view:
+        roster.look(core)
+    if len(core.recent) >= core.max_in_flight:
+        make_room(core)  # may take long, and the group may break: first
+    if core.lifecycle.state is State.BROKEN or core.notices.urgent:
+        _recover(core)
+
+
+def _recover(core: Group) -> None:
+    policy = core.options.on_failure
+    if policy is None:
+        core.notices.urgent = False
+        return
+    with core.changing:
+        if core.is_changed_here:
+            return
+        with core.as_it_is():  # what moves and recovers it makes calls itself
+            if core.notices.urgent:
+                _move_away(core, policy)
+            while core.lifecycle.state is State.BROKEN and _has_recovered(core, policy):
+                pass  # it may have lost another rank by then
+
+
+def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
+    """Recover it. Return False where the policy does not allow that once more."""
+    if _was_preempted(core):
+        if isinstance(policy, ReplacePolicy) and not policy.allows_preemption(core.preemptions):
+            core.lifecycle.remark = (
+                f"{policy} does not allow another preemption: {core.preemptions} were mended."
+            )
+            return False
+        core.preemptions += 1
+        _begin(core, policy, "since its ranks lost their nodes as was announced")
+        return True
+    now = core.transport.now()
+    core.recoveries = policy.recent(core.recoveries, now)
+    if not policy.allows(core.recoveries, now):
+        what = "restart" if isinstance(policy, RestartPolicy) else "replacement"
+        core.lifecycle.remark = (
+            f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."
+        )
+        return False
+    core.recoveries.append(now)
+    _begin(core, policy, f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
+    return True
+
+
+def _begin(core: Group, policy: RestartPolicy | ReplacePolicy, why: str) -> None:
+    if isinstance(policy, ReplacePolicy):
+        _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
+        heal(core)
+    else:
+        _log.warning("group %r is restarted %s", core.name, why)
+        restart(core)
+
+
+def _was_preempted(core: Group) -> bool:
+    """Return whether the group broke because nodes were taken away as was announced: no failure of it."""
+    cause, nodes = core.lifecycle.cause, core.epoch.nodes
+    ranks = cause.cause_ranks if isinstance(cause, WorkerDiedError) else ()
+    if not ranks or max(ranks) >= len(nodes):
+        return False
+    look_once(core)
+    return core.notices.explains([nodes[rank] for rank in ranks])
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What came of moving ranks off nodes that go: ``why`` they stay, and whether to try ``again`` at a later call."""
+
+    done: bool
+    why: str = ""
+    again: bool = False
+
+
+def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
+    """Give ranks whose nodes go new processes elsewhere, if the policy wants that."""
+    if core.transport.now() < core.move_after:
+        return
+    core.notices.urgent = False
+    ranks = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    # Whoever recovers a broken group starts no ranks on such nodes.
+    if not isinstance(policy, ReplacePolicy) or not ranks or core.lifecycle.state is not State.READY:
+        return
+    if not policy.allows_preemption(core.preemptions):
+        why = f"{policy} allows no more preemptions"
+        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), why)
+        return
+    moved = move(core, ranks)
+    if moved.done:
+        core.preemptions += 1
+        _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
+    elif moved.why != core.stays_because:
+        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), moved.why)
+    core.stays_because = moved.why
+    if moved.again:
+        core.move_after = core.transport.now() + _AGAIN_AFTER_S
+        core.notices.urgent = True
+
+
+def move(core: Group, ranks: Sequence[int]) -> Moved:
+    """Replace ranks that live, on nodes that stay, with their states of now; see ``px.ReplacePolicy``.
+
+    Calls that were sent before end first. Where it cannot be done all is as it was, and the ranks are lost with their
+    nodes, unless it can be done later.
+
+    Raises:
+        As the constructors and ``rejoin()``; the group is broken then.
+    """
+    if len(ranks) == core.world_size:
+        why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
+        return Moved(False, why)
+    if not room_elsewhere(core.pool):
+        return Moved(False, "no other node has room for their slots", again=True)
+    if _cannot_wait(core):
+        return Moved(False, "calls are under way", again=True)
+    stateful = has_state(core)  # after the calls before it
+    try:
+        if stateful:
+            take(core)
+    except CheckpointError as error:
+        return Moved(False, f"no snapshot could be taken: {str(error).partition(chr(10))[0]}")
+    try:
+        replace_lost_ranks(core, ranks, "snapshot" if stateful else "none")
+    except (GroupBroken, PlacementError) as error:
+        # Where it is broken by that, it is recovered as any broken group.
+        return Moved(False, str(error).partition("\n")[0])
+    return Moved(True)
+
+
+def _cannot_wait(core: Group) -> bool:
+    """Return whether calls are under way that may need the driver to go on, or that a rank begins in any order."""
+    calls = [call for call in calls_of(core) if not call.all_ended()]
+    return bool(calls) and (core.card.asynchronous or any(call.streams is not None for call in calls))
+
+
+def go_back(cores: Sequence[Group]) -> None:
+    """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
+    with contextlib.ExitStack() as held:
+        for core in in_one_order(cores):
+            held.enter_context(core.changing)
+        for core in cores:
+            if core.card.asynchronous:  # others come to a restore once they have ended what is before it
+                for call in calls_of(core):
+                    with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
+                        call.cancel()
+            while not _has_gone_back(core):
+                pass
+
+
+def _has_gone_back(core: Group) -> bool:
+    """Bring a group back, recovered first where it is broken and has a policy. Return False if that has yet to be done.
+
+    A loss that another group has told of may not be known of this one when it is asked.
+    """
+    ensure_ready(core)
+    core.check()
+    found = core.snapshot
+    if found is None:
+        raise CheckpointError(
+            f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
+            "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
+        )
+    try:
+        run_on(core, handlers.restore, RestoreRequest(found.number), title="px.restore").result(None)
+    except WorkerDiedError:
+        if core.options.on_failure is None or core.lifecycle.state is not State.BROKEN:
+            raise
+        return False
+    return True

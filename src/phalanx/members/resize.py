@@ -1,0 +1,150 @@
+"""Ranks that join a group, and ranks that leave it, while the others work on.
+
+Their class works each rank by itself. Those that join are behind the ranks that calls go to until they have what they
+need; those that leave are there until they have finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from phalanx.calls.call import Call
+from phalanx.calls.in_flight import streams_on
+from phalanx.calls.run_on import run_on
+from phalanx.errors import CallTimeout, GroupClosed
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.group.resize_plan import Change
+from phalanx.group.roster import publish
+from phalanx.members.meshes import mesh_of
+from phalanx.members.processes import dismiss, joining, restart
+from phalanx.members.recovery import ensure_ready
+from phalanx.members.weight_resync import bring_to_joined, mend_sources
+from phalanx.worker import handlers as questions
+
+_LOOKS_EVERY_S = 0.05
+
+
+def change_members(core: Group, change: Change, timeout: float | None) -> None:
+    """Let ranks join, or leave.
+
+    Raises:
+        GroupClosed, GroupBroken: the group takes no calls.
+        PlacementError, WorkerInitError, CallTimeout: ranks could not be started; the group is as it was.
+        CallTimeout: ranks that leave have not finished within ``timeout``; they take no calls, and leave with the
+            next change.
+    """
+    if change.joining:
+        mend_sources(core)
+    with core.changing:
+        ensure_ready(core)
+        core.check()
+        _finish(core, timeout)  # whoever had not finished the last time
+        # Where a restart ended those, their slots are booked still.
+        core.pool.unclaim(core.tenant, core.pool.slots[core.world_size :])
+        if change.joining:
+            _grow(core, change.joining)
+        if change.leaving:
+            _shrink(core, len(change.leaving))
+            _finish(core, timeout)
+
+
+def restart_with(core: Group, size: int) -> None:
+    """Start the group anew with so many ranks, on as many slots."""
+    before = core.world_size
+    slots = core.pool.slots[min(before, size) : max(before, size)]
+    if size > before:
+        core.pool.claim(core.tenant, slots)
+    restart(core, size)
+    if size < before:
+        core.pool.unclaim(core.tenant, slots)
+
+
+def _grow(core: Group, joiners: Sequence[int]) -> None:
+    old, size = core.epoch, joiners[-1] + 1
+    ground = core.pool.first(size)
+    slots = ground.slots[old.size :]
+    ground.claim(core.tenant, slots)
+    try:
+        with joining(core, ground, range(old.size, size)):
+            bring_to_joined(core)
+    except BaseException:
+        ground.unclaim(core.tenant, slots)
+        raise
+    with core.order:
+        epoch = core.change(core.endpoints, size)
+        _tell(core, epoch)
+
+
+def _shrink(core: Group, count: int) -> None:
+    if core.transport.immediate:  # a stream begins there when it is read
+        for stream in streams_on(core, range(core.world_size - count, core.world_size)):
+            stream.run_to_end()
+    with core.order:  # what was sent before is before the question, and nothing comes after it
+        epoch = core.change(core.endpoints, core.world_size - count)
+        tail = range(epoch.size, len(epoch.endpoints))
+        core.leaving = run_on(core, questions.leave, ranks=tail, title="leave", checked=False)
+        _tell(core, epoch)
+
+
+def _tell(core: Group, epoch: Epoch) -> None:
+    """Tell the ranks of the group how many they are, each after the calls that it has; and views elsewhere."""
+    publish(core)
+    meshes = {name: mesh_of(core, name) for name in core.card.meshes}
+    told = (epoch.number, epoch.size, meshes)
+    call = run_on(core, questions.follow, *told, ranks=epoch.everyone, title="follow", checked=False)
+    call.arrivals.disregard()
+
+
+def _finish(core: Group, timeout: float | None) -> None:
+    """Wait for the ranks that leave, and end their processes."""
+    epoch = core.epoch
+    tail = range(epoch.size, len(epoch.endpoints))
+    if not tail:
+        return
+    late = _late(core, epoch, None if timeout is None else core.transport.now() + timeout)
+    if late:
+        raise CallTimeout(
+            f"px.resize({core.name}, {epoch.size}): ranks {late} are still at calls after {timeout:g} s; they get "
+            "no more, and leave with the next px.resize of the group, which may be the same",
+            group=core.name,
+            method="px.resize",
+            timeout=timeout,
+        )
+    leavers = epoch.endpoints[epoch.size :]
+    dismiss(core, epoch, tail)
+    for endpoint in leavers:
+        endpoint.retired = True
+    core.leaving = None
+    if core.closed:
+        raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)
+    _tell(core, core.change(epoch.endpoints[: epoch.size], epoch.size))
+    core.pool.unclaim(core.tenant, [endpoint.slot for endpoint in leavers])
+
+
+def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
+    """The ranks that leave and have not finished, once that is known or the time is over."""
+    tail = range(epoch.size, len(epoch.endpoints))
+    streams = streams_on(core, tail)
+    while True:
+        for stream in streams:
+            stream.run_to_end()  # whoever reads it may be the one who waits here
+        left = None if limit is None else max(0.0, limit - core.transport.now())
+        late = _at_calls(core, epoch, tail, _LOOKS_EVERY_S if streams else left)
+        if not late or (limit is not None and core.transport.now() >= limit):
+            return late
+        time.sleep(_LOOKS_EVERY_S)
+
+
+def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> list[int]:
+    """Those that have not answered within a while, or work on nevertheless."""
+    asked: Call | None = core.leaving
+    if asked is not None:
+        _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)
+        if late:
+            return [tail[position] for position in late]
+    if not core.card.asynchronous or core.transport.immediate:
+        return []  # each of them has answered after all calls before
+    sights = core.transport.sights(epoch.endpoints[epoch.size :], False)
+    return [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]
