@@ -21,7 +21,7 @@ def found() -> dict[str, Any]:
 def test_the_group_is_told_within_2_s_on_a_thread_of_the_librarys(found: dict[str, Any]) -> None:
     assert found["told"]
     assert found["took"] < 2.0
-    assert found["thread"] == "phalanx-watchman"
+    assert found["thread"] == "phalanx-background"
     assert found["early"] == 0
 
 

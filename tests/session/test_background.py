@@ -13,17 +13,17 @@ from tests.support.fault_workers import within
 
 def test_its_thread_begins_with_the_first_work_and_ends_when_nothing_is_left() -> None:
     turns: list[str] = []
-    one = Background("turns", lambda: turns.append(threading.current_thread().name))
+    one = Background(lambda: turns.append(threading.current_thread().name))
     before = one.running
     one.begin()
 
     assert within(30.0, lambda: not one.running)
-    assert (before, turns) == (False, ["turns"])
+    assert (before, turns) == (False, ["phalanx-background"])
 
 
 def test_turns_are_taken_until_one_says_that_nothing_is_left() -> None:
     left = [0.0, 0.0, None]
-    one = Background("turns", lambda: left.pop(0))
+    one = Background(lambda: left.pop(0))
     one.begin()
 
     assert within(30.0, lambda: not left and not one.running)
@@ -38,7 +38,7 @@ def test_work_that_comes_during_a_turn_is_done_in_another() -> None:
         in_turn.set()
         go_on.wait(30.0)
 
-    one = Background("turns", turn)
+    one = Background(turn)
     one.begin()
     in_turn.wait(30.0)
     one.begin()
@@ -55,15 +55,25 @@ def test_a_turn_that_raises_is_taken_again() -> None:
         if len(turns) == 1:
             raise OSError
 
-    one = Background("turns", turn)
+    one = Background(turn)
     one.begin()
 
     assert within(30.0, lambda: len(turns) == 2 and not one.running)
 
 
+def test_work_that_is_due_is_not_held_up_by_work_that_is_not() -> None:
+    turns: list[str] = []
+    later = Background(lambda: turns.append("later"), first_after=0.05)
+    now = Background(lambda: turns.append("now"))
+    later.begin()
+    now.begin()
+
+    assert within(30.0, lambda: turns == ["now", "later"])
+
+
 FINISHED = """
 from phalanx.session.background import Background
-one = Background("turns", lambda: None, finish=lambda: print("finished"))
+one = Background(lambda: None, finish=lambda: print("finished"))
 one.begin()
 one.begin()
 """
@@ -76,7 +86,7 @@ def test_what_it_keeps_is_finished_once_when_the_process_ends() -> None:
 
 def test_a_fork_has_a_thread_of_its_own() -> None:
     stop = threading.Event()
-    one = Background("turns", lambda: None if stop.is_set() else 0.01)
+    one = Background(lambda: None if stop.is_set() else 0.01)
     one.begin()
     child = os.fork()
     if not child:

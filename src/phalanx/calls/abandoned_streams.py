@@ -34,4 +34,4 @@ def _turn() -> None:
 
 
 _left: deque[Call] = deque()
-_background = Background("phalanx-leave", _turn)
+_background = Background(_turn)

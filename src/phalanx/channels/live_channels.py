@@ -104,7 +104,7 @@ class LiveChannels:
     def __init__(self) -> None:
         self._open: dict[str, tuple[ChannelHandle, Backend]] = {}
         self._lock = threading.Lock()
-        self._publisher = Background("phalanx-publish", self._turn)
+        self._publisher = Background(self._turn)
         self._published: dict[str, ChannelEntry] = {}
         self._publish_at = 0.0
 

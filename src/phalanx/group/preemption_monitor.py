@@ -30,16 +30,12 @@ def look_once(group: Group) -> None:
 
 
 class PreemptionMonitor:
-    """One thread per process: it asks the cluster once for all groups, and calls their ``on_notice``.
-
-    It is another one than that which looks after deadlines, so that no function of a user, and no cluster that does
-    not answer, can hold that up.
-    """
+    """Asks the cluster once for all groups, and calls their ``on_notice``."""
 
     def __init__(self) -> None:
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._background = Background("phalanx-watchman", self.turn)
+        self._background = Background(self.turn)
 
     def add(self, group: Group) -> None:
         """Watch for a group until it is closed."""

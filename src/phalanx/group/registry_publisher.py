@@ -85,12 +85,12 @@ def _version() -> str:
 
 
 class Publisher:
-    """One thread per process writes what changed; a group whose state cannot be published works all the same."""
+    """Writes what changed, in the background; a group whose state cannot be published works all the same."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._background = Background("phalanx-publisher", self._turn, finish=self.finish)
+        self._background = Background(self._turn, finish=self.finish)
         self._keys: dict[str, Backend] = {}
 
     def changed(self, group: Group) -> None:

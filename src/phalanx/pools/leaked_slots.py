@@ -27,7 +27,7 @@ class DroppedSlots:
         self._dropped: SimpleQueue[tuple[Backend, Reservation]] = SimpleQueue()
         self._held: list[weakref.finalize[..., object]] = []
         self._lock = threading.Lock()
-        self._background = Background("phalanx-dropped-slots", self._turn, first_after=LOOK_EVERY_S)
+        self._background = Background(self._turn, first_after=LOOK_EVERY_S)
 
     def give_back_without(
         self, holder: object, transport: Backend, reservation: Reservation

@@ -1,4 +1,4 @@
-"""Threads of the library's own: they begin when there is work, and end when there is none."""
+"""Background work of a driver, on two threads: they begin when there is work, and end when there is none."""
 
 from __future__ import annotations
 
@@ -12,63 +12,113 @@ _AFTER_ERROR_S = 1.0
 _log = logging.getLogger("phalanx")
 
 
+class BackgroundThread:
+    """One daemon thread that takes turns at several pieces of work, each when it is due."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition(
+            threading.RLock()
+        )  # the collector may begin work while it is held
+        self._due: dict[Background, float] = {}
+        self._now: Background | None = None
+        self._thread: threading.Thread | None = None
+
+    def _is_running(self) -> bool:
+        return (
+            self._thread is not None and self._thread.is_alive()
+        )  # not so in a fork of the process that had it
+
+    def has(self, work: Background) -> bool:
+        """Return whether a turn of this work is taken, or due."""
+        return self._is_running() and (work is self._now or work in self._due)
+
+    def take(self, work: Background, after: float) -> bool:
+        """Take a turn at some work in so many seconds, unless one is due already.
+
+        Returns:
+            Whether nothing of it was due or under way in this process.
+        """
+        with self._changed:
+            is_new = not self.has(work)
+            if not self._is_running():
+                self._due.clear()
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            if work not in self._due:
+                self._due[work] = time.monotonic() + (after if is_new else 0.0)
+                self._changed.notify()
+            return is_new
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            pause = work.turn()
+            with self._changed:
+                self._now = None
+                if pause is not None:
+                    self._due[work] = time.monotonic() + pause
+            del work  # else it would be kept until the next turn
+
+    def _next(self) -> Background | None:
+        """Wait for the work that is due first; None once there is none, which ends the thread."""
+        with self._changed:
+            while self._due:
+                work = min(self._due, key=self._due.__getitem__)
+                left = self._due[work] - time.monotonic()
+                if left <= 0:
+                    del self._due[work]
+                    self._now = work
+                    return work
+                del work
+                self._changed.wait(left)
+            self._thread = None
+            return None
+
+
+BACKGROUND = BackgroundThread("phalanx-background")
+"""Takes what may wait for the cluster or for a user's function: nothing that others wait for."""
+MONITOR = BackgroundThread("phalanx-monitor")
+"""Takes deadlines and losses: nothing else may hold that up."""
+
+
 class Background:
-    """One daemon thread that takes turns at some work: it begins late, and ends when nothing is left to do.
+    """Work that is done in turns on a thread of the process.
 
     Args:
-        name: of the thread.
         turn: does what there is to do; returns the seconds until its next turn, None if nothing is left.
-        finish: called once when the interpreter exits, if the thread has ever run.
+        thread: that takes the turns.
+        finish: called once when the interpreter exits, if a turn was ever due.
         first_after: seconds until the first turn.
     """
 
     def __init__(
         self,
-        name: str,
         turn: Callable[[], float | None],
         *,
+        thread: BackgroundThread = BACKGROUND,
         finish: Callable[[], None] | None = None,
         first_after: float = 0.0,
     ) -> None:
-        self._name = name
         self._turn = turn
+        self._thread = thread
         self._finish = finish
         self._first_after = first_after
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._asked = False
 
     @property
     def running(self) -> bool:
-        """Whether its thread is there."""
-        return self._thread is not None and self._thread.is_alive()
+        """Whether a turn is taken, or due."""
+        return self._thread.has(self)
 
     def begin(self) -> None:
-        """See to it that a turn begins after this, soon; costs a fraction of a microsecond while the thread runs."""
-        with self._lock:
-            self._asked = True
-            if self.running:  # not so in a fork of the process that had it
-                return
-            if self._finish is not None:
-                atexit.unregister(self._finish)
-                atexit.register(self._finish)
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        """See to it that a turn begins after this, soon; costs some microseconds while one is due."""
+        if self._thread.take(self, self._first_after) and self._finish is not None:
+            atexit.unregister(self._finish)
+            atexit.register(self._finish)
 
-    def _run(self) -> None:
-        time.sleep(self._first_after)
-        while True:
-            self._asked = False
-            pause = self._take_turn()
-            with self._lock:
-                if pause is None and not self._asked:
-                    self._thread = None
-                    return
-            time.sleep(pause or 0.0)
-
-    def _take_turn(self) -> float | None:
+    def turn(self) -> float | None:
+        """Take a turn; after an error another one follows."""
         try:
             return self._turn()
         except Exception:
-            _log.debug("%s failed, and goes on", self._name, exc_info=True)
+            _log.debug("%s failed, and goes on", self._turn, exc_info=True)
             return _AFTER_ERROR_S

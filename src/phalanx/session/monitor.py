@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from phalanx.backends.api import Backend
 from phalanx.session import session as cluster
-from phalanx.session.background import Background
+from phalanx.session.background import MONITOR, Background
 
 LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
@@ -31,7 +31,7 @@ W = TypeVar("W", bound=Watched)
 
 
 class GroupMonitor:
-    """One thread per process, from the first group that it looks after until the last one is gone.
+    """Looks after groups from the first one until the last one is gone.
 
     A look costs some microseconds per group: it reads what the backend knows already.
     """
@@ -39,7 +39,7 @@ class GroupMonitor:
     def __init__(self) -> None:
         self._looks: weakref.WeakKeyDictionary[Watched, Callable[[Any], None]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._background = Background("phalanx-monitor", self._turn, first_after=LOOK_EVERY_S)
+        self._background = Background(self._turn, thread=MONITOR, first_after=LOOK_EVERY_S)
 
     def add(self, core: W, look: Callable[[W], None]) -> None:
         """Look after a group by ``look(core)``, cheap where nothing has happened, until it is closed."""

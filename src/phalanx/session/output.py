@@ -122,12 +122,12 @@ class Together:
 
 
 class Display:
-    """All ranks that this process shows. Its thread lives from the first one until the last one has ended."""
+    """All ranks whose output this process shows."""
 
     def __init__(self) -> None:
         self._sources: list[Source] = []
         self._lock = threading.Lock()
-        self._background = Background("phalanx-display", self._turn, finish=self.finish)
+        self._background = Background(self._turn, finish=self.finish)
 
     def begin(self, transport: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
         """Show what these ranks print from now on, by rank those that were chosen."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ref
-from phalanx.session.background import Background
+from phalanx.session.background import MONITOR, Background
 
 R = TypeVar("R")
 
@@ -66,7 +66,7 @@ class WaitThreads:
         self._done = 0
         self._done_before = 0
         self._others: list[_Wait] = []
-        self._looker = Background("phalanx-await-many", self._look)
+        self._looker = Background(self._look, thread=MONITOR)
 
     def submit(self, work: Callable[[], R], pending: Pending | None = None) -> Future[R]:
         """Run ``work()`` on one of the threads: now, or where these are many, once what it waits for has ended.
