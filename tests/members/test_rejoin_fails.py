@@ -65,9 +65,9 @@ def test_the_others_are_let_go_and_can_be_rejoined_by_another_try(
     told.write_text(plan)
     with px.WorkerGroup(three, Meeting.bind(str(told))) as group:
         before = group.pid()
-        processes = group._processes
-        patience = processes._options.start_timeout
-        processes._options = replace(processes._options, start_timeout=12.0)
+        core = group.core
+        patience = core.options.start_timeout
+        core.options = replace(core.options, start_timeout=12.0)
         faults.kill(group, 1)
         with pytest.raises(px.PhalanxError):
             group.total()
@@ -75,7 +75,7 @@ def test_the_others_are_let_go_and_can_be_rejoined_by_another_try(
         with pytest.raises(error, match=f"(?s){says}"):
             px.replace_ranks(group, state="none")
         state = group.state
-        processes._options = replace(processes._options, start_timeout=patience)
+        core.options = replace(core.options, start_timeout=patience)
         told.write_text("all make the same")
         replaced = px.replace_ranks(group, state="none")
 

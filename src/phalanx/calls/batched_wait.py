@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from phalanx.backends.backend_types import FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
-from phalanx.calls.rank_monitor import seconds_until
+from phalanx.calls.diagnosis import seconds_until
 from phalanx.wire.codec import decoding
 
 

@@ -8,141 +8,45 @@ from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call_outcome import CallOutcome, decide
-from phalanx.calls.call_status import UNDER_WAY, Cancelling, Raised, Returned, Status, WaitOver, raisable
-from phalanx.calls.counts import process
-from phalanx.calls.failure_diagnosis import (
+from phalanx.calls.call_state import (
+    UNDER_WAY,
+    CallState,
+    Cancelling,
+    Raised,
+    Returned,
+    Status,
+    WaitOver,
+    raisable,
+)
+from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
+    Diagnosis,
+    earliest,
     failed,
     late,
     not_yet,
-    watch,
+    seconds_until,
 )
-from phalanx.calls.listeners import Heard, Listeners
-from phalanx.calls.rank_monitor import earliest, seconds_until
-from phalanx.calls.results import Results
 from phalanx.calls.streams import PendingStream
-from phalanx.calls.timeouts import bounded
 from phalanx.collect.join import gather
-from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
-from phalanx.group.epoch import Epoch
-from phalanx.group.group import Group
 from phalanx.group.roster import note_change
 from phalanx.wire.codec import Policy, decoding
-from phalanx.wire.decode_options import Meter
-from phalanx.wire.method_names import full_name
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
 _REFUSED = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 
 
-class Call:
-    """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
+class Call(CallState):
+    """A call that is waited for, read as a stream, cancelled, and ended once."""
 
-    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
-    it, unless each knows it by another one, of ``numbers``. ``limit`` is its deadline in seconds, from ``started``, on
-    the backend's clock. ``collector`` is what a custom collect function gets as the group. ``verify`` looks at the
-    outputs before they are joined (debug mode). ``acts`` is False where whoever makes the call acts on its end (a
-    start, a question of the library): the group is then neither broken nor closed by it, and nothing is stopped.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_lock",
-        "_waiting",
-        "acts",
-        "arrivals",
-        "began",
-        "collector",
-        "core",
-        "deadline",
-        "epoch",
-        "heard",
-        "is_init",
-        "limit",
-        "listeners",
-        "method",
-        "number",
-        "numbers",
-        "plan",
-        "role",
-        "stall_after",
-        "stall_at",
-        "started",
-        "status",
-        "told",
-        "trace",
-        "verify",
-        "was_sent",
-    )
-
-    arrivals: Results
-
-    def __init__(
-        self,
-        core: Group,
-        epoch: Epoch,
-        plan: CallPlan,
-        role: str,
-        method: str,
-        number: int,
-        listeners: Listeners,
-        *,
-        acts: bool = True,
-        is_init: bool = False,
-        verify: Callable[[Call, Sequence[Any]], None] | None = None,
-        limit: float | None = None,
-        stall_after: float | None = None,
-        collector: Target | None = None,
-        began: int = 0,
-    ) -> None:
-        self.core = core
-        self.epoch = epoch
-        self.plan = plan
-        self.role = role
-        self.method = method
-        self.number = number
-        self.numbers: Sequence[int] | None = None
-        self.acts = acts
-        self.is_init = is_init
-        self.verify = verify
-        self.listeners = listeners
-        self.heard: Heard = listeners.heard
-        self.collector = collector
-        self.began = began
-        self.started = core.transport.now()
-        self.limit = limit = None if limit is None else bounded(limit)
-        self.deadline = None if limit is None else self.started + limit
-        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
-        self.stall_at = None if stall_after is None else self.started + stall_after
-        self.trace = ""
-        self.told = False
-        self.was_sent = False
-        self.status: Status = UNDER_WAY
-        self._lock = threading.Lock()  # of the status
-        self._waiting = threading.Lock()  # of whoever fetches the value
-
-    @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self.core.name
+    __slots__ = ()
 
     @property
     def streams(self) -> PendingStream | None:
         """What comes back of it, where it streams."""
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
-
-    @property
-    def meter(self) -> Meter | None:
-        """Counts the bytes that arrive; None where they are not those of a user's call."""
-        return self.core.counts.arrived if self.acts else None
-
-    @property
-    def over(self) -> bool:
-        """Whether its value or its error stands."""
-        return type(self.status) in (Returned, Raised)
 
     def result(self, timeout: float | None) -> Value:
         """Wait, give its value or raise its error; both stay.
@@ -196,12 +100,12 @@ class Call:
         """
         positions = range(len(self.plan.ranks))
         _, late_positions = self.arrivals.wait(positions, len(positions), timeout)
-        monitor = watch(self)
+        diagnosis = Diagnosis(self)
         found: dict[int, Any] = {}
         for position, rank in enumerate(self.plan.ranks):
             if position in late_positions:
                 found[rank] = NotReady(f"rank {rank} has not answered: it is at a call")
-            elif (report := monitor.report(position)) is None:
+            elif (report := diagnosis.report(position)) is None:
                 found[rank] = self.arrivals.output(position)
             else:
                 error = DeclarationError if report.type_name == _REFUSED else PhalanxError
@@ -344,7 +248,7 @@ class Call:
 
     def _cancel(self) -> bool:
         self.core.check_current(self.epoch, self.plan.ranks, self.method)
-        seen = watch(self).cancelled()
+        seen = Diagnosis(self).cancelled()
         ending = CallOutcome(over=False) if seen is None else decide(seen)
         self.act(ending)
         return ending.error is not None and self._end(Raised(ending.error)) and self.cancelled
@@ -389,45 +293,3 @@ class Call:
             self.arrivals.disregard()
         self.tell_end(status.error if isinstance(status, Raised) else None)
         return True
-
-    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
-        """Tell its listeners of a step; whoever raises is removed, and the call goes on."""
-        for hook in hooks:
-            try:
-                hook(self, *what)
-            except Exception as error:
-                self.listeners.drop(hook, error)
-
-    def tell_asked(self) -> None:
-        """Tell its listeners that somebody waits for it."""
-        if self.heard.asked:
-            self.tell(self.heard.asked)
-
-    def note_sent(self, nbytes: int) -> None:
-        """Note that all its messages are on their way, of so many bytes in all."""
-        self.was_sent = True
-        if self.acts:
-            for counts in (self.core.counts, process):
-                counts.calls += 1
-                counts.sent_bytes += nbytes
-        self.tell(self.heard.sent, nbytes)
-
-    def tell_end(self, error: BaseException | None) -> None:
-        """Tell its listeners, once, that it is over."""
-        if self.told:
-            return
-        self.told = True
-        core = self.core
-        if core.chosen:
-            with core.calls_lock:
-                core.chosen.pop(self.number, None)
-        if core.reruns.entries:
-            core.reruns.ended(self, error)
-        if self.acts and error is not None and self.was_sent:
-            for counts in (core.counts, process):
-                counts.failed += 1
-        if self.acts and meters.on and not core.transport.immediate:
-            seconds = core.transport.now() - self.started
-            meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
-        if self.heard.ended:
-            self.tell(self.heard.ended, error)

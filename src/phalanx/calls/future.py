@@ -13,7 +13,7 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ticket
 from phalanx.calls.batched_wait import together
 from phalanx.calls.call import Call
-from phalanx.calls.call_status import Raised, Returned, raisable
+from phalanx.calls.call_state import Raised, Returned, raisable
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream, form_of
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError

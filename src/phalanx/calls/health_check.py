@@ -6,11 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from phalanx.calls.call import Call
-from phalanx.calls.failure_diagnosis import late_now
+from phalanx.calls.call_state import CallState, Results
+from phalanx.calls.diagnosis import Diagnosis, late_now
 from phalanx.calls.in_flight import calls_of
-from phalanx.calls.rank_monitor import RankMonitor
-from phalanx.calls.results import Results
+from phalanx.calls.listeners import Listeners
 from phalanx.collect.failures import combine
+from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.errors import WorkerDiedError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
@@ -50,18 +51,12 @@ def seen_gone(group: Group) -> list[int]:
 
 def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
     """Break the group: some ranks died while nobody called them."""
-    watch = RankMonitor(
-        transport=group.transport,
-        group=group.name,
-        method="(between calls)",
-        role="",
-        ranks=range(epoch.size),
-        endpoints=epoch.endpoints,
-        arrivals=Results(group.transport, ()),
-        grace_s=0.0,
-        started=group.transport.now(),
-    )
-    error = combine(group.name, watch.method, [watch.dead(rank) for rank in dead])
+    everyone = epoch.everyone[: len(epoch.endpoints)]
+    plan = CallPlan(everyone, (), {}, GatherPlan("none", ()))
+    none = CallState(group, epoch, plan, "", "(between calls)", 0, Listeners(), acts=False)
+    none.arrivals = Results(group.transport, ())
+    diagnosis = Diagnosis(none)
+    error = combine(group.name, none.method, [diagnosis.dead(rank) for rank in dead])
     if isinstance(error, WorkerDiedError) and not group.closed:
         group.broken(error, epoch)
 

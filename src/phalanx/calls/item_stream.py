@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.abandoned_streams import leave, leave_soon
 from phalanx.calls.call import Call
-from phalanx.calls.call_status import Raised, WaitOver, raisable
-from phalanx.calls.rank_monitor import seconds_until
+from phalanx.calls.call_state import Raised, WaitOver, raisable
+from phalanx.calls.diagnosis import seconds_until
 from phalanx.calls.stream_rows import Row, RowFault, StreamedRows
 from phalanx.calls.streams import PendingStream, Reader, refused
 from phalanx.dispatch.plan import GatherPlan

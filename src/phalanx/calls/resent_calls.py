@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed, RankOutcome
-from phalanx.calls.results import Results
+from phalanx.calls.call_state import Results
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.roster import was_refused

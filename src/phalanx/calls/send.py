@@ -11,13 +11,13 @@ from typing import Any
 
 from phalanx.backends.backend_types import RankStream, Ticket
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import CallState, Results
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
 from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import add_chosen, add_stream
 from phalanx.calls.request import CallRequest
 from phalanx.calls.resent_calls import ResentResults
-from phalanx.calls.results import Results
 from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
@@ -258,10 +258,10 @@ def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
     call.core.reruns.add(call, sent)
 
 
-def _verifier(core: Group, spec: MethodSpec) -> Callable[[Call, Sequence[Any]], None]:
+def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[Any]], None]:
     """What debug mode does before the outputs of a call are joined: compare what the ranks did."""
 
-    def verify(call: Call, outputs: Sequence[Any]) -> None:
+    def verify(call: CallState, outputs: Sequence[Any]) -> None:
         if spec.replicated:
             check_replicated(core.name, call.method, call.plan.ranks, outputs)
         if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):

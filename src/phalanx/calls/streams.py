@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
-from phalanx.calls.results import Results
+from phalanx.calls.call_state import Results
 from phalanx.wire.decode_options import received
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.outputs import StreamEnd

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.backends.backend_types import Endpoint, Ticket
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import Results
 from phalanx.calls.compose import encode_body
 from phalanx.calls.listeners import Listeners, everywhere
-from phalanx.calls.results import Results
 from phalanx.calls.send import submit
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import Epoch

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from phalanx.backends.backend_types import Endpoint, NotReady, Reservation
 from phalanx.calls.call import Call
-from phalanx.calls.call_status import raisable
+from phalanx.calls.call_state import raisable
 from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ticket
-from phalanx.calls.call_status import raisable
+from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture
 from phalanx.errors import (
     CallCancelled,

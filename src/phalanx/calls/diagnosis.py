@@ -1,46 +1,52 @@
-"""Looks at the ranks of a call: what has become of each, for an ending to be decided from."""
+"""What has become of each rank of a call that did not simply return, and how the call ends by that.
+
+What follows from the end is left to the call.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint, Lost, ProcessStatus, RankOutcome
-from phalanx.calls.call_outcome import CallObservation
-from phalanx.calls.results import Results
+from phalanx.backends.backend_types import Lost, ProcessStatus, RankOutcome
+from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
+from phalanx.calls.call_state import CallState, Cancelling, Raised
+from phalanx.calls.streams import PendingStream
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
-from phalanx.errors import FailureKind, RankReport
+from phalanx.errors import CallTimeout, FailureKind, RankReport
+from phalanx.group.roster import note_change
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 
+CANCELLED_WITHIN_S = 10.0
+"""How long one who meets a call that somebody else cancels waits for how that went."""
 _SEVERED_WITHIN_S = 0.5
 _IN_ORDER = 32
 
 
-@dataclass(frozen=True)
-class RankMonitor:
-    """One call that was sent: which endpoint belongs to which rank, and what may come back.
+class Diagnosis:
+    """Looks at the ranks of one call that was sent.
 
     A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``numbers``: those under which the ranks
     know the call. ``owner`` says whether this process owns the group, so that nobody else may end it.
-    ``started`` is on the backend's clock.
     """
 
-    transport: Backend
-    group: str
-    method: str
-    role: str
-    ranks: Sequence[int]
-    endpoints: Sequence[Endpoint]
-    arrivals: Results
-    grace_s: float
-    started: float
-    numbers: Sequence[int] = ()
-    owner: bool = True
-    init: bool = False
-    spare: bool = False
+    def __init__(self, call: CallState) -> None:
+        core, endpoints = call.core, call.epoch.endpoints
+        self.call = call
+        self.transport = core.transport
+        self.group = core.name
+        self.ranks = tuple(call.plan.ranks)
+        self.endpoints = [endpoints[rank] for rank in self.ranks]
+        self.arrivals = call.arrivals
+        self.numbers = call.numbers or [call.number] * len(self.ranks)
+        self.owner = core.owner
+
+    @property
+    def _spares(self) -> bool:
+        return self.call.core.spare and self.call.acts
 
     def failed(self) -> CallObservation:
         """What is to be seen once one rank has failed: all that fail within the grace, and who is still at it."""
@@ -55,7 +61,7 @@ class RankMonitor:
             self._freed(pending)  # for what the owner has them do next; it alone may stop them
             pending = []
         # Ranks of another process's group may be cut off only where that will learn that it is broken.
-        if self.spare and pending and (self.owner or lost):
+        if self._spares and pending and (self.owner or lost):
             freed, pending, severed = self._freed(pending)
             reports += freed
         if not by_owner:
@@ -63,13 +69,13 @@ class RankMonitor:
         return CallObservation(
             "failed",
             self.group,
-            self.method,
+            self.call.method,
             reports,
             [self.ranks[position] for position in pending],
             severed=severed,
             by_owner=by_owner,
             owner_gone=any(one.owner_gone for one in lost),
-            init=self.init,
+            init=self.call.is_init,
         )
 
     def late(self, waited: float | None, *, expired: bool) -> CallObservation:
@@ -83,11 +89,11 @@ class RankMonitor:
         return CallObservation(
             "expired" if expired else "impatient",
             self.group,
-            self.method,
+            self.call.method,
             reports,
             [self.ranks[position] for position in pending],
             waited=waited,
-            init=self.init,
+            init=self.call.is_init,
         )
 
     def cancelled(self) -> CallObservation | None:
@@ -103,14 +109,14 @@ class RankMonitor:
         dropped = self._cancel(busy)
         self.arrivals.leave()
         running = [position for position in busy if position not in dropped]
-        pending = self._still_at_it(running, self.grace_s)
+        pending = self._still_at_it(running, self.call.core.grace_s)
         severed = bool(pending)
         if severed:  # perhaps in a collective, which nothing else ends
             self.transport.sever([self.endpoints[position] for position in pending])
             pending = self._still_at_it(running, _SEVERED_WITHIN_S)
         reports = self._after_cancel(dropped, pending)
         ranks = [self.ranks[position] for position in pending]
-        return CallObservation("cancelled", self.group, self.method, reports, ranks, severed=severed)
+        return CallObservation("cancelled", self.group, self.call.method, reports, ranks, severed=severed)
 
     def _cancel(self, busy: Sequence[int]) -> list[int]:
         """Have ranks end the call; those that certainly had not begun it, and never will."""
@@ -154,7 +160,7 @@ class RankMonitor:
             cut = pending = self._at_it_now(pending)
         if cut:  # in a collective, which nothing else ends
             self.transport.sever([self.endpoints[position] for position in cut])
-            pending = self._still_at_it(cut, self.grace_s)
+            pending = self._still_at_it(cut, self.call.core.grace_s)
         ended = {position: self.report(position) for position in busy if position not in pending}
         reports = {position: report for position, report in ended.items() if report is not None}
         severed = any(looks_like_victim(report) for position, report in reports.items() if position in cut)
@@ -197,7 +203,7 @@ class RankMonitor:
             found = [report for report in map(self.report, done) if report is not None]
             reports += found
             if found and until is None:
-                until = self.transport.now() + self.grace_s
+                until = self.transport.now() + self.call.core.grace_s
         return reports, pending
 
     def report(self, position: int) -> RankReport | None:
@@ -283,7 +289,7 @@ class RankMonitor:
 
     def _late(self, position: int, sight: ProcessStatus | None) -> RankReport:
         """The report of a rank when time is over; without a sight it had finished."""
-        report = replace(self._report(position, "timeout"), since=self.transport.now() - self.started)
+        report = replace(self._report(position, "timeout"), since=self.transport.now() - self.call.started)
         if sight is None:
             return replace(report, state="finished", since=None)
         began = sight.running.get(self.numbers[position])
@@ -300,8 +306,8 @@ class RankMonitor:
         return RankReport(
             rank=self.ranks[position],
             kind=kind,
-            role=self.role or None,
-            method=self.method,
+            role=self.call.role or None,
+            method=self.call.method,
             host=facts.slot.host,
             pid=facts.pid,
             accelerator=f"GPU {','.join(ids)}" if ids else None,
@@ -324,3 +330,57 @@ def earliest(first: float | None, second: float | None) -> float | None:
 def seconds_until(limit: float | None, transport: Backend) -> float | None:
     """Seconds from now to a moment on the backend's clock."""
     return None if limit is None else max(0.0, limit - transport.now())
+
+
+def late(call: CallState, limit: float | None) -> CallOutcome:
+    """How it stands when ``limit``, the end of somebody's patience, or its own deadline is over."""
+    if call.deadline is None or (limit is not None and limit < call.deadline):
+        waited = (call.core.transport.now() if limit is None else limit) - call.started
+        return decide(Diagnosis(call).late(round(max(0.0, waited), 3), expired=False))
+    return decide(Diagnosis(call).late(call.limit, expired=True))
+
+
+def late_now(call: CallState) -> CallOutcome:
+    """What somebody whose patience is over now would be told."""
+    waited = call.core.transport.now() - call.started
+    return decide(Diagnosis(call).late(round(waited, 1), expired=False))
+
+
+def not_yet(call: CallState, timeout: float | None) -> CallTimeout:
+    """The error for a wait that was over before another thread's wait for the same call."""
+    error = decide(Diagnosis(call).late(timeout, expired=False)).error
+    if isinstance(error, CallTimeout):
+        return error
+    group, method = call.core.name, call.method
+    text = f"group {group!r}, {method}: another thread is fetching the result just now; ask again"
+    return CallTimeout(text, group=group, method=method, timeout=timeout)
+
+
+def failed(call: CallState) -> CallOutcome:
+    """How it ends where a rank failed; also because others made it end.
+
+    Raises:
+        StaleEpoch: its ranks are others by now.
+    """
+    core, ranks = call.core, call.plan.ranks
+    core.check_current(call.epoch, ranks, call.method)
+    if isinstance(call.status, Cancelling):
+        call.status.over.wait(CANCELLED_WITHIN_S)
+    if isinstance(call.status, Raised):
+        return CallOutcome(call.status.error)
+    if not core.closed and not call.epoch.stopped.isdisjoint(ranks):
+        return CallOutcome(
+            core.lifecycle.broken_error()
+        )  # it went down with another call, which has the cause
+    if core.closed:
+        return decide(CallObservation("failed", core.name, call.method, closed=True))
+    looks = Diagnosis(call)
+    if isinstance(call.arrivals, PendingStream):
+        looks.interrupt()
+    seen = looks.failed()
+    core.check_current(call.epoch, ranks, call.method)
+    if core.closed:
+        return decide(CallObservation("failed", core.name, call.method, closed=True))
+    if seen.by_owner and not seen.owner_gone and core.is_view and note_change(core):
+        return CallOutcome(core.lifecycle.changing_error(call.method))
+    return decide(seen)

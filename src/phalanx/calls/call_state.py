@@ -1,0 +1,283 @@
+"""The state of one call, and what comes back of it.
+
+Its status is one of four, which cannot contradict each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import RankOutcome, Ref, Ticket
+from phalanx.calls.counts import process
+from phalanx.calls.listeners import Heard, Listeners
+from phalanx.calls.timeouts import bounded
+from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.display.metric_buffer import meters
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
+from phalanx.wire.decode_options import Meter
+from phalanx.wire.method_names import full_name
+from phalanx.wire.value import Value
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Nobody has seen its end."""
+
+
+@dataclass(frozen=True)
+class Cancelling:
+    """Somebody is ending it; ``over`` is set when it stands how that went."""
+
+    over: threading.Event
+
+
+@dataclass(frozen=True)
+class Returned:
+    """All its ranks returned; this is what became of their outputs."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """This is its one error."""
+
+    error: BaseException
+
+
+Status = UnderWay | Cancelling | Returned | Raised
+UNDER_WAY = UnderWay()
+
+
+def raisable(error: BaseException) -> BaseException:
+    """A copy to raise of an error that is kept: the frames that it then passes through are not kept with it."""
+    try:
+        fresh = copy.copy(error)
+    except Exception:  # not every exception of users can be copied
+        return error
+    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
+    fresh.__suppress_context__ = error.__suppress_context__
+    return fresh if type(fresh) is type(error) else error
+
+
+class WaitOver(Exception):
+    """One wait for a call is over; the call is not."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Results:
+    """The references to the outputs of ranks that were called one by one."""
+
+    __slots__ = ("_tickets", "_transport", "_values")
+
+    def __init__(self, transport: Backend, tickets: Sequence[Ticket]) -> None:
+        self._transport = transport
+        self._tickets = tickets
+        self._values = [ticket.value for ticket in tickets]
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        """Return the outputs of all ranks.
+
+        Raises:
+            FetchFailed: one of them cannot be had; as soon as that is known.
+            NotReady: time is up.
+        """
+        return self._transport.fetch(self._values, timeout)
+
+    def fetched_with_others(self) -> Sequence[Ref] | None:
+        """Return what outputs can be fetched by, together with those of other calls; None where they cannot."""
+        return self._values
+
+    def awaited(self) -> Sequence[Ref]:
+        """Return what a wait waits for: all of these have ended once all ranks have, or one has failed."""
+        return self._values
+
+    def all_ended(self) -> bool:
+        """Return whether all ranks have ended; does not wait."""
+        return not self._transport.wait(self._values, len(self._values), 0)[1]
+
+    def output(self, position: int) -> Value:
+        """Return the output of an ended rank.
+
+        Raises:
+            FetchFailed: it cannot be had.
+        """
+        return self._transport.fetch([self._values[position]])[0]
+
+    def wait(
+        self, positions: Sequence[int], count: int, timeout: float | None
+    ) -> tuple[list[int], list[int]]:
+        """Return those positions that have ended (at least ``count``, unless time runs out), and the rest."""
+        ended, rest = self._transport.wait([self._values[p] for p in positions], count, timeout)
+        return [positions[index] for index in ended], [positions[index] for index in rest]
+
+    def outcome(self, position: int) -> RankOutcome:
+        """Return how an ended rank's part ended."""
+        return self._transport.outcome(self._values[position])
+
+    def reference(self, position: int) -> Ticket:
+        """Return what stands for a rank's output, there or not, when it is handed on."""
+        return self._tickets[position]
+
+    def disregard(self) -> None:
+        """Note that the call is over, and that nobody will ask for what its ranks give back; does not wait."""
+        self._transport.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
+
+    def leave(self) -> None:
+        """Note that the call was cancelled, so that nobody reads what its ranks give back; does not wait."""
+
+
+class CallState:
+    """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
+
+    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
+    it, unless each knows it by another one, of ``numbers``. ``limit`` is its deadline in seconds, from ``started``, on
+    the backend's clock. ``collector`` is what a custom collect function gets as the group. ``verify`` looks at the
+    outputs before they are joined (debug mode). ``acts`` is False where whoever makes the call acts on its end (a
+    start, a question of the library): the group is then neither broken nor closed by it, and nothing is stopped.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "_waiting",
+        "acts",
+        "arrivals",
+        "began",
+        "collector",
+        "core",
+        "deadline",
+        "epoch",
+        "heard",
+        "is_init",
+        "limit",
+        "listeners",
+        "method",
+        "number",
+        "numbers",
+        "plan",
+        "role",
+        "stall_after",
+        "stall_at",
+        "started",
+        "status",
+        "told",
+        "trace",
+        "verify",
+        "was_sent",
+    )
+
+    arrivals: Results
+
+    def __init__(
+        self,
+        core: Group,
+        epoch: Epoch,
+        plan: CallPlan,
+        role: str,
+        method: str,
+        number: int,
+        listeners: Listeners,
+        *,
+        acts: bool = True,
+        is_init: bool = False,
+        verify: Callable[[CallState, Sequence[Any]], None] | None = None,
+        limit: float | None = None,
+        stall_after: float | None = None,
+        collector: Target | None = None,
+        began: int = 0,
+    ) -> None:
+        self.core = core
+        self.epoch = epoch
+        self.plan = plan
+        self.role = role
+        self.method = method
+        self.number = number
+        self.numbers: Sequence[int] | None = None
+        self.acts = acts
+        self.is_init = is_init
+        self.verify = verify
+        self.listeners = listeners
+        self.heard: Heard = listeners.heard
+        self.collector = collector
+        self.began = began
+        self.started = core.transport.now()
+        self.limit = limit = None if limit is None else bounded(limit)
+        self.deadline = None if limit is None else self.started + limit
+        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
+        self.stall_at = None if stall_after is None else self.started + stall_after
+        self.trace = ""
+        self.told = False
+        self.was_sent = False
+        self.status: Status = UNDER_WAY
+        self._lock = threading.Lock()  # of the status
+        self._waiting = threading.Lock()  # of whoever fetches the value
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self.core.name
+
+    @property
+    def meter(self) -> Meter | None:
+        """Counts the bytes that arrive; None where they are not those of a user's call."""
+        return self.core.counts.arrived if self.acts else None
+
+    @property
+    def over(self) -> bool:
+        """Whether its value or its error stands."""
+        return type(self.status) in (Returned, Raised)
+
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
+        """Tell its listeners of a step; whoever raises is removed, and the call goes on."""
+        for hook in hooks:
+            try:
+                hook(self, *what)
+            except Exception as error:
+                self.listeners.drop(hook, error)
+
+    def tell_asked(self) -> None:
+        """Tell its listeners that somebody waits for it."""
+        if self.heard.asked:
+            self.tell(self.heard.asked)
+
+    def note_sent(self, nbytes: int) -> None:
+        """Note that all its messages are on their way, of so many bytes in all."""
+        self.was_sent = True
+        if self.acts:
+            for counts in (self.core.counts, process):
+                counts.calls += 1
+                counts.sent_bytes += nbytes
+        self.tell(self.heard.sent, nbytes)
+
+    def tell_end(self, error: BaseException | None) -> None:
+        """Tell its listeners, once, that it is over."""
+        if self.told:
+            return
+        self.told = True
+        core = self.core
+        if core.chosen:
+            with core.calls_lock:
+                core.chosen.pop(self.number, None)
+        if core.reruns.entries:
+            core.reruns.ended(self, error)
+        if self.acts and error is not None and self.was_sent:
+            for counts in (core.counts, process):
+                counts.failed += 1
+        if self.acts and meters.on and not core.transport.immediate:
+            seconds = core.transport.now() - self.started
+            meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
+        if self.heard.ended:
+            self.tell(self.heard.ended, error)
