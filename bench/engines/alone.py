@@ -1,7 +1,8 @@
-"""vLLM in a process of its own, without anything of ours."""
+"""vLLM by itself, without anything of ours."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -11,22 +12,28 @@ from bench.protocol import serve
 
 
 class Alone:
-    """An ``LLMEngine`` in this process, driven as vLLM's own ``LLM`` does it."""
+    """An ``AsyncLLM``, as `vllm serve` has it, and for updates an ``LLMEngine`` in this process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
 
     def handle(self, op: str, given: dict[str, Any]) -> float:
         """Do one thing; its seconds."""
         began = time.perf_counter()
         if op == "open":
-            self._open(given["folder"])
+            self._folder = given["folder"]
+            self._loop.run_until_complete(self._open())
         elif op == "generate":
-            self._generate(prompts(), TOKENS)
+            self._loop.run_until_complete(self._generate(prompts(), TOKENS))
         elif op == "prepare":
-            self._state = dict(model_of(self._folder).state_dict())
+            self._prepare()
         elif op == "load":
             self._engine.collective_rpc(_reload, args=(iter(self._state.items()),))
+        elif op == "close":
+            self._llm.shutdown()
         return time.perf_counter() - began
 
-    def _open(self, folder: str) -> None:
+    async def _open(self) -> None:
         """Up to the first token."""
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -34,25 +41,36 @@ class Alone:
             VLLM_LOGGING_LEVEL="ERROR",
             TORCHDYNAMO_DISABLE="1",
         )
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(model=self._folder, skip_tokenizer_init=True, **OPTIONS)
+        self._llm = AsyncLLM.from_engine_args(arguments)
+        await self._generate([[1, 2, 3]], 1)
+
+    def _prepare(self) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._folder = folder
-        self._engine = LLMEngine.from_engine_args(
-            EngineArgs(model=folder, skip_tokenizer_init=True, **OPTIONS)
-        )
-        self._generate([[1, 2, 3]], 1)
+        self._llm.shutdown()
+        arguments = EngineArgs(model=self._folder, skip_tokenizer_init=True, **OPTIONS)
+        self._engine = LLMEngine.from_engine_args(arguments)
+        self._state = dict(model_of(self._folder).state_dict())
 
-    def _generate(self, some: list[list[int]], count: int) -> None:
+    async def _generate(self, some: list[list[int]], count: int) -> None:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(max_tokens=count, ignore_eos=True, logprobs=0, detokenize=False)
-        for number, prompt in enumerate(some):
-            self._engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
-        tokens = 0
-        while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                tokens += len(output.outputs[0].token_ids) if output.finished else 0
+        kind = RequestOutputKind.DELTA
+        options = {"max_tokens": count, "ignore_eos": True, "logprobs": 0, "detokenize": False}
+        params = SamplingParams(**options, output_kind=kind)
+
+        async def one(number: int, prompt: list[int]) -> int:
+            given = {"prompt_token_ids": prompt}
+            outputs = self._llm.generate(given, params, str(number))
+            return sum([len(output.outputs[0].token_ids) async for output in outputs])
+
+        tokens = sum(await asyncio.gather(*(one(*pair) for pair in enumerate(some))))
         if tokens != count * len(some):
             raise RuntimeError(f"vLLM gave {tokens} tokens for {len(some)} requests of {count}")
 

@@ -120,7 +120,9 @@ def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
         told.append(len(tokens))
         return "".join(f"{token} " for token in tokens)
 
-    engine._requests.vocabulary = replace(engine.machine.vocabulary, context=2000, size=2000, text=text)
+    engine.machine.vocabulary = engine._requests.vocabulary = replace(
+        engine.machine.vocabulary, context=2000, size=2000, text=text
+    )
     (made,) = asyncio.run(engine.generate([[20]], SamplingParams(max_tokens=1500, stop=("1019 1020 ",))))
 
     assert made.finish_reason == "stop" and str(made.text).endswith(" 1017 1018 ")
@@ -149,6 +151,6 @@ class Unserved(px.engines.RolloutEngine):
     pass
 
 
-def test_an_engine_without_a_machine_says_what_it_lacks(pool: px.ResourcePool) -> None:
-    with pytest.raises(px.WorkerInitError, match=r"call self.serve\(machine\) in its constructor"):
+def test_an_engine_without_a_runner_says_what_it_lacks(pool: px.ResourcePool) -> None:
+    with pytest.raises(px.WorkerInitError, match=r"call self.serve\(runner\) in its constructor"):
         px.WorkerGroup(pool[0:1], Unserved)

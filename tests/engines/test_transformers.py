@@ -21,7 +21,7 @@ SOAK_ON_RAY = True
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
-def small_llama(tied: bool = False, context: int = 64) -> LlamaForCausalLM:
+def small_llama(tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -29,7 +29,7 @@ def small_llama(tied: bool = False, context: int = 64) -> LlamaForCausalLM:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=context,
+        max_position_embeddings=64,
         initializer_range=0.4,
         pad_token_id=None,
         bos_token_id=None,
@@ -146,49 +146,12 @@ def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: 
     assert (list(made.tokens) == first) == (top_p < 1)
 
 
-def test_continuous_batching_refuses_rows_that_it_cannot_draw() -> None:
-    engine = rollout_here(scheduler="continuous", num_blocks=4)
-
-    (made,) = asyncio.run(engine.generate([[5, 6]], SamplingParams(temperature=0.7)))
-
-    assert "temperature 0.7" in str(made.error)
-    engine.close()
-
-
-def test_what_the_cache_of_continuous_batching_cannot_hold_is_an_error_of_its_row() -> None:
-    engine = TransformersRollout(lambda: small_llama(context=1024), scheduler="continuous", num_blocks=2)
-    greedy = SamplingParams(max_tokens=2, temperature=0)
-
-    long, short = asyncio.run(engine.generate([[5] * 600, [5, 6]], greedy))
-
-    assert "the context of 512" in str(long.error) and len(short.tokens) == 2
-    full, other = asyncio.run(
-        engine.generate([[5] * 500, [5] * 300], SamplingParams(max_tokens=100, temperature=0))
-    )
-    assert (len(full.tokens), len(other.tokens)) == (12, 100)
-    engine.close()
-
-
-def test_continuous_batching_that_failed_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = rollout_here(scheduler="continuous", num_blocks=4)
-    greedy = SamplingParams(max_tokens=2, temperature=0)
-    forward = engine.model.forward
-
-    def failing(*_: Any, **__: Any) -> Any:
-        monkeypatch.setattr(engine.model, "forward", forward)
-        raise ArithmeticError("the kernel is broken")
-
-    monkeypatch.setattr(engine.model, "forward", failing)
-    with pytest.raises(RuntimeError, match="the kernel is broken"):
-        asyncio.run(engine.generate([[5, 6]], greedy))
-
-    assert len(asyncio.run(engine.generate([[5, 6]], greedy))[0].tokens) == 2
-    engine.close()
-
-
-@pytest.mark.parametrize("wrong", [{"max_running": 0}, {"num_blocks": 0}])
-def test_an_engine_that_could_take_no_answer_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="expected a number from 1"):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"max_running": 0}, "expected a number from 1"), ({"context": 65}, "expected 1 to 64")],
+)
+def test_impossible_limits_are_refused(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         rollout_here(**wrong)
 
 
@@ -198,20 +161,27 @@ def test_a_folder_that_there_is_not_is_named(folder: str) -> None:
         TransformersRollout(folder)
 
 
-@pytest.mark.slow_on_cluster
-class TestContinuous(TestPadded):
-    @pytest.fixture(scope="class")
-    def rollout(self, backend: str) -> Iterator[Any]:
-        bound = TransformersRollout.bind(
-            small_llama, weights="policy", seed=0, scheduler="continuous", num_blocks=16
-        )
-        with px.ResourcePool([2], use_gpu=False) as pool:
-            yield px.WorkerGroup(pool, bound, env=THREADS)
-
-
 def test_more_log_probs_than_the_engine_returns_are_refused_per_row() -> None:
     runner = SimpleNamespace(capabilities=SimpleNamespace(top=5))
 
     refused = ModelRunner.refuses(runner, SamplingParams(log_probs=6))  # type: ignore[arg-type]
 
     assert refused == "SamplingParams(log_probs=6): this engine returns at most the 5 likeliest tokens"
+
+
+def test_engines_that_join_answer_with_the_weights_of_the_last_sync(backend: str) -> None:
+    with px.ResourcePool([1], use_gpu=False) as one, px.ResourcePool([2], use_gpu=False) as two:
+        source = px.WorkerGroup(one, Source.bind(small_llama()))
+        rollout = px.WorkerGroup(two, TransformersRollout.bind(small_llama, weights="policy"), env=THREADS)
+        reference = Reference(small_llama())
+        px.resize(rollout, 1)
+        with px.WeightSync(source, rollout, "policy") as sync:
+            (state,) = source.change(3)
+            reference.model.load_state_dict(state)
+            sync()
+            px.resize(rollout, 2)
+
+            made = rollout.generate(reference.prompts, SamplingParams(max_tokens=8, temperature=0))
+
+    assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in reference.prompts]
+    assert len({version for one in made for version in one.versions}) == 1

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import phalanx as px
-from phalanx.parallel.module_rejoining import keep_tensors, with_new_groups
+from phalanx.parallel.module_rejoining import keep_tensors, replace_groups
 
 
 class Net(torch.nn.Module):
@@ -144,6 +144,6 @@ def test_groups_that_modules_keep_are_exchanged(world: None) -> None:
     old, new = dist.new_group([0]), dist.new_group([0])
     model[0].tp_group = old
 
-    with_new_groups([model], {id(old): new})
+    replace_groups([model], {id(old): new})
 
     assert model[0].tp_group is new

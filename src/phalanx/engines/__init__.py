@@ -1,5 +1,4 @@
-"""Serving engines as roles: the base class, its data types, and helpers for drivers. Each engine is a module of its
-own."""
+"""Engines as roles: the base class, its data types, and helpers for drivers. Each engine is a module of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +8,10 @@ from phalanx.facade import lazy_names
 
 if TYPE_CHECKING:
     from phalanx.api.sticky import sticky as sticky
-    from phalanx.engines.endpoints import endpoints as endpoints
     from phalanx.engines.engine import RolloutEngine as RolloutEngine
+    from phalanx.engines.engine import endpoints as endpoints
     from phalanx.engines.engine_requests import Answer as Answer
     from phalanx.engines.engine_requests import SampledToken as SampledToken
-    from phalanx.engines.engine_requests import Vocabulary as Vocabulary
     from phalanx.engines.engine_types import Capabilities as Capabilities
     from phalanx.engines.engine_types import Completion as Completion
     from phalanx.engines.engine_types import Endpoint as Endpoint
@@ -21,20 +19,15 @@ if TYPE_CHECKING:
     from phalanx.engines.engine_types import SamplingParams as SamplingParams
     from phalanx.engines.engine_types import Tokens as Tokens
     from phalanx.engines.model_runner import ModelRunner as ModelRunner
+    from phalanx.engines.vocabulary import Vocabulary as Vocabulary
 
+_TYPES = ("Capabilities", "Completion", "Endpoint", "EngineStatistics", "SamplingParams", "Tokens")
 _HOMES = {
-    "Answer": "phalanx.engines.engine_requests",
-    "Capabilities": "phalanx.engines.engine_types",
-    "Completion": "phalanx.engines.engine_types",
-    "Endpoint": "phalanx.engines.engine_types",
-    "EngineStatistics": "phalanx.engines.engine_types",
+    **dict.fromkeys(_TYPES, "phalanx.engines.engine_types"),
+    **dict.fromkeys(("Answer", "SampledToken"), "phalanx.engines.engine_requests"),
+    **dict.fromkeys(("RolloutEngine", "endpoints"), "phalanx.engines.engine"),
     "ModelRunner": "phalanx.engines.model_runner",
-    "RolloutEngine": "phalanx.engines.engine",
-    "SampledToken": "phalanx.engines.engine_requests",
-    "SamplingParams": "phalanx.engines.engine_types",
-    "Tokens": "phalanx.engines.engine_types",
-    "Vocabulary": "phalanx.engines.engine_requests",
-    "endpoints": "phalanx.engines.endpoints",
+    "Vocabulary": "phalanx.engines.vocabulary",
     "sticky": "phalanx.api.sticky",
 }
 

@@ -1,34 +1,38 @@
-"""The requests of one engine: what runs, what waits, and when an answer is at its end. No engine is known here.
+"""Requests of an engine: input checks, rows, and their answers while tokens arrive. No engine is known here.
 
-A row becomes a :class:`Row` of ``n`` :class:`Answer`. Answers wait until the engine takes them, then get tokens step by
-step, each with the version of the weights that drew it, until one of their ends comes.
+A row has ``n`` answers. Each of them gets tokens step by step, with the version of the weights that sampled them, until
+an end is reached.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from phalanx.engines.engine_types import (
     UNKNOWN_VERSION,
     Completion,
     FinishReason,
-    PauseMode,
     Prefix,
+    Prompt,
     SamplingParams,
-    joined_runs,
+    Stop,
 )
+from phalanx.engines.vocabulary import Vocabulary
 
-__all__ = ["Answer", "Gate", "Requests", "Row", "SampledToken", "Vocabulary"]
+__all__ = ["Answer", "RequestFactory", "Row", "SampledToken"]
 
 
 class SampledToken(NamedTuple):
-    """One token of an answer, from a step of an engine.
+    """A token of an answer, from a step of a model runner.
 
-    ``log_prob`` is None where the sampling wants none. ``finish`` is what the engine itself found to be the end there.
-    ``version`` is of the weights that drew it, where the engine knows that better than who asked for the step.
+    ``log_prob`` is None if the sampling requests none. ``finish`` is an end that only the runner knows. ``version`` is
+    the version of the weights that sampled the token, if the runner knows better than the caller of its step.
     """
 
     answer: Answer
@@ -39,29 +43,12 @@ class SampledToken(NamedTuple):
     version: int | None = None
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What is needed to know when an answer ends, and to say it in words.
-
-    Attributes:
-        context: tokens that prompt and answer may have together.
-        end: the model's own end tokens.
-        size: tokens are numbers below it.
-        text: gives the text of tokens, where there is a tokenizer.
-    """
-
-    context: int
-    end: frozenset[int] = frozenset()
-    size: int | None = None
-    text: Callable[[Sequence[int]], str] | None = None
-
-
 @dataclass(eq=False)
 class Answer:
-    """One answer while it is made.
+    """An answer while it is made.
 
-    ``key`` is its number in the engine; ``sample`` which of the ``n`` it is. ``tokens`` begins with those of the
-    prefix.
+    ``key`` is its number in the engine, ``sample`` its index among the row's answers. ``tokens`` begins with the tokens
+    of the prefix. ``given`` is the completion of an answer that needs no tokens.
     """
 
     row: Row
@@ -74,51 +61,57 @@ class Answer:
     versions: tuple[tuple[int, int], ...] = ()
     finish_reason: FinishReason | None = None
     text: str | None = None
+    given: Completion | None = None
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The tokens that it answers."""
+        """Tokens of the prompt."""
         return self.row.prompt
 
     @property
     def sampling(self) -> SamplingParams:
-        """How its tokens are drawn."""
+        """Sampling parameters of the row."""
         return self.row.sampling
 
     @property
     def so_far(self) -> list[int]:
-        """Prompt and tokens: what the next token is drawn after."""
+        """Prompt and tokens: the context of the next token."""
         return [*self.row.prompt, *self.tokens]
 
-    def take(self, drawn: SampledToken, version: int, vocabulary: Vocabulary) -> None:
-        """One more token."""
-        self.tokens.append(drawn.token)
-        if drawn.log_prob is not None:
-            self.log_probs.append(drawn.log_prob)
-        if drawn.top is not None:
-            self.top.append(drawn.top)
-        self.versions = joined_runs(self.versions, version, 1)
-        self.finish_reason = drawn.finish or self._end(vocabulary)
+    def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
+        """Append a token that was sampled by weights of ``version``."""
+        self.tokens.append(sampled.token)
+        if sampled.log_prob is not None:
+            self.log_probs.append(sampled.log_prob)
+        if sampled.top is not None:
+            self.top.append(sampled.top)
+        if self.versions and self.versions[-1][0] == version:
+            *earlier, (_, count) = self.versions
+            self.versions = (*earlier, (version, count + 1))
+        else:
+            self.versions = (*self.versions, (version, 1))
+        self.finish_reason = sampled.finish or self._end(vocabulary)
+
+    def is_full(self, vocabulary: Vocabulary) -> bool:
+        """Return whether ``max_tokens`` or the context is reached."""
+        limit = min(self.sampling.max_tokens, vocabulary.context - len(self.prompt))
+        return len(self.tokens) >= limit
 
     def _end(self, vocabulary: Vocabulary) -> FinishReason | None:
-        sampling, token = self.sampling, self.tokens[-1]
-        if token in vocabulary.end and not sampling.ignore_eos:
+        if self.tokens[-1] in vocabulary.end and not self.sampling.ignore_eos:
             return "stop"
-        if any(self._stopped_by(stop, vocabulary) for stop in sampling.stop):
+        if any(self._is_stopped_by(stop, vocabulary) for stop in self.sampling.stop):
             return "stop"
-        full = len(self.prompt) + len(self.tokens) >= vocabulary.context
-        return "length" if full or len(self.tokens) >= sampling.max_tokens else None
+        return "length" if self.is_full(vocabulary) else None
 
-    def _stopped_by(self, stop: int | str | tuple[int, ...], vocabulary: Vocabulary) -> bool:
+    def _is_stopped_by(self, stop: Stop, vocabulary: Vocabulary) -> bool:
         if isinstance(stop, int):
             return self.tokens[-1] == stop
         if isinstance(stop, tuple):
             return tuple(self.tokens[-len(stop) :]) == stop
-        if vocabulary.text is None:
-            return False
-        # Tokens before were looked at already. A character has four tokens at most; those before are told otherwise
-        # where they are the first ones.
-        if stop not in vocabulary.text(self.tokens[-4 * len(stop) - 8 :]):
+        # Earlier tokens were searched before. A character has at most four tokens; the first tokens of a text can be
+        # decoded differently, hence the second search in the whole text.
+        if vocabulary.text is None or stop not in vocabulary.text(self.tokens[-4 * len(stop) - 8 :]):
             return False
         text = vocabulary.text(self.tokens)
         if stop not in text:
@@ -127,11 +120,12 @@ class Answer:
         return True
 
     def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
-        """What its caller gets; ``version`` is of the weights now, for an answer without tokens."""
+        """Return the completion; ``version``, the current version, is for an answer without tokens."""
+        if self.given is not None:
+            return self.given
         text = self.text
         if text is None and vocabulary.text is not None:
-            shown = [token for token in self.tokens if token not in vocabulary.end]
-            text = vocabulary.text(shown)
+            text = vocabulary.text([token for token in self.tokens if token not in vocabulary.end])
         return Completion(
             tokens=tuple(self.tokens),
             log_probs=tuple(self.log_probs),
@@ -145,240 +139,166 @@ class Answer:
 
 @dataclass(eq=False)
 class Row:
-    """One prompt of a call, with the answers to it. ``index`` is its place in the rank's piece."""
+    """A prompt of a call, with its answers. ``index`` is its index in the rank's shard."""
 
     index: int
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     answers: list[Answer] = field(default_factory=list[Answer])
-    done: Completion | None = None
-    """Its end, where no engine was needed to know it."""
 
     @property
-    def over(self) -> bool:
-        """Whether all its answers are at their end."""
-        return self.done is not None or all(answer.finish_reason is not None for answer in self.answers)
+    def error(self) -> str | None:
+        """Reason why this row cannot be served."""
+        given = self.answers[0].given
+        return None if given is None else given.error
+
+    @property
+    def is_finished(self) -> bool:
+        """True if all answers are finished."""
+        return all(answer.finish_reason is not None for answer in self.answers)
 
     def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
-        """What its caller gets."""
-        if self.done is not None:
-            return self.done
+        """Return the completion of the row; see :meth:`Answer.completion`."""
         first, *more = (answer.completion(version, vocabulary) for answer in self.answers)
-        if not more:
-            return first
-        return replace(first, more=tuple(more))
+        return replace(first, more=tuple(more)) if more else first
 
 
-class Requests:
-    """All answers that an engine has to make, in the order in which they came.
+class RequestFactory:
+    """Checks the arguments of calls and makes their rows.
 
-    ``draw_seed`` gives the seed of a row that names none; ``refuses`` says why a sampling cannot be served.
+    Args:
+        vocabulary: vocabulary of the engine.
+        encode: function that encodes a text; None without a tokenizer.
+        refuses: function that returns why a sampling cannot be served, or None.
+        next_seed: function that returns the seed of a row without one.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        draw_seed: Callable[[], int],
-        refuses: Callable[[SamplingParams], str | None] = lambda _: None,
+        encode: Callable[[str], Sequence[int]] | None,
+        refuses: Callable[[SamplingParams], str | None],
+        next_seed: Callable[[], int],
     ) -> None:
         self.vocabulary = vocabulary
-        self._refuses = refuses
-        self._draw_seed = draw_seed
-        self._keys = 0
-        self._rows = 0
-        self.waiting: dict[int, Answer] = {}
-        self.running: dict[int, Answer] = {}
-
-    @property
-    def any(self) -> bool:
-        """Whether there is something to do."""
-        return bool(self.waiting or self.running)
-
-    def row(
-        self,
-        index: int,
-        id: str | None,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        prefix: Prefix,
-        version: int,
-        *,
-        whole: bool = False,
-    ) -> Row:
-        """A row with its answers, none of which waits yet. One that cannot be served, or needs nothing, is done.
-
-        ``whole``: the context need not have room for an answer.
-        """
-        self._rows += 1
-        name = f"request-{self._rows}" if id is None else id
-        made = Row(index, name, tuple(prompt), sampling)
-        fault = self._fault(made, prefix, self.vocabulary.context - (not whole))
-        if fault is not None:
-            made.done = Completion((), (), "error", ((version, 0),), made.id, error=fault)
-        elif isinstance(prefix, Completion) and all(one.finished for one in prefix.all):
-            made.done = prefix
-        else:
-            self._add_answers(made, prefix)
-        return made
+        self._encode, self._refuses, self._next_seed = encode, refuses, next_seed
+        self._keys, self._ids = itertools.count(1), itertools.count(1)
 
     def rows(
-        self,
-        names: Sequence[str | None],
-        prompts: Sequence[Sequence[int]],
-        samplings: Sequence[SamplingParams],
-        prefixes: Sequence[Prefix],
-        version: int,
+        self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int, *, room: int = 1
     ) -> list[Row]:
-        """A row for each prompt; see :meth:`row`."""
-        given = zip(names, prompts, samplings, prefixes, strict=True)
-        return [self.row(index, *one, version) for index, one in enumerate(given)]
+        """Return a row for each prompt. A row that cannot be served, or needs no tokens, is finished.
 
-    def _add_answers(self, row: Row, prefix: Prefix) -> None:
-        seed = row.sampling.seed
-        for sample in range(row.sampling.n):
-            self._keys += 1
-            drawn = self._draw_seed() if seed is None else seed
-            answer = Answer(row, self._keys, sample, drawn)
-            _go_on_with(answer, prefix)
+        Args:
+            sampling: a ``SamplingParams``, or a list. prefix, ids: None, or a list, each with an element per prompt.
+            version: current version of the weights.
+            room: tokens that the context must have room for after a prompt.
+
+        Raises:
+            ValueError: if an argument is of the wrong type or length.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts is a text; give a list of prompts")
+        tokens = [self._prompt_tokens(prompt) for prompt in prompts]
+        count = len(tokens)
+        samplings = [sampling] * count if isinstance(sampling, SamplingParams) else list(sampling)
+        if not all(isinstance(row, SamplingParams) for row in samplings):
+            expected = "px.engines.SamplingParams(max_tokens=..., ...), or a list with one per prompt"
+            raise ValueError(f"sampling={sampling!r}: expected {expected}")
+        samplings, prefixes = _column("sampling", samplings, count), _column("prefix", prefix, count)
+        rows = zip(tokens, samplings, prefixes, _column("ids", ids, count), strict=True)
+        return [self._row(index, *row, version, room) for index, row in enumerate(rows)]
+
+    def _prompt_tokens(self, prompt: Any) -> list[int]:
+        if not isinstance(prompt, str):
+            return _tokens("prompt", prompt, "a list of tokens, such as [1, 15, 3]")
+        if self._encode is None:
+            raise ValueError("a prompt is a text, and the engine has no tokenizer: give tokens or tokenizer=")
+        return list(self._encode(prompt))
+
+    def _row(
+        self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any, version: int, room: int
+    ) -> Row:
+        number = next(self._ids)
+        row = Row(index, f"request-{number}" if id is None else id, tuple(prompt), sampling)
+        if prefix is not None and not isinstance(prefix, Completion):
+            prefix = _tokens("prefix", prefix, "the Completion that came back, its tokens, or None")
+        error = next(self._errors(row, prefix, room), None)
+        if error is not None:
+            failed = Completion((), (), "error", ((version, 0),), row.id, error=error)
+            row.answers.append(Answer(row, next(self._keys), 0, 0, finish_reason="error", given=failed))
+            return row
+        for sample in range(sampling.n):
+            seed = self._next_seed() if sampling.seed is None else sampling.seed
+            answer = Answer(row, next(self._keys), sample, seed)
+            _continue(answer, prefix)
+            if answer.tokens and answer.is_full(self.vocabulary):
+                answer.finish_reason = "length"
             row.answers.append(answer)
-            if answer.tokens and answer.finish_reason is None:
-                full = len(answer.so_far) >= self.vocabulary.context
-                if full or len(answer.tokens) >= row.sampling.max_tokens:
-                    answer.finish_reason = "length"
+        return row
 
-    def _fault(self, row: Row, prefix: Prefix, longest: int) -> str | None:
+    def _errors(self, row: Row, prefix: Prefix, room: int) -> Iterator[str]:
+        vocabulary, sampling = self.vocabulary, row.sampling
+        longest = vocabulary.context - room
         if not row.prompt:
-            return "its prompt is empty; give at least one token"
+            yield "its prompt is empty; give at least one token"
         if len(row.prompt) > longest:
-            return (
-                f"its prompt has {len(row.prompt)} tokens, where the context of {self.vocabulary.context} has room for "
+            yield (
+                f"its prompt has {len(row.prompt)} tokens, where the context of {vocabulary.context} has room for "
                 f"{longest}; shorten the prompt, or give the engine a longer context"
             )
-        for what, tokens in (("prompt", row.prompt), *(("prefix", one) for one in _tokens_of(prefix))):
-            fault = self._fault_of_tokens(what, tokens)
-            if fault is not None:
-                return fault
-        texts = [stop for stop in row.sampling.stop if isinstance(stop, str)]
-        if texts and self.vocabulary.text is None:
-            return f"it is to stop at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
-        if isinstance(prefix, Completion) and len(prefix.all) != row.sampling.n:
-            return (
-                f"prefix has {len(prefix.all)} answers, and SamplingParams(n={row.sampling.n}) wants others"
-            )
-        return self._refuses(row.sampling)
-
-    def _fault_of_tokens(self, what: str, tokens: Sequence[int]) -> str | None:
-        size = self.vocabulary.size
-        if not tokens or (min(tokens) >= 0 and (size is None or max(tokens) < size)):
-            return None
-        wrong = next(token for token in tokens if token < 0 or (size is not None and token >= size))
-        return f"its {what} has the token {wrong}; tokens are from 0, and below {size or 'their number'}"
-
-    def put(self, row: Row) -> None:
-        """Let the answers of a row wait for the engine."""
-        self.waiting.update((answer.key, answer) for answer in row.answers if answer.finish_reason is None)
-
-    def admit(self, room: int | None) -> list[Answer]:
-        """The next answers for the engine, ``room`` at most; they run from now on."""
-        keys = list(self.waiting)[:room]
-        taken = [self.waiting.pop(key) for key in keys]
-        self.running.update((answer.key, answer) for answer in taken)
-        return taken
-
-    def take(self, drawn: Iterable[SampledToken], version: int) -> Iterator[Answer]:
-        """Give answers what a step drew; those that got something. What is at its end runs no more."""
-        for one in drawn:
-            if one.answer.key not in self.running:
-                continue  # it was aborted while the engine was at it
-            one.answer.take(one, version if one.version is None else one.version, self.vocabulary)
-            if one.answer.finish_reason is not None:
-                del self.running[one.answer.key]
-            yield one.answer
-
-    def abort(self, wanted: Callable[[Answer], bool]) -> list[Answer]:
-        """End answers where they are; those that were ended, which the engine has to drop."""
-        ended = [one for one in (*self.running.values(), *self.waiting.values()) if wanted(one)]
-        for answer in ended:
-            answer.finish_reason = "abort"
-            self.running.pop(answer.key, None)
-            self.waiting.pop(answer.key, None)
-        return ended
-
-    def drop(self, answers: Iterable[Answer]) -> list[Answer]:
-        """Forget answers that nobody waits for any more; those of them that the engine has to drop."""
-        return [one for one in answers if self.running.pop(one.key, None) or self.waiting.pop(one.key, None)]
+        answers = prefix.all if isinstance(prefix, Completion) else ()
+        plain = () if prefix is None or isinstance(prefix, Completion) else prefix
+        prefixes = [plain, *(answer.tokens for answer in answers)]
+        limit = math.inf if vocabulary.size is None else vocabulary.size
+        for name, tokens in (("prompt", row.prompt), *(("prefix", tokens) for tokens in prefixes)):
+            wrong = next((token for token in tokens if not 0 <= token < limit), None)
+            if wrong is not None:
+                yield f"its {name} has the token {wrong}; expected 0 to below {vocabulary.size or 'their number'}"
+        texts = [stop for stop in sampling.stop if isinstance(stop, str)]
+        if texts and vocabulary.text is None:
+            yield f"it stops at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
+        if answers and len(answers) != sampling.n:
+            yield f"prefix has {len(answers)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
+        refusal = self._refuses(sampling)
+        if refusal is not None:
+            yield refusal
 
 
-def _tokens_of(prefix: Prefix) -> list[Sequence[int]]:
-    if isinstance(prefix, Completion):
-        return [one.tokens for one in prefix.all]
-    return [] if prefix is None else [prefix]
+def _column(name: str, values: Any, count: int) -> list[Any]:
+    column = [None] * count if values is None else list(values)
+    if len(column) != count:
+        raise ValueError(f"{name} has {len(column)} elements for {count} prompts; give one for each")
+    return column
 
 
-def _go_on_with(answer: Answer, prefix: Prefix) -> None:
+def _tokens(name: str, given: Any, expected: str) -> list[int]:
+    """Return Python integers from a list, array or tensor of numbers."""
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        if isinstance(listed, Sequence) and not isinstance(listed, str | bytes):
+            return [operator.index(token) for token in listed]
+    except TypeError:
+        pass
+    raise ValueError(f"a {name} is {reprlib.repr(given)}; expected {expected}")
+
+
+def _continue(answer: Answer, prefix: Prefix) -> None:
+    """Let an answer begin with its prefix. Log-probabilities that the prefix lacks are nan."""
     if prefix is None:
         return
-    if not isinstance(prefix, Completion):
-        answer.tokens = list(prefix)
-        answer.log_probs = [math.nan] * len(answer.tokens) if answer.sampling.log_probs is not None else []
-        answer.versions = joined_runs((), UNKNOWN_VERSION, len(answer.tokens))
-        return
-    one = prefix.all[answer.sample]
-    answer.tokens, answer.log_probs, answer.top = list(one.tokens), list(one.log_probs), list(one.top)
-    if not one.finished:
-        _align(answer)
-    answer.versions = one.versions if one.tokens else ()
-    if one.finished:
-        answer.finish_reason, answer.text = one.finish_reason, one.text
-
-
-def _align(answer: Answer) -> None:
-    """What is told of each token is told of each: what the prefix does not know is nan, or no tokens."""
-    sampling, count = answer.sampling, len(answer.tokens)
-    missing = count - len(answer.log_probs)
-    answer.log_probs = (
-        [] if sampling.log_probs is None else [*answer.log_probs, *[math.nan] * missing][:count]
-    )
-    top = [*answer.top, *({} for _ in range(count - len(answer.top)))]
-    answer.top = top[:count] if sampling.log_probs else []
-
-
-@dataclass
-class Gate:
-    """Whether an engine may go on: a state machine of pause and resume, sleep and wake.
-
-    ``keep`` stops between two steps, with all answers where they are. ``wait`` lets the running ones come to their
-    end and begins no others. ``abort`` ends all. A second pause replaces the mode of the first; one ``resume``
-    ends any. While something of the engine sleeps there is no step either.
-    """
-
-    mode: PauseMode | None = None
-    asleep: frozenset[str] = frozenset()
-
-    def pause(self, mode: PauseMode) -> None:
-        """Close it."""
-        self.mode = mode
-
-    def resume(self) -> None:
-        """Open it."""
-        self.mode = None
-
-    def sleep(self, tags: Iterable[str]) -> None:
-        """These parts sleep from now on."""
-        self.asleep |= frozenset(tags)
-
-    def wake(self, tags: Iterable[str]) -> None:
-        """These parts are awake."""
-        self.asleep -= frozenset(tags)
-
-    @property
-    def open(self) -> bool:
-        """Whether answers that wait may begin."""
-        return self.mode is None and not self.asleep
-
-    def steps(self, requests: Requests) -> bool:
-        """Whether there is a step to take."""
-        if self.open:
-            return requests.any
-        return self.mode == "wait" and not self.asleep and bool(requests.running)
+    if isinstance(prefix, Completion):
+        given = prefix.all[answer.sample]
+        if given.finished:
+            answer.given, answer.finish_reason = given, given.finish_reason
+            return
+    else:
+        given = Completion(tuple(prefix), (), "abort", ((UNKNOWN_VERSION, len(prefix)),))
+    count = len(given.tokens)
+    answer.tokens = list(given.tokens)
+    answer.versions = given.versions if given.tokens else ()
+    if answer.sampling.log_probs is not None:
+        answer.log_probs = [*given.log_probs, *[math.nan] * (count - len(given.log_probs))]
+    if answer.sampling.log_probs:
+        answer.top = [*given.top, *({} for _ in range(count - len(given.top)))]

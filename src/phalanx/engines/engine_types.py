@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it: values without rows. A list of them has one row for each."""
+"""Data types of engines: sampling parameters, completions, statistics. Dispatch treats them as values without rows."""
 
 from __future__ import annotations
 
@@ -22,49 +22,46 @@ __all__ = [
     "SamplingParams",
     "Stop",
     "Tokens",
-    "joined_runs",
 ]
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-"""A stop token or text came; ``max_tokens`` or the context was full; it was aborted; the row could not be served."""
+"""Stop token or text; ``max_tokens`` or the context reached; aborted; the row cannot be served."""
 
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]
 
 Prompt: TypeAlias = "Sequence[int] | str"
-"""Tokens, or text where the engine has a tokenizer."""
+"""Tokens, or text if the engine has a tokenizer."""
 
 Stop: TypeAlias = "int | str | tuple[int, ...]"
-"""One token, a text (where the engine has a tokenizer), or several tokens in a row."""
+"""A token, a text (if the engine has a tokenizer), or several tokens in a row."""
 
 UNKNOWN_VERSION = -1
-"""Of tokens that were given as a plain prefix: who drew them is not known here."""
+"""Weights version of tokens that were given as a prefix without their completion."""
 
 Runs: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Pairs of a version of the weights, and of how many tokens in a row were made with it."""
+"""Pairs of a weights version and the number of tokens in a row that were sampled with it."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn.
-
-    One for all prompts of a call, or a list with one for each.
+    """Sampling parameters: an object for all prompts of a call, or a list with an object per prompt.
 
     Attributes:
-        max_tokens: of an answer at most, those of ``prefix=`` included.
-        temperature: 0 takes the likeliest token; 1 draws from the model's own distribution.
-        top_p: draws from the likeliest tokens that together have this probability.
+        max_tokens: most tokens of an answer, including the prefix.
+        temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
+        top_p: sample from the likeliest tokens that together have this probability.
         n: answers to each prompt; ``Completion.all`` has them.
-        seed: of the row's own random numbers: token i of an answer is drawn with number i of its seed, whatever else
-            is in the batch, and also where ``prefix=`` goes on. One ``SamplingParams`` for many rows gives equal
-            prompts equal answers; :meth:`each` does not. None: the engine draws one.
-        stop: what ends an answer: tokens, several tokens in a row, or texts. A stop token is the last of the
-            answer; what ``text`` has of an answer ends before a stop text.
-        log_probs: None for no log-probabilities; 0 for those of the answer's tokens; k for those of the k likeliest
-            tokens at each place too. They are the model's own, before temperature and ``top_p``.
+        seed: seed of the row's own random numbers. Token i of an answer is sampled with number i of its seed,
+            independent of the batch, and also after ``prefix=``. One ``SamplingParams`` for many rows gives equal
+            prompts equal answers; :meth:`each` does not. None: the engine chooses one.
+        stop: ends of an answer: tokens, several tokens in a row, or texts. A stop token is the last of the
+            answer; ``text`` ends before a stop text.
+        log_probs: None for no log-probabilities; 0 for the answer's tokens; k also for the k likeliest
+            tokens at each position. They are the model's own, before temperature and ``top_p``.
         ignore_eos: do not stop at the model's own end tokens.
 
     Raises:
-        DeclarationError: a value that none of these can be.
+        DeclarationError: if a value is out of range.
     """
 
     max_tokens: int = 16
@@ -77,25 +74,21 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _stops(self.stop))
-        wrong = (
-            ("max_tokens", _whole(self.max_tokens, 1), "a whole number from 1"),
-            ("temperature", _number(self.temperature) and self.temperature >= 0, "a number from 0"),
-            ("top_p", _number(self.top_p) and 0 < self.top_p <= 1, "a number above 0, up to 1"),
-            ("n", _whole(self.n, 1), "a whole number from 1"),
-            ("seed", self.seed is None or _whole(self.seed, 0), "a whole number from 0, or None"),
-            (
-                "log_probs",
-                self.log_probs is None or _whole(self.log_probs, 0),
-                "a whole number from 0, or None",
-            ),
-        )
-        for name, right, expected in wrong:
-            if not right:
+        object.__setattr__(self, "stop", _checked_stops(self.stop))
+        positive, optional = "a whole number from 1", "a whole number from 0, or None"
+        for name, valid, expected in (
+            ("max_tokens", _is_whole(self.max_tokens, 1), positive),
+            ("temperature", _is_number(self.temperature) and self.temperature >= 0, "a number from 0"),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0, up to 1"),
+            ("n", _is_whole(self.n, 1), positive),
+            ("seed", self.seed is None or _is_whole(self.seed, 0), optional),
+            ("log_probs", self.log_probs is None or _is_whole(self.log_probs, 0), optional),
+        ):
+            if not valid:
                 raise DeclarationError(f"SamplingParams({name}={getattr(self, name)!r}): expected {expected}")
 
     def each(self, count: int) -> list[SamplingParams]:
-        """One for each of ``count`` rows, with the seeds ``seed``, ``seed + 1``, and so on."""
+        """Return an object for each of ``count`` rows, with the seeds ``seed``, ``seed + 1``, and so on."""
         if self.seed is None:
             return [self] * count
         return [replace(self, seed=self.seed + row) for row in range(count)]
@@ -103,21 +96,20 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer.
+    """Answer to a prompt.
 
     Attributes:
-        tokens: drawn after the prompt, those of ``prefix=`` included.
-        log_probs: of each token, by the weights that drew it; empty where none were asked for; nan of tokens that
-            were given as a prefix without them.
+        tokens: tokens after the prompt, including the prefix.
+        log_probs: log-probability of each token under the weights that sampled it; empty if none were requested; nan
+            for tokens of a prefix without log-probabilities.
         finish_reason: "stop", "length", "abort", or "error".
-        versions: runs of (version, tokens): with which weights how many tokens in a row were drawn. 0 are those
-            from before the first sync, -1 those that were given as a prefix of plain tokens. An answer without
-            tokens has one run, of no tokens.
-        id: of the request, for ``abort``.
-        text: where the engine has a tokenizer.
-        error: what was wrong with this row; the other rows have their answers.
-        top: for each token the likeliest ones with their log-probabilities, where ``SamplingParams(log_probs=k)``
-        asked for k. more: the other answers to the same prompt, of ``SamplingParams(n=)``.
+        versions: runs of (version, number of tokens). Version 0 is before the first sync, -1 is a prefix of plain
+            tokens. An answer without tokens has a run of no tokens.
+        id: name of the request, for ``abort``.
+        text: decoded tokens, if the engine has a tokenizer.
+        error: reason why this row has no answer; other rows have theirs.
+        top: for each token the likeliest tokens with their log-probabilities, if ``SamplingParams(log_probs=k)``
+            requested k. more: further answers to the same prompt, of ``SamplingParams(n=)``.
     """
 
     tokens: tuple[int, ...]
@@ -132,13 +124,18 @@ class Completion:
 
     @property
     def version(self) -> int:
-        """Of the weights that drew the last token."""
+        """Version of the weights that sampled the last token."""
         return self.versions[-1][0] if self.versions else 0
 
     @property
     def all(self) -> tuple[Completion, ...]:
-        """The answers to the prompt, this one first."""
+        """All answers to the prompt, beginning with this answer."""
         return (replace(self, more=()), *self.more)
+
+    @property
+    def finished(self) -> bool:
+        """True unless the answer was aborted; an aborted answer can be continued by ``prefix=``."""
+        return self.finish_reason != "abort"
 
     @property
     def __phalanx_nbytes__(self) -> int:
@@ -146,25 +143,20 @@ class Completion:
         top = 16 * sum(map(len, self.top))
         return 64 + texts + 8 * (len(self.tokens) + len(self.log_probs)) + top + 64 * len(self.more)
 
-    @property
-    def finished(self) -> bool:
-        """Whether it came to its end; one that was aborted can be gone on with, by ``prefix=``."""
-        return self.finish_reason != "abort"
-
 
 Prefix: TypeAlias = "Completion | Sequence[int] | None"
-"""An answer to go on with, as it came back or as tokens."""
+"""Answer to continue: an aborted completion, or its tokens."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Some tokens of an answer, as they are drawn; what :meth:`RolloutEngine.generate_tokens` yields.
+    """Tokens of an answer while it is made; :meth:`RolloutEngine.generate_tokens` yields them.
 
     Attributes:
-        row: of the prompt in the rank's own piece. sample: which of the ``n`` answers.
-        id: of the request.
+        row: index of the prompt in the rank's shard. sample: which of the ``n`` answers.
+        id: name of the request.
         tokens, log_probs, version: as in :class:`Completion`.
-        finish_reason: with the last ones; None before.
+        finish_reason: set with the last tokens; None before.
         error: as in :class:`Completion`.
     """
 
@@ -180,16 +172,16 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. What it cannot is accepted where that does no harm, with one warning, else refused.
+    """Features of an engine. A missing feature is ignored with a warning if that is harmless, else refused.
 
     Attributes:
-        context: tokens that prompt and answer may have together.
-        sleep: whether ``sleep`` gives memory back.
-        prefix_cache: whether it keeps what it knows of prompts from call to call.
-        seeds: whether ``SamplingParams(seed=)`` gives a row the same tokens whatever else is in the batch.
-        top: the largest k of ``SamplingParams(log_probs=k)``.
-        prompt_log_probs: whether it tells log-probabilities of prompts.
-        text: whether it has a tokenizer.
+        context: most tokens of prompt and answer together.
+        sleep: whether ``sleep`` releases memory.
+        prefix_cache: whether prompts are cached from call to call.
+        seeds: whether ``SamplingParams(seed=)`` gives a row the same tokens in every batch.
+        top: largest k of ``SamplingParams(log_probs=k)``.
+        prompt_log_probs: whether log-probabilities of prompts are available.
+        text: whether the engine has a tokenizer.
     """
 
     context: int
@@ -203,14 +195,14 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class EngineStatistics:
-    """What a rank's engine does, and did.
+    """Activity of a rank's engine.
 
     Attributes:
-        running, waiting: answers that are drawn now, and that have to wait.
-        requests: rows that came to their end since the start; aborted: of them, those that were aborted.
-        tokens: drawn since the start. tokens_per_second: of the last ten seconds at work.
-        cache_use: part of the memory for keys and values that is in use, 0 to 1.
-        version: of the weights. paused: how, or None.
+        running, waiting: answers in work, and answers in the queue.
+        requests: finished rows since the start. aborted: aborted rows among them.
+        tokens: tokens since the start. tokens_per_second: rate over the last ten seconds of work.
+        cache_use: used fraction of the memory for keys and values, 0 to 1.
+        version: version of the weights. paused: pause mode, or None.
     """
 
     running: int = 0
@@ -224,36 +216,29 @@ class EngineStatistics:
     paused: PauseMode | None = None
 
     def numbers(self) -> dict[str, float]:
-        """What changes while it works, by name: for metrics and traces."""
+        """Return the changing values by name, for metrics and traces."""
+        names = ("tokens_per_second", "running", "waiting", "cache_use", "tokens")
         return {
-            "tokens_per_second": self.tokens_per_second,
-            "running": float(self.running),
-            "waiting": float(self.waiting),
-            "cache_use": self.cache_use,
-            "tokens": float(self.tokens),
+            **{name: float(getattr(self, name)) for name in names},
             "weights_version": float(self.version),
         }
 
     def line(self) -> str:
-        """The same for people."""
-        parts = [
-            f"{self.tokens_per_second:.0f} tokens/s",
-            f"{self.running} running",
-            f"{self.waiting} waiting",
-        ]
-        parts += [f"cache {self.cache_use:.0%}", f"{self.requests} rows done"]
+        """Return the statistics as a line of text."""
+        parts = [f"{self.tokens_per_second:.0f} tokens/s", f"{self.running} running"]
+        parts += [f"{self.waiting} waiting", f"cache {self.cache_use:.0%}", f"{self.requests} rows done"]
         parts += [f"weights {self.version}"] if self.version else []
         return ", ".join([*parts, f"paused ({self.paused})"] if self.paused else parts)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An engine that is served by HTTP, as OpenAI's API is.
+    """HTTP server of an engine, compatible with OpenAI's API.
 
     Attributes:
-        url: with "/v1", as OpenAI's client takes it for ``base_url``.
-        token: the key that every request needs; OpenAI's client takes it for ``api_key``. The repr does not show it.
-        model: its name in requests.
+        url: address with "/v1", the ``base_url`` of OpenAI's client.
+        token: key that every request needs, the ``api_key`` of OpenAI's client. The repr does not show it.
+        model: model name in requests.
     """
 
     url: str
@@ -261,47 +246,35 @@ class Endpoint:
     model: str
 
 
-def joined_runs(runs: Sequence[tuple[int, int]], version: int, count: int) -> Runs:
-    """``runs`` with ``count`` more tokens of ``version``."""
-    if count and runs and runs[-1][0] == version:
-        return (*runs[:-1], (version, runs[-1][1] + count))
-    return (*runs, (version, count)) if count else tuple(runs)
-
-
-def _stops(given: Any) -> tuple[Stop, ...]:
+def _checked_stops(given: Any) -> tuple[Stop, ...]:
     stops: list[Stop] = []
-    for one in () if given is None else [given] if isinstance(given, int | str) else given:
-        if isinstance(one, str) or (isinstance(one, int) and not isinstance(one, bool)):
-            stops.append(one)
-        elif isinstance(one, Sequence) and one and all(_whole(token, 0) for token in one):
-            stops.append(tuple(one))
+    for stop in () if given is None else [given] if isinstance(given, int | str) else given:
+        if stop == "":
+            raise DeclarationError(
+                f"SamplingParams(stop={given!r}): an empty text would end every answer at once"
+            )
+        if isinstance(stop, str) or (isinstance(stop, int) and not isinstance(stop, bool)):
+            stops.append(stop)
+        elif isinstance(stop, Sequence) and stop and all(_is_whole(token, 0) for token in stop):
+            stops.append(tuple(stop))
         else:
             raise DeclarationError(
                 f"SamplingParams(stop={given!r}): expected tokens, lists of tokens, or texts"
             )
-    if "" in stops:
-        raise DeclarationError(
-            f"SamplingParams(stop={given!r}): an empty text would end every answer at once"
-        )
     return tuple(stops)
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _without_rows(cls: type) -> None:
-    """Let dispatch take values of ``cls`` whole, although dataclasses are taken apart."""
-
-    def none(*_: Any) -> Any:
-        raise DeclarationError(f"a {cls.__name__} has no rows; give a list with one for each row")
-
-    register_row_type(cls, count=lambda _: None, slice=none, concat=none)
+def _reject_rows(*_: Any) -> Any:
+    raise DeclarationError("values of px.engines have no rows; give a list with one per row")
 
 
-for _leaf in (SamplingParams, Completion, Tokens, Capabilities, EngineStatistics, Endpoint):
-    _without_rows(_leaf)
+for _type in (SamplingParams, Completion, Tokens, Capabilities, EngineStatistics, Endpoint):
+    register_row_type(_type, count=lambda _: None, slice=_reject_rows, concat=_reject_rows)

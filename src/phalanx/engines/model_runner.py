@@ -1,90 +1,95 @@
-"""What an engine has to supply: steps. All else, requests, pauses, versions, errors of rows, is `RolloutEngine`'s."""
+"""Interface of the part of an engine that runs the model; ``RolloutEngine`` supplies requests, pauses, versions."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Iterable, Sequence
 
-from phalanx.engines.engine_requests import Answer, SampledToken, Vocabulary
+from phalanx.engines.engine_requests import Answer, SampledToken
 from phalanx.engines.engine_types import Capabilities, SamplingParams
+from phalanx.engines.vocabulary import Vocabulary
 
 __all__ = ["ModelRunner"]
 
 
 class ModelRunner(abc.ABC):
-    """The inside of an engine. :class:`RolloutEngine` calls it from one thread, never two methods at once.
+    """Runs the model of an engine. :class:`RolloutEngine` calls its methods from a single thread, in sequence.
 
-    Weights change only between two calls of it, or while a step is awaited. It does not end answers, except by
-    ``SampledToken.finish`` where it knows an end that ``vocabulary`` does not tell.
+    Weights change only between two calls, or while a step is awaited. A runner does not end answers, except by
+    ``SampledToken.finish`` at an end that ``vocabulary`` does not tell.
     """
 
-    #: What it can do.
+    #: Features of the engine.
     capabilities: Capabilities
-    #: When answers end, and how tokens are told as text.
+    #: Limits and decoding of tokens.
     vocabulary: Vocabulary
 
     @abc.abstractmethod
     def add(self, answers: Sequence[Answer]) -> None:
-        """Draw tokens for these from the next step on, after ``answer.so_far``; each counts from the number of
-        tokens that it has: token i is drawn with number i of ``answer.seed`` and ``answer.sample``."""
+        """Sample tokens for ``answers`` from the next step on, after ``answer.so_far``.
+
+        Token i of an answer is sampled with number i of ``answer.seed`` and ``answer.sample``, including
+        tokens of a prefix.
+        """
 
     @abc.abstractmethod
     def step(self) -> Iterable[SampledToken] | Awaitable[Iterable[SampledToken]]:
-        """Draw a token, or some, for some or all of the answers that it has."""
+        """Sample tokens for some or all of the added answers."""
 
     @abc.abstractmethod
     def remove(self, answers: Sequence[Answer]) -> None:
-        """Forget these: they ended, or were aborted. Some may be unknown here."""
+        """Forget ``answers``: they ended or were aborted. Some may be unknown."""
 
     @abc.abstractmethod
     def weights_changed(self) -> None:
-        """The weights are others than in the last step: what was computed with the old ones is of no use."""
+        """Drop results of the old weights: they have changed since the last step."""
 
     @abc.abstractmethod
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of each prompt the log-probability of every token but the first, after those before it."""
+        """Return the log-probability of every token of each prompt but the first."""
 
     def refuses(self, sampling: SamplingParams) -> str | None:
-        """Why rows with this sampling cannot be served, in words; None where they can."""
-        top = sampling.log_probs or 0
-        if top > self.capabilities.top:
-            most = self.capabilities.top
+        """Return why rows with this sampling cannot be served, or None."""
+        top, most = sampling.log_probs or 0, self.capabilities.top
+        if top > most:
             return f"SamplingParams(log_probs={top}): this engine returns at most the {most} likeliest tokens"
         return None
 
     def room(self) -> int | None:
-        """How many more answers it can take now; None for any number."""
+        """Return how many more answers can be added now, or None without a limit."""
         return None
 
     def cache_use(self) -> float:
-        """The part of the memory for keys and values that is in use, 0 to 1."""
+        """Return the used fraction of the memory for keys and values, 0 to 1."""
         return 0.0
 
     def reset_cache(self) -> None:
-        """Forget what is kept of prompts from call to call."""
+        """Drop the cache of prompts."""
         return
 
     def hold(self) -> None:
-        """Stand still until :meth:`release`, where tokens are drawn beside the steps that are asked for; a step that is
-        waited for ends with what there is."""
+        """Stop until :meth:`release`, if tokens are sampled concurrently to steps. A pending step ends.
+
+        Both methods may be called several times in a row.
+        """
         return
 
     def release(self) -> None:
-        """Go on after :meth:`hold`."""
+        """Continue after :meth:`hold`."""
         return
 
-    def why_not(self, what: str) -> str:
-        """Why it cannot do what ``capabilities`` says that it cannot, in words."""
-        return f"this engine has no {what}"
+    def why_not(self, feature: str) -> str:
+        """Return why a feature is missing in ``capabilities``."""
+        return f"this engine has no {feature}"
 
     def sleep(self, tags: Sequence[str]) -> None:
-        """Give memory back; called where ``capabilities.sleep``."""
+        """Release memory; called if ``capabilities.sleep``."""
         return
 
     def wake(self, tags: Sequence[str]) -> None:
-        """Take it again."""
+        """Allocate the memory again."""
         return
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         return

@@ -1,83 +1,106 @@
-"""Tokens drawn from logits, each row by its own sampling and its own random numbers."""
+"""Sampling of tokens from logits, each row by its own parameters and its own random numbers.
+
+A row's tokens depend on its own seed alone, not on the batch, nor on where an answer was interrupted: number i of a
+seed is known without the earlier numbers. The generator is splitmix64 (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators"), whose state after i numbers is seed + i * GOLDEN.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from phalanx.engines.engine_requests import Answer, SampledToken
-from phalanx.engines.randomness import stream_of, uniforms
 
-__all__ = ["by_numbers", "draw", "nucleus"]
+__all__ = ["keep_top_p", "random_stream", "sample_by_numbers", "sample_tokens", "uniform_numbers"]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def draw(answers: Sequence[Answer], logits: Tensor) -> tuple[list[SampledToken], Tensor]:
-    """The next token of each answer.
+def sample_tokens(answers: Sequence[Answer], logits: Tensor) -> tuple[list[SampledToken], Tensor]:
+    """Sample the next token of each answer.
 
     Args:
-        answers: of each row.
-        logits: (rows, vocabulary), of whatever device and dtype.
+        answers: answer of each row.
+        logits: (rows, vocabulary), of any device and dtype.
 
     Returns:
-        What was drawn, and the tokens as a tensor, (rows,).
+        The sampled tokens, and the same as a tensor, (rows,).
     """
-    samplings = [answer.sampling for answer in answers]
     log_probs = logits.float().log_softmax(dim=-1)
     tokens = log_probs.argmax(dim=-1)
-    hot = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-    if hot:
-        tokens[hot] = _sampled([answers[row] for row in hot], log_probs[hot])
-    listed = tokens.tolist()
-    if all(sampling.log_probs is None for sampling in samplings):
-        return [SampledToken(answer, token) for answer, token in zip(answers, listed, strict=True)], tokens
+    random = [row for row, answer in enumerate(answers) if answer.sampling.temperature > 0]
+    if random:
+        tokens[random] = _sample_randomly([answers[row] for row in random], log_probs[random])
+    wanted = [answer.sampling.log_probs for answer in answers]
     of_token = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
-    tops = _tops(samplings_top=[sampling.log_probs or 0 for sampling in samplings], log_probs=log_probs)
-    drawn = [
-        SampledToken(answer, token, None if sampling.log_probs is None else log_prob, top)
-        for answer, sampling, token, log_prob, top in zip(
-            answers, samplings, listed, of_token, tops, strict=True
+    count = min(max(k or 0 for k in wanted), log_probs.shape[1])
+    likeliest = zip(*(part.tolist() for part in log_probs.topk(count, dim=-1)), strict=True)
+    sampled = [
+        SampledToken(
+            answer,
+            token,
+            None if k is None else log_prob,
+            dict(zip(top_tokens[:k], top_values[:k], strict=True)) if k else None,
+        )
+        for answer, token, k, log_prob, (top_values, top_tokens) in zip(
+            answers, tokens.tolist(), wanted, of_token, likeliest, strict=True
         )
     ]
-    return drawn, tokens
+    return sampled, tokens
 
 
-def _sampled(answers: Sequence[Answer], log_probs: Tensor) -> Tensor:
-    """By the inverse of the cumulated distribution, in double precision: one uniform number for each token."""
+def _sample_randomly(answers: Sequence[Answer], log_probs: Tensor) -> Tensor:
+    """Sample by the inverse of the cumulative distribution in double precision, with a random number per token."""
     samplings = [answer.sampling for answer in answers]
-    heat = torch.tensor([one.temperature for one in samplings], dtype=torch.float64, device=log_probs.device)
-    weights = (log_probs.double() / heat[:, None]).softmax(dim=-1)
-    if any(one.top_p < 1 for one in samplings):
-        top_p = torch.tensor([one.top_p for one in samplings], dtype=torch.float64, device=log_probs.device)
-        weights = nucleus(weights, top_p)
-    return by_numbers(
-        weights, [stream_of(one.seed, one.sample) for one in answers], [len(one.tokens) for one in answers]
-    )
+    options: dict[str, Any] = {"dtype": torch.float64, "device": log_probs.device}
+    temperatures = torch.tensor([sampling.temperature for sampling in samplings], **options)
+    weights = (log_probs.double() / temperatures[:, None]).softmax(dim=-1)
+    if any(sampling.top_p < 1 for sampling in samplings):
+        weights = keep_top_p(weights, torch.tensor([sampling.top_p for sampling in samplings], **options))
+    streams = [random_stream(answer.seed, answer.sample) for answer in answers]
+    return sample_by_numbers(weights, streams, [len(answer.tokens) for answer in answers])
 
 
-def by_numbers(weights: Tensor, streams: Sequence[int], places: Sequence[int]) -> Tensor:
-    """A token of each row of ``weights``, (rows, vocabulary), by the random number of its place; (rows,)."""
-    cumulated = weights.cumsum(dim=-1)
-    points = torch.from_numpy(uniforms(streams, places)).to(weights.device) * cumulated[:, -1]
-    found = torch.searchsorted(cumulated, points[:, None], right=True)[:, 0]
-    return found.clamp_(max=weights.shape[1] - 1)
+def sample_by_numbers(weights: Tensor, streams: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Sample a token of each row of ``weights``, (rows, vocabulary), by the random number of its position; (rows,)."""
+    cumulative = weights.cumsum(dim=-1)
+    points = torch.from_numpy(uniform_numbers(streams, positions)).to(weights.device) * cumulative[:, -1]
+    tokens = torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
+    return tokens.clamp_(max=weights.shape[1] - 1)
 
 
-def nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Without the tokens that are not needed for the probability ``top_p``, the likeliest first."""
+def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Set the weights to 0 except for the likeliest tokens that together have the probability ``top_p``."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     kept = ordered.masked_fill(before >= top_p[:, None], 0.0)
     return torch.zeros_like(weights).scatter_(1, order, kept)
 
 
-def _tops(samplings_top: Sequence[int], log_probs: Tensor) -> list[dict[int, float] | None]:
-    most = max(samplings_top)
-    if not most:
-        return [None] * len(samplings_top)
-    values, tokens = (one.tolist() for one in log_probs.topk(min(most, log_probs.shape[1]), dim=-1))
-    return [
-        dict(zip(tokens[row][:count], values[row][:count], strict=True)) if count else None
-        for row, count in enumerate(samplings_top)
-    ]
+def random_stream(seed: int, sample: int) -> int:
+    """Return the stream of numbers of sample ``sample`` of a row with ``seed``, as a number below 2**64."""
+    return _mix((_mix(seed & _MASK) + sample * _GOLDEN) & _MASK)
+
+
+def uniform_numbers(streams: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return number ``positions[i]`` of ``streams[i]``, each from 0 to below 1."""
+    steps = (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    state = np.asarray(streams, np.uint64) + steps
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
+    state ^= state >> np.uint64(31)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: int) -> int:
+    state = ((state ^ (state >> 30)) * _FIRST) & _MASK
+    state = ((state ^ (state >> 27)) * _SECOND) & _MASK
+    return state ^ (state >> 31)

@@ -1,48 +1,51 @@
-"""``TransformersRollout``: a causal language model of transformers as a role that generates."""
+"""``TransformersRollout``: a causal language model of transformers as a role that generates, for small models.
+
+All running answers are a batch, padded on the left. Keys and values are a tensor per layer, with a row for each
+answer. New answers are read in a batch of their own, whose keys and values are then appended to the others;
+finished rows are cut out. Positions and masks are given, so that padding does not affect a row.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from phalanx.engines.continuous import ContinuousMachine
 from phalanx.engines.engine import RolloutEngine
-from phalanx.engines.engine_requests import Vocabulary
+from phalanx.engines.engine_requests import Answer, SampledToken
+from phalanx.engines.engine_types import Capabilities
 from phalanx.engines.model_runner import ModelRunner
-from phalanx.engines.padded import PaddedRunner
-from phalanx.engines.tokenization import check_folder, decoder, tokenizer_of
+from phalanx.engines.token_sampling import sample_tokens
+from phalanx.engines.vocabulary import Vocabulary, check_folder, decoder, end_tokens, load_tokenizer
 
 __all__ = ["TransformersRollout"]
 
-Scheduler = Literal["padded", "continuous"]
+_TOP = 64
 
 
 class TransformersRollout(RolloutEngine):
-    """An engine in the worker's process, by transformers alone, on CPUs and GPUs.
+    """Engine in the worker's process, by transformers alone, on CPUs and GPUs.
 
-    Each rank has the whole model. With ``weights`` it accepts syncs, in place::
+    Each rank has the complete model. With ``weights`` it accepts syncs, in place::
 
         rollout = px.WorkerGroup(pool, TransformersRollout.bind("path/of/model", weights="policy"))
         sync = px.WeightSync(actor, rollout, "policy")
 
     Args:
-        model: a folder with a model (or its name on the hub), a module, or a function that makes one.
-        weights: the name under which syncs bring weights; None for weights that stay.
-        scheduler: "padded" makes all running answers one batch; "continuous" is transformers' continuous batching,
-            paged attention, for long answers of many lengths on GPUs.
-        tokenizer: a folder, or a tokenizer: prompts and stops may then be texts, and answers have ``text``.
-        dtype: of a model that is loaded from a folder; None for the one that it was saved in.
-        context: tokens of prompt and answer together; None for what the model says.
-        max_running: answers at once at most.
-        num_blocks: of the cache for "continuous", of 256 tokens each; the context is no longer than all of them.
-        seed: of the seeds of rows that name none; None for others in every run.
+        model: a folder with a model (or its name on the hub), a module, or a function that returns one.
+        weights: name under which syncs send weights; None for constant weights.
+        tokenizer: a folder, or a tokenizer: prompts and stops can then be texts, and answers have ``text``.
+        dtype: type of a model that is loaded from a folder; None for its own.
+        context: most tokens of prompt and answer together; None for the model's own limit.
+        max_running: most answers in a batch.
+        seed: seed of the seeds of rows that have none; None for others in every run.
 
     Raises:
-        ValueError: an argument is none of these.
+        ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -50,73 +53,219 @@ class TransformersRollout(RolloutEngine):
         model: str | Path | nn.Module | Callable[[], nn.Module],
         *,
         weights: str | None = None,
-        scheduler: Scheduler = "padded",
         tokenizer: Any = None,
         dtype: torch.dtype | None = None,
         context: int | None = None,
         max_running: int = 256,
-        num_blocks: int = 64,
         seed: int | None = None,
     ) -> None:
-        if scheduler not in ("padded", "continuous"):
-            raise ValueError(f'scheduler={scheduler!r}: expected "padded" or "continuous"')
-        for name, number in (("max_running", max_running), ("num_blocks", num_blocks)):
-            if number < 1:
-                raise ValueError(f"{name}={number}: expected a number from 1")
-        self.model = _made(model, dtype).to(self.device).eval().requires_grad_(False)
-        text = tokenizer_of(tokenizer)
-        vocabulary = vocabulary_of(self.model, context, decoder(text))
-        machine: ModelRunner
-        if scheduler == "padded":
-            machine = PaddedRunner(self.model, vocabulary, max_running=max_running)
-        else:
-            machine = ContinuousMachine(
-                self.model, vocabulary, max_running=max_running, num_blocks=num_blocks, seed=seed
-            )
-        self.serve(machine, weights=weights, seed=seed, encode=None if text is None else text.encode)
+        if max_running < 1:
+            raise ValueError(f"max_running={max_running}: expected a number from 1")
+        self.model = _load_model(model, dtype).to(self.device).eval().requires_grad_(False)
+        tokenizer = load_tokenizer(tokenizer)
+        vocabulary = _vocabulary(self.model, context, decoder(tokenizer))
+        runner = PaddedRunner(self.model, vocabulary, max_running=max_running)
+        encode = None if tokenizer is None else tokenizer.encode
+        self.serve(runner, weights=weights, seed=seed, encode=encode)
         if weights is not None:
             self.accept_weights(weights, self.model)
 
 
-def vocabulary_of(
+class DecodeBatch:
+    """Rows that a model has read: answers, keys and values.
+
+    ``mask`` is (rows, places), True at a token; the cache has the same places. ``tokens`` are the last token of each
+    row, (rows,), which is not in the cache yet.
+    """
+
+    def __init__(self, answers: Sequence[Answer], cache: Any, mask: Tensor, tokens: Tensor) -> None:
+        self.answers, self.cache, self.mask, self.tokens = list(answers), cache, mask, tokens
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Cut out all other rows."""
+        chosen = torch.tensor(rows, device=self.mask.device)
+        self.answers = [self.answers[row] for row in rows]
+        self.mask, self.tokens = self.mask[chosen], self.tokens[chosen]
+        self.cache.batch_select_indices(chosen)
+
+    def append(self, other: DecodeBatch) -> None:
+        """Append the rows of another batch, padded to the same number of places."""
+        places = max(self.mask.shape[1], other.mask.shape[1])
+        for layer, added in zip(self.cache.layers, other.cache.layers, strict=True):
+            layer.keys = _joined(layer.keys, added.keys, places, 2)
+            layer.values = _joined(layer.values, added.values, places, 2)
+        self.mask = _joined(self.mask, other.mask, places, 1)
+        self.tokens = torch.cat([self.tokens, other.tokens])
+        self.answers += other.answers
+
+
+class PaddedRunner(ModelRunner):
+    """Samples a token for every running answer in each step.
+
+    Args:
+        model: causal language model that takes ``input_ids``, ``attention_mask`` and ``past_key_values``.
+        vocabulary: limits of answers.
+        max_running: most answers in a batch.
+    """
+
+    def __init__(self, model: Any, vocabulary: Vocabulary, *, max_running: int = 256) -> None:
+        self.vocabulary = vocabulary
+        has_text = vocabulary.text is not None
+        self.capabilities = Capabilities(context=vocabulary.context, top=_TOP, text=has_text)
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._max_running = max_running
+        self._new: list[Answer] = []
+        self._batch: DecodeBatch | None = None
+        parameters = inspect.signature(model.forward).parameters
+        is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        self._options = {name for name in ("position_ids", "logits_to_keep") if is_open or name in parameters}
+
+    def _running(self) -> list[Answer]:
+        return [] if self._batch is None else self._batch.answers
+
+    def room(self) -> int | None:
+        return max(0, self._max_running - len(self._running()) - len(self._new))
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        self._new.extend(answers)
+
+    def remove(self, answers: Sequence[Answer]) -> None:
+        removed = {answer.key for answer in answers}
+        self._new = [answer for answer in self._new if answer.key not in removed]
+        rows = [row for row, answer in enumerate(self._running()) if answer.key not in removed]
+        if not rows:
+            self._batch = None
+        elif self._batch is not None and len(rows) < len(self._batch.answers):
+            self._batch.keep(rows)
+
+    def weights_changed(self) -> None:
+        self._new, self._batch = [*self._running(), *self._new], None
+
+    @torch.no_grad()
+    def step(self) -> list[SampledToken]:
+        if self._batch is not None and self._new and not _can_append(self._batch.cache):
+            self.weights_changed()
+        sampled = [] if self._batch is None else self._decode(self._batch)
+        if self._new:
+            added, first = self._prefill(self._new)
+            self._new, sampled = [], sampled + first
+            if self._batch is None:
+                self._batch = added
+            else:
+                self._batch.append(added)
+        return sampled
+
+    def _prefill(self, answers: list[Answer]) -> tuple[DecodeBatch, list[SampledToken]]:
+        """Read all tokens of new answers, and sample the next token of each."""
+        ids, mask = self._padded([answer.so_far for answer in answers])
+        out = self._forward(ids, mask, _positions(mask), use_cache=True, logits_to_keep=1)
+        sampled, tokens = sample_tokens(answers, out.logits[:, -1])
+        return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
+
+    def _decode(self, batch: DecodeBatch) -> list[SampledToken]:
+        """Read the last token of each row, and sample the next one."""
+        positions = batch.mask.sum(dim=1, keepdim=True)
+        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.answers), 1)], dim=1)
+        options: dict[str, Any] = {"past_key_values": batch.cache, "use_cache": True, "logits_to_keep": 1}
+        out = self._forward(batch.tokens[:, None], batch.mask, positions, **options)
+        batch.cache = out.past_key_values
+        sampled, batch.tokens = sample_tokens(batch.answers, out.logits[:, -1])
+        return sampled
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: Any) -> Any:
+        if "position_ids" in self._options:
+            options["position_ids"] = positions
+        if "logits_to_keep" not in self._options:
+            options.pop("logits_to_keep", None)
+        return self._model(input_ids=ids, attention_mask=mask.long(), **options)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Return tokens, padded on the left, and their mask: (rows, places) each."""
+        places = max(len(row) for row in rows)
+        ids = torch.tensor([[0] * (places - len(row)) + list(row) for row in rows])
+        mask = torch.arange(places) >= torch.tensor([[places - len(row)] for row in rows])
+        return ids.to(self._device), mask.to(self._device)
+
+    @torch.no_grad()
+    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        log_probs: list[list[float]] = []
+        for start in range(0, len(prompts), self._max_running):
+            part = prompts[start : start + self._max_running]
+            ids, mask = self._padded(part)
+            out = self._forward(ids, mask, _positions(mask), use_cache=False)
+            every = out.logits[:, :-1].float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])[:, :, 0]
+            rows = zip(every.tolist(), part, strict=True)
+            log_probs += [row[len(row) - len(prompt) + 1 :] for row, prompt in rows]
+        return log_probs
+
+    def cache_use(self) -> float:
+        return len(self._running()) / self._max_running
+
+    def why_not(self, feature: str) -> str:
+        return "the model stays in memory, and keys and values are released with the last answer"
+
+    def close(self) -> None:
+        self._new, self._batch = [], None
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
+
+
+def _can_append(cache: Any) -> bool:
+    """Return whether all layers are plain tensors of keys and values, with a place per token."""
+    from transformers.cache_utils import DynamicLayer
+
+    return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
+
+
+def _joined(upper: Tensor, lower: Tensor, places: int, dim: int) -> Tensor:
+    """Concatenate rows, with zeros before the places of tensor dim ``dim``."""
+
+    def padded(tensor: Tensor) -> Tensor:
+        after = 2 * (tensor.ndim - 1 - dim)
+        return nn.functional.pad(tensor, (*[0] * after, places - tensor.shape[dim], 0))
+
+    return torch.cat([padded(upper), padded(lower)])
+
+
+def _vocabulary(
     model: nn.Module, context: int | None, text: Callable[[Sequence[int]], str] | None
 ) -> Vocabulary:
-    """When answers of a model end, by its configuration.
+    """Return the vocabulary of a model by its configuration.
 
     Raises:
-        ValueError: its context is not known, or smaller than ``context``.
+        ValueError: if its context is unknown, or smaller than ``context``.
     """
     config: Any = model.config
-    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    config = config.get_text_config()
+    longest: int | None = getattr(config, "max_position_embeddings", None)
     if longest is None and context is None:
         raise ValueError(f"{type(model).__name__} does not say how long its context is: give context=")
-    if context is not None and not (0 < context <= (longest or context)):
-        raise ValueError(
-            f"context={context}: expected a number from 1, and {longest} at most, which the model has"
-        )
+    if context is not None and not 0 < context <= (longest or context):
+        raise ValueError(f"context={context}: expected 1 to {longest}, the model's own context")
     generation: Any = getattr(model, "generation_config", None)
-    end: Any = getattr(generation, "eos_token_id", None)
-    ends = [] if end is None else [end] if isinstance(end, int) else list(end)
     return Vocabulary(
         context=context or longest or 0,
-        end=frozenset(ends),
-        size=getattr(config.get_text_config(), "vocab_size", None),
+        end=end_tokens(getattr(generation, "eos_token_id", None)),
+        size=getattr(config, "vocab_size", None),
         text=text,
     )
 
 
-def _made(model: Any, dtype: torch.dtype | None) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return model
+def _load_model(model: Any, dtype: torch.dtype | None) -> nn.Module:
     if isinstance(model, str | Path):
         check_folder("model", model)
         from transformers import AutoModelForCausalLM
 
-        loaded: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype or "auto")
-        return loaded
-    if callable(model):
-        made = model()
-        if isinstance(made, nn.Module):
-            return made
-        raise ValueError(f"{model!r} made a {type(made).__name__}; expected a causal language model")
-    raise ValueError(f"model={model!r}: expected a folder, a module, or a function that makes one")
+        auto_model: Any = AutoModelForCausalLM
+        return auto_model.from_pretrained(str(model), dtype=dtype or "auto")
+    if isinstance(model, nn.Module):
+        return model
+    if not callable(model):
+        raise ValueError(f"model={model!r}: expected a folder, a module, or a function that returns one")
+    made = model()
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{model!r} returned a {type(made).__name__}; expected a causal language model")
+    return made

@@ -1,6 +1,6 @@
-"""Workers on megatron-core: tensor, pipeline, context and data parallel behind calls that do not show it.
+"""Workers on megatron-core: tensor, pipeline, context and data parallelism behind ordinary calls.
 
-Megatron itself (``pip install 'phalanx[megatron]'``) is imported in the workers, when it is first used.
+Megatron (``pip install 'phalanx[megatron]'``) is imported in the workers on first use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.parallel.mlp import activation
-from phalanx.parallel.module_rejoining import with_new_groups
+from phalanx.parallel.module_rejoining import replace_groups
 from phalanx.parallel.world import DpPeers, agreed_mesh, join_world
 from phalanx.topology.mesh import Mesh
 
@@ -25,10 +25,10 @@ MESH = "default"
 
 
 def parallel_state() -> Any:
-    """``megatron.core.parallel_state``.
+    """Import ``megatron.core.parallel_state``.
 
     Raises:
-        DeclarationError: megatron-core cannot be imported.
+        DeclarationError: if megatron-core cannot be imported.
     """
     try:
         with warnings.catch_warnings():
@@ -43,40 +43,36 @@ def parallel_state() -> Any:
 
 
 def coordinates() -> dict[str, int] | None:
-    """This rank's place in Megatron's parallel state: pp, dp, cp, tp; None before it is initialised."""
+    """Return this rank's pp, dp, cp and tp in Megatron's parallel state, or None before it is initialized."""
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
-    return {
-        "pp": state.get_pipeline_model_parallel_rank(),
-        "dp": state.get_data_parallel_rank(),
-        "cp": state.get_context_parallel_rank(),
-        "tp": state.get_tensor_model_parallel_rank(),
-    }
+    names = {"pp": "pipeline_model", "dp": "data", "cp": "context", "tp": "tensor_model"}
+    return {axis: getattr(state, f"get_{name}_parallel_rank")() for axis, name in names.items()}
 
 
-#: Groups of earlier parallel states of this process, with what took their place: roles that share it come one by one.
+#: Groups of earlier parallel states of this process by id, with their replacements: roles rejoin one after another.
 _new_groups: dict[int, tuple[Any, Any]] = {}
-#: Groups of a parallel state that was left, by name, until another one is formed.
+#: Groups of a parallel state that was destroyed, by name, until another is formed.
 _left_groups: dict[str, Any] = {}
 
 
 def _groups_of(state: Any) -> dict[str, Any]:
-    """The process groups of Megatron's parallel state, by the names that it keeps them under."""
+    """Return the process groups of Megatron's parallel state by name."""
     group = torch.distributed.ProcessGroup
     return {name: value for name, value in vars(state).items() if isinstance(value, group)}
 
 
 class MegatronWorker(Worker):
-    """A worker whose mesh "default" is Megatron's parallel state, for ``Dispatch.MEGATRON_COMPUTE`` and its kin.
+    """Worker whose mesh "default" is Megatron's parallel state, for ``Dispatch.MEGATRON_COMPUTE`` and similar modes.
 
-    A subclass calls :meth:`init_model_parallel` in its constructor, or ``init_process_group`` and megatron's
+    A subclass calls :meth:`init_model_parallel` in its constructor, or ``init_process_group`` and Megatron's
     own ``initialize_model_parallel``; the group reads the coordinates when it first needs them. Megatron keeps
-    one parallel state per process: roles that share a process share it. What :meth:`init_model_parallel` formed,
-    ``rejoin()`` forms again on ranks that stay when others are replaced.
+    a parallel state per process, which roles of the process share. On ranks that stay when others are replaced,
+    ``rejoin()`` forms the state of :meth:`init_model_parallel` again.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> MegatronWorker:  # works without super().__init__(), too
+    def __new__(cls, *args: Any, **kwargs: Any) -> MegatronWorker:  # also without super().__init__()
         worker = super().__new__(cls)
         worker.register_mesh(MESH, coordinates)
         return worker
@@ -84,19 +80,19 @@ class MegatronWorker(Worker):
     def init_model_parallel(
         self, *, tp: int = 1, pp: int = 1, cp: int = 1, seed: int = 1234, **options: Any
     ) -> torch.device:
-        """Form the process group and Megatron's parallel state; dp is what remains. Seeds torch.
+        """Form the process group and Megatron's parallel state; dp is the rest. Seeds torch.
 
-        nccl on CUDA devices, gloo on CPUs. Weights made on the CPU are drawn in full on every rank and then
-        cut, so that one seed gives the same model for every ``tp``.
+        nccl on CUDA devices, gloo on CPUs. Weights created on the CPU are initialized completely on every rank and then
+        sharded, so that a seed gives the same model for every ``tp``.
 
         Args:
-            **options: further ones of megatron's ``initialize_model_parallel``.
+            **options: further options of Megatron's ``initialize_model_parallel``.
 
         Returns:
             The rank's device.
 
         Raises:
-            DeclarationError: megatron-core is missing, or tp * pp * cp does not divide the number of ranks.
+            DeclarationError: if megatron-core is missing, or tp * pp * cp does not divide the number of ranks.
         """
         if tp < 1 or pp < 1 or cp < 1 or self.world_size % (tp * pp * cp):
             raise DeclarationError(
@@ -120,11 +116,11 @@ class MegatronWorker(Worker):
         return device
 
     def rejoin(self) -> None:
-        """See :meth:`phalanx.Worker.rejoin`: the parallel state anew, and its groups in modules that are attributes.
+        """Form the parallel state again, and replace its groups in modules that are attributes.
 
         Parameters of Megatron's modules are plain tensors, and stay. Modules that are not attributes of the worker, and
-        Megatron's own data parallel wrapper and distributed optimizer, keep the old groups: override this to make them
-        again.
+        Megatron's own data-parallel wrapper and distributed optimizer, keep the old groups: override this to create
+        them again. See :meth:`phalanx.Worker.rejoin`.
         """
         formed: dict[str, Any] | None = self.__dict__.get("_formed")
         if formed is None:
@@ -132,21 +128,19 @@ class MegatronWorker(Worker):
             return
         state = parallel_state()
         if not torch.distributed.is_initialized():
-            if state.model_parallel_is_initialized():  # else a try before this one got as far as that
+            if state.model_parallel_is_initialized():  # else an earlier attempt did this
                 _left_groups.update(_groups_of(state))
             self.leave_model_parallel()
             self.init_model_parallel(**formed)
-            _new_groups.update(
-                {id(old): (old, _groups_of(state)[name]) for name, old in _left_groups.items()}
-            )
+            formed_groups = _groups_of(state)
+            _new_groups.update({id(old): (old, formed_groups[name]) for name, old in _left_groups.items()})
             _left_groups.clear()
-        news = {number: new for number, (_, new) in _new_groups.items()}
-        modules = [one for one in vars(self).values() if isinstance(one, torch.nn.Module)]
-        with_new_groups(modules, news)
+        modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
+        replace_groups(modules, {number: new for number, (_, new) in _new_groups.items()})
         self.__dict__.pop("peers", None)
 
     def model_parallel_config(self, **options: Any) -> Any:
-        """A ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights where there is no GPU.
+        """Create a ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights without a GPU.
 
         Sequence parallelism, activation checkpointing and ``gather_output`` of megatron-core need CUDA.
         """
@@ -165,21 +159,21 @@ class MegatronWorker(Worker):
 
     @functools.cached_property
     def peers(self) -> DpPeers:
-        """The ranks of this rank's dp coordinate; first asked for by all ranks together.
+        """Ranks of this rank's dp coordinate. The first access is a collective of all ranks.
 
         Raises:
-            DeclarationError: the parallel state is not initialised.
+            DeclarationError: if the parallel state is not initialized.
         """
         place = coordinates()
         if place is None:
             raise DeclarationError(
-                "MegatronWorker.peers before the parallel state is initialised; call "
+                "MegatronWorker.peers before the parallel state is initialized; call "
                 "self.init_model_parallel(tp=..., pp=...) first"
             )
         return DpPeers(agreed_mesh(place))
 
     def leave_model_parallel(self) -> None:
-        """Give up the parallel state, so that another can be formed; the process group stays.
+        """Destroy the parallel state, so that another can be formed; the process group stays.
 
         The driver then calls :meth:`MegatronWorkerGroup.refresh_mesh`.
         """
@@ -188,12 +182,12 @@ class MegatronWorker(Worker):
 
 
 class MegatronWorkerGroup(WorkerGroup):
-    """A group of :class:`MegatronWorker` with the sizes of its parallel state.
+    """Group of :class:`MegatronWorker` with the sizes of its parallel state.
 
-    Takes what ``px.WorkerGroup`` takes; the mesh "default" always comes from the workers.
+    Takes the arguments of ``px.WorkerGroup``; the mesh "default" always comes from the workers.
 
     Raises:
-        DeclarationError: ``mesh=`` names a mesh "default".
+        DeclarationError: if ``mesh=`` names a mesh "default".
     """
 
     def __init__(self, pool: Any, cls: Any, **options: Any) -> None:
@@ -203,7 +197,7 @@ class MegatronWorkerGroup(WorkerGroup):
                 f"MegatronWorkerGroup(mesh={mesh!r}): the mesh {MESH!r} is read from Megatron's parallel state; "
                 "give the sizes to init_model_parallel(...) in the worker, and further meshes another name"
             )
-        # As Megatron asks for tensor parallel: kernels then start in the order in which they were queued.
+        # Megatron requires it for tensor parallelism: kernels start in the order in which they were queued.
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **(options.pop("env", None) or {})}
         super().__init__(pool, cls, env=env, **options)
 
@@ -219,41 +213,41 @@ class MegatronWorkerGroup(WorkerGroup):
 
     @property
     def tp_size(self) -> int:
-        """Number of tensor-parallel ranks. Raises DispatchError before the parallel state is initialised."""
+        """Number of tensor-parallel ranks. Raises DispatchError before the parallel state is initialized."""
         return self._size("tp")
 
     @property
     def pp_size(self) -> int:
-        """Number of pipeline stages. Raises DispatchError before the parallel state is initialised."""
+        """Number of pipeline stages. Raises DispatchError before the parallel state is initialized."""
         return self._size("pp")
 
     @property
     def dp_size(self) -> int:
-        """Number of data-parallel coordinates. Raises DispatchError before the parallel state is initialised."""
+        """Number of data-parallel coordinates. Raises DispatchError before the parallel state is initialized."""
         return self._size("dp")
 
     @property
     def cp_size(self) -> int:
-        """Number of context-parallel ranks. Raises DispatchError before the parallel state is initialised."""
+        """Number of context-parallel ranks. Raises DispatchError before the parallel state is initialized."""
         return self._size("cp")
 
     def refresh_mesh(self) -> None:
-        """Read the parallel state anew at the next need, after the workers have formed another."""
+        """Read the parallel state again on the next use, after the workers have formed another."""
         self.core.epoch.meshes.clear()
 
 
 class ParallelLlamaMLP(torch.nn.Module):
-    """:class:`~phalanx.parallel.mlp.LlamaMLP` cut over the tp ranks, on megatron-core's layers.
+    """:class:`~phalanx.parallel.mlp.LlamaMLP` sharded over the tp ranks, on megatron-core's layers.
 
-    Gate and up are column-parallel, down is row-parallel: one all-reduce forward, one backward. Takes and gives
-    (sequence, batch, hidden_size), the same on every tp rank. Weights of rank ``r`` are the r-th part of the
-    full ones along :data:`~phalanx.parallel.mlp.SPLIT_DIM`.
+    Gate and up are column-parallel, down is row-parallel: an all-reduce forward and backward. Inputs and outputs,
+    (sequence, batch, hidden_size), are equal on all tp ranks. Weights of rank ``r`` are the r-th shard of the complete
+    weights along :data:`~phalanx.parallel.mlp.SPLIT_DIM`.
 
     Args:
-        config: a megatron ``ModelParallelConfig``, such as ``worker.model_parallel_config()``.
+        config: Megatron's ``ModelParallelConfig``, such as ``worker.model_parallel_config()``.
 
     Raises:
-        DeclarationError: an unknown activation, or tp does not divide ``intermediate_size``.
+        DeclarationError: if the activation is unknown, or tp does not divide ``intermediate_size``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The gated MLP of Llama in one process, and how the weights of its tensor-parallel forms make up its own."""
+"""The gated MLP of Llama in a single process, and the join of its tensor-parallel weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.errors import DeclarationError
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 SPLIT_DIM: Mapping[str, int] = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
-"""The tensor dim along which each weight is cut over tp ranks (torch's Linear keeps (out, in))."""
+"""Dimension along which each weight is sharded over tp ranks (torch's Linear has (out, in))."""
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": functional.silu,
@@ -22,21 +22,20 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """The activation that a model's configuration calls ``name``.
+    """Return the activation of a name in a model's configuration.
 
     Raises:
-        DeclarationError: it is none of silu, gelu, relu.
+        DeclarationError: if it is none of silu, gelu, relu.
     """
-    try:
-        return _ACTIVATIONS[name]
-    except KeyError:
-        raise DeclarationError(f"hidden_act={name!r}: expected one of {', '.join(_ACTIVATIONS)}") from None
+    if name not in _ACTIVATIONS:
+        raise DeclarationError(f"hidden_act={name!r}: expected one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
 
 
 class LlamaMLP(torch.nn.Module):
     """``down(act(gate(x)) * up(x))`` without biases, as in Llama (Touvron et al., 2023; Shazeer, 2020).
 
-    Takes and gives (..., hidden_size). Parameters have the names that Hugging Face's Llama gives them.
+    Inputs and outputs are (..., hidden_size). Parameters have the names of Hugging Face's Llama.
     """
 
     def __init__(
@@ -66,13 +65,13 @@ class LlamaMLP(torch.nn.Module):
 
 
 def join_shards(shards: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The full weights (or gradients) from those of the tp ranks, in tp order; for ``LlamaMLP.load_state_dict``.
+    """Join the weights (or gradients) of the tp ranks, in tp order, for ``LlamaMLP.load_state_dict``.
 
-    Names may have a prefix, as those of an MLP inside a model. What is cut over tp is joined along its
-    :data:`SPLIT_DIM`; all else is taken from tp rank 0.
+    Names may have a prefix, as in a model that contains the MLP. Sharded tensors are joined along their
+    :data:`SPLIT_DIM`; all others are taken from tp rank 0.
 
     Raises:
-        DeclarationError: there are no shards, or they differ in their names.
+        DeclarationError: if there are no shards, or their names differ.
     """
     if not shards or any(set(shard) != set(shards[0]) for shard in shards):
         names = [sorted(shard) for shard in shards]

@@ -1,4 +1,4 @@
-"""Workers on torch's own parallelism: device meshes, tensor parallel layers, and FSDP2 with sharded checkpoints."""
+"""Workers on torch's own parallelism: device meshes, tensor-parallel layers, and FSDP2 with sharded checkpoints."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from phalanx.topology.mesh import Mesh
 
 
 class DeviceMeshWorker(Worker):
-    """A worker whose mesh is a torch ``DeviceMesh`` that it makes itself.
+    """Worker whose mesh is a torch ``DeviceMesh`` of its own.
 
-    On ranks that stay when others are replaced, ``rejoin()`` makes the meshes again, in the order in which they were
-    made. A subclass with sharded modules overrides it: see :func:`phalanx.parallel.module_rejoining.keep_tensors`.
+    On ranks that stay when others are replaced, ``rejoin()`` forms the meshes again, in the same order. A subclass with
+    sharded modules overrides it: see :func:`phalanx.parallel.module_rejoining.keep_tensors`.
     """
 
     def init_mesh(self, name: str = "default", /, **axes: int) -> DeviceMesh:
         """Form the process group and a device mesh over all ranks, and register it for ``Dispatch.mesh(name)``.
 
-        ``self.init_mesh(dp=-1, tp=2)``: the first axis is the slowest; one may be -1, "the rest".
+        ``self.init_mesh(dp=-1, tp=2)``: the first axis is the slowest; an axis may be -1, "the rest".
 
         Raises:
-            DeclarationError: the sizes do not multiply to the number of ranks.
+            DeclarationError: if the sizes do not multiply to the number of ranks.
         """
         mesh = Mesh(**axes).resolve(self.world_size)
         device = join_world(self)
@@ -47,16 +47,16 @@ class DeviceMeshWorker(Worker):
         return made
 
     def rejoin(self) -> None:
-        """See :meth:`phalanx.Worker.rejoin`: the process group and the meshes anew."""
+        """Form the process group and the meshes again; see :meth:`phalanx.Worker.rejoin`."""
         super().rejoin()
         for name, axes in getattr(self, "_axes_of_meshes", {}).items():
             self.init_mesh(name, **axes)
 
 
 def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
-    """Cut the MLP over ``tp_mesh``, in place: gate and up by columns, down by rows.
+    """Shard the MLP over ``tp_mesh``, in place: gate and up by columns, down by rows.
 
-    Weights are those of the first tp rank. It then takes and gives the same (..., hidden_size) on every tp rank.
+    The first tp rank's weights are used. Inputs and outputs, (..., hidden_size), are equal on all tp ranks.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -70,17 +70,17 @@ def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
 
 
 def local_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """This rank's own parts of named parameters or gradients, as plain detached tensors."""
-    return {name: _settled(t.to_local() if isinstance(t, DTensor) else t) for name, t in named.items()}
+    """Return this rank's shards of named parameters or gradients, as plain detached tensors."""
+    return {name: _completed(t.to_local() if isinstance(t, DTensor) else t) for name, t in named.items()}
 
 
 def full_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The whole of named parameters or gradients, on every rank; a collective of the ranks that share them."""
-    return {name: _settled(t.full_tensor() if isinstance(t, DTensor) else t) for name, t in named.items()}
+    """Return complete parameters or gradients on every rank. A collective of the ranks that share them."""
+    return {name: _completed(t.full_tensor() if isinstance(t, DTensor) else t) for name, t in named.items()}
 
 
-def _settled(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor: torch's functional collectives give one that is still on its way."""
+def _completed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor: results of torch's functional collectives may be pending."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     waited = tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
@@ -88,16 +88,16 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FSDPTrainer(DeviceMeshWorker):
-    """Trains a causal language model of transformers, sharded by FSDP2 over all ranks (mesh axis "dp").
+    """Trainer of a causal language model of transformers, sharded by FSDP2 over all ranks (mesh axis "dp").
 
     Its model and optimizer are its state, for ``px.save``, ``px.load``, ``px.snapshot`` and ``px.replace_ranks``.
 
     Args:
-        make_model: makes the model; called on every rank after ``torch.manual_seed(seed)``, and, where other ranks are
-            replaced, under ``torch.device("meta")``.
+        make_model: function that creates the model; called on every rank after ``torch.manual_seed(seed)``, and, if
+            other ranks are replaced, under ``torch.device("meta")``.
         lr: learning rate of AdamW.
-        max_norm: the gradient is clipped to this norm.
-        seed: the same on every rank, so that all begin with the same weights.
+        max_norm: norm that the gradient is clipped to.
+        seed: seed of the initial weights, the same on every rank.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class FSDPTrainer(DeviceMeshWorker):
         register_state(self, model=self.model, optimizer=self.optimizer)
 
     def rejoin(self) -> None:
-        """See :meth:`phalanx.Worker.rejoin`: the model is sharded anew around the tensors that it has."""
+        """Shard the model again around its tensors; see :meth:`phalanx.Worker.rejoin`."""
         mesh = self.init_mesh(dp=-1)
         with torch.device("meta"):
             made = self._make_model()
@@ -129,19 +129,22 @@ class FSDPTrainer(DeviceMeshWorker):
 
     @register(Dispatch.mesh())
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, length, vocabulary) of token ids (rows, length)."""
+        """Return logits (rows, length, vocabulary) of token ids (rows, length)."""
         with torch.no_grad():
             return self._forward(input_ids.to(self.device))
 
     @register(Dispatch.mesh())
     def train_step(self, input_ids: torch.Tensor) -> dict[str, float]:
-        """One AdamW step on the mean next-token loss over *all* rows of the call, however they are split.
+        """Take an AdamW step on the mean next-token loss over *all* rows of the call, independent of their sharding.
 
-        ``input_ids`` are (rows, length). Returns ``loss`` and ``grad_norm`` (before clipping): the same on each rank,
-        so a call gives each once.
+        Args:
+            input_ids: token ids, (rows, length).
+
+        Returns:
+            ``loss`` and ``grad_norm`` (before clipping), equal on all ranks.
 
         Raises:
-            ValueError: no row has a next token.
+            ValueError: if no row has a next token.
         """
         loss = self.accumulate(input_ids)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
@@ -150,7 +153,7 @@ class FSDPTrainer(DeviceMeshWorker):
         return {"loss": loss, "grad_norm": full_tensors({"norm": norm})["norm"].item()}
 
     def accumulate(self, input_ids: torch.Tensor) -> float:
-        """Add the gradient of the mean loss over the rows of all ranks; gives that loss. A collective."""
+        """Add the gradient of the mean loss over the rows of all ranks, and return that loss. A collective."""
         ids = input_ids.to(self.device)
         tokens = _summed(torch.tensor([ids[:, 1:].numel()], dtype=torch.float64, device=self.device))
         if tokens.item() == 0:
@@ -166,26 +169,22 @@ class FSDPTrainer(DeviceMeshWorker):
         return _summed(share.detach().double()).item()
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits; a rank without rows runs one of zeros, to be there in the others' collectives."""
+        """Return logits; a rank without rows computes a row of zeros, to take part in the collectives."""
         given = ids if len(ids) else ids.new_zeros(1, *ids.shape[1:])
         return self.model(input_ids=given).logits[: len(ids)]
 
     @register(Dispatch.ONE_TO_ALL)
     def save(self, folder: str | Path) -> None:
-        """Write model and optimizer, each rank its own shards, to a folder that all ranks see."""
+        """Write model and optimizer to a folder that all ranks see, each rank its own shards."""
         checkpoint.save({"app": self._state()}, checkpoint_id=str(folder))
 
     @register(Dispatch.ONE_TO_ALL)
     def load(self, folder: str | Path) -> None:
-        """Read what :meth:`save` wrote, from whatever number of ranks."""
+        """Read a folder of :meth:`save`, written by any number of ranks."""
         state = self._state()
         checkpoint.load({"app": state}, checkpoint_id=str(folder))
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        options = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **options)
 
     def _state(self) -> dict[str, Any]:
         if not self.optimizer.state:
@@ -198,14 +197,14 @@ class FSDPTrainer(DeviceMeshWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def shards(self) -> dict[str, torch.Tensor]:
-        """This rank's parts of the parameters, on the CPU."""
+        """Return this rank's shards of the parameters, on the CPU."""
         return {
             name: shard.cpu() for name, shard in local_tensors(dict(self.model.named_parameters())).items()
         }
 
     @register(Dispatch.ONE_TO_ALL)
     def weights(self) -> dict[str, torch.Tensor] | None:
-        """All parameters in full on rank 0, on the CPU; None on the other ranks. A collective."""
+        """Return all parameters on rank 0, on the CPU; None on the other ranks. A collective."""
         full = full_tensors(dict(self.model.named_parameters()))
         return {name: tensor.cpu() for name, tensor in full.items()} if self.rank == 0 else None
 

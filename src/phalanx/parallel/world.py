@@ -1,4 +1,4 @@
-"""The process group of a worker group, and the ranks that share a dp coordinate in it."""
+"""torch's process group of a worker group, and the ranks that share a dp coordinate in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from phalanx.wire.codec import decode, decoding, encode
 
 
 def join_world(worker: Worker, *, backend: str | None = None, timeout: float = 600.0) -> torch.device:
-    """Form torch's default process group over the group's ranks, unless this process has one already.
+    """Form torch's default process group over the group's ranks, unless this process has one.
 
     Roles that share a process share its process group.
 
@@ -28,7 +28,7 @@ def join_world(worker: Worker, *, backend: str | None = None, timeout: float = 6
         The rank's device; a CUDA device has become torch's current one.
 
     Raises:
-        PhalanxError: more than one rank with ``backend="inline"``, where ranks cannot wait for each other.
+        PhalanxError: if the group has several ranks with ``backend="inline"``, which cannot wait for each other.
     """
     device = worker.device
     if device.type == "cuda":
@@ -44,10 +44,10 @@ def join_world(worker: Worker, *, backend: str | None = None, timeout: float = 6
 
 
 def agreed_mesh(coordinates: Mapping[str, int]) -> Mesh:
-    """The mesh over the default process group in which this rank has these coordinates; all ranks call it.
+    """Return the mesh over the default process group in which this rank has ``coordinates``. A collective.
 
     Raises:
-        DeclarationError: the ranks' coordinates do not tile the world; the message names those in conflict.
+        DeclarationError: if the ranks' coordinates do not tile the world; the message names the ranks in conflict.
     """
     reported: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(reported, dict(coordinates))
@@ -57,11 +57,11 @@ def agreed_mesh(coordinates: Mapping[str, int]) -> Mesh:
 class DpPeers:
     """The ranks of this rank's dp coordinate, for ``Dispatch.mesh(leader_only=True)``.
 
-    There only the first of them, the leader, is sent the piece, and hands it on over the accelerators' own
-    links. Made by all ranks of the world together, once: it makes a process group per dp coordinate.
+    Only the first of them, the leader, receives the shard, and broadcasts it over the accelerators' links. All ranks
+    of the world create their object together, since it forms a process group per dp coordinate.
 
     Raises:
-        DeclarationError: the mesh is not over the ranks of the default process group.
+        DeclarationError: if the mesh is not over the ranks of the default process group.
     """
 
     def __init__(self, mesh: Mesh, dp_axes: Sequence[str] = DP) -> None:
@@ -77,30 +77,22 @@ class DpPeers:
                 self.ranks = ranks
                 self._group: Any = group
         self.leader = self.ranks[0]
-        self._on = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
     def from_leader(self, value: Any, *, device: torch.device | None = None) -> Any:
-        """The leader's ``value`` on every peer; what the others pass is ignored. A collective of the peers.
+        """Return the leader's ``value`` on every peer; values of the others are ignored. A collective of the peers.
 
-        The leader gets its own value back; to the peers any picklable value travels as bytes.
+        The leader gets its own object back; peers get a copy of any picklable value.
 
         Args:
-            device: where the peers' tensors are to be; default the CPU.
+            device: device of the peers' tensors; default the CPU.
         """
         if len(self.ranks) == 1:
             return value
-        leads = dist.get_rank() == self.leader
-        data = _as_bytes(value).to(self._on) if leads else None
-        size = torch.tensor([0 if data is None else data.numel()], device=self._on)
-        dist.broadcast(size, self.leader, group=self._group)
-        if data is None:
-            data = torch.empty(int(size.item()), dtype=torch.uint8, device=self._on)
-        dist.broadcast(data, self.leader, group=self._group)
-        if leads:
+        is_leader = dist.get_rank() == self.leader
+        message: list[Any] = [encode(value).to_bytes() if is_leader else None]
+        dist.broadcast_object_list(message, self.leader, group=self._group, device=self._device)
+        if is_leader:
             return value
         with decoding(device=device):
-            return decode(data.cpu().numpy().tobytes())
-
-
-def _as_bytes(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(encode(value).to_bytes()), dtype=torch.uint8)
+            return decode(message[0])

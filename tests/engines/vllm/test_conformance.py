@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 import phalanx as px
-from phalanx.engines.vllm import AsyncVllmRollout, VllmRollout
 from tests.conformance.engines import EngineConformance
 from tests.engines.vllm.conftest import (
     engine_processes,
@@ -20,11 +19,13 @@ from tests.engines.vllm.conftest import (
     refuses,
     shared_memory,
 )
-from tests.engines.vllm.kinds import ONE_THREAD, SMALL
+from tests.engines.vllm.kinds import made
 
 
 class TestVllm(EngineConformance):
-    """The suite, on one rank."""
+    """The suite, on one accelerator."""
+
+    kind = "one accelerator"
 
     @pytest.fixture(scope="class")
     def model(self, models: dict[str, str]) -> Any:
@@ -34,33 +35,6 @@ class TestVllm(EngineConformance):
         return transformers.AutoModelForCausalLM.from_pretrained(models["endless"], dtype=torch.float32)
 
     @pytest.fixture(scope="class")
-    def rollout(self, cluster: None, models: dict[str, str]) -> Iterator[px.WorkerGroup]:
-        with px.ResourcePool([1], use_gpu=False) as pool:
-            yield px.WorkerGroup(
-                pool, VllmRollout.bind(models["endless"], **SMALL), name="rollout", env=ONE_THREAD
-            )
-
-    @pytest.fixture(scope="class")
-    def source_pool(self, cluster: None) -> Iterator[px.ResourcePool]:
-        with px.ResourcePool([1], use_gpu=False) as pool:
-            yield pool
-
-
-@pytest.mark.soak  # in CI as the one on two accelerators, and as that of test_async.py
-class TestAsyncVllm(TestVllm):
-    """The suite, on an engine in processes of its own."""
-
-    @pytest.fixture(scope="class")
-    def rollout(self, cluster: None, models: dict[str, str]) -> Iterator[px.WorkerGroup]:
-        with px.ResourcePool([1], use_gpu=False) as pool:
-            bound = AsyncVllmRollout.bind(models["endless"], **SMALL)
-            yield px.WorkerGroup(pool, bound, name="rollout", env=ONE_THREAD)
-
-
-class TestAsyncVllmOnTwoAccelerators(TestVllm):
-    """The suite, on a tensor-parallel engine on the accelerators of its slot, which are logical here."""
-
-    @pytest.fixture(scope="class")
     def before(self) -> list[set[Any]]:
         return things_of_engines()
 
@@ -68,12 +42,14 @@ class TestAsyncVllmOnTwoAccelerators(TestVllm):
     def rollout(
         self, cluster: None, models: dict[str, str], before: list[set[Any]]
     ) -> Iterator[px.WorkerGroup]:
-        with px.ResourcePool([1], use_gpu=True, accelerators_per_slot=2) as pool:
-            bound = AsyncVllmRollout.bind(models["endless"], **SMALL)
-            yield px.WorkerGroup(pool, bound, name="rollout", env=ONE_THREAD)
+        pool, group = made(models["endless"], self.kind, serve=True)
+        with pool:
+            yield group
 
-    def test_it_has_a_process_for_each_accelerator(self, rollout: px.WorkerGroup) -> None:
-        assert sum("Worker" in name for name in rollout.run(children)[0]) == 2
+    @pytest.fixture(scope="class")
+    def source_pool(self, cluster: None) -> Iterator[px.ResourcePool]:
+        with px.ResourcePool([1], use_gpu=False) as pool:
+            yield pool
 
     def test_nothing_is_left_of_it(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
         (place,) = (urlparse(endpoint.url) for endpoint in px.engines.endpoints(rollout))
@@ -86,6 +62,18 @@ class TestAsyncVllmOnTwoAccelerators(TestVllm):
         assert [now - then for now, then in zip(things_of_engines(), before, strict=True)] == [set()] * 3
         assert refuses(host, port)
         assert "Exception" not in Path(output).read_text()[said:]
+
+
+class TestVllmOnTwoAccelerators(TestVllm):
+    """The suite, on a tensor-parallel engine on the accelerators of its slot, which are logical here."""
+
+    kind = "two accelerators"
+
+    def test_it_has_a_process_for_each_accelerator(self, rollout: px.WorkerGroup) -> None:
+        assert sum("Worker" in name for name in rollout.run(children)[0]) == 2
+
+    def test_nothing_is_left_of_it(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
+        super().test_nothing_is_left_of_it(rollout, before)
 
 
 def things_of_engines() -> list[set[Any]]:

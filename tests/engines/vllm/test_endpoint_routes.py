@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 import phalanx as px
-from phalanx.engines.endpoint_auth import BearerAuth
+from phalanx.engines.vllm.endpoint import BearerAuth, EndpointServer
 from phalanx.engines.vllm.vllm_imports import find, prepare
 from tests.engines.vllm.conftest import route_paths
 
@@ -25,10 +25,8 @@ HEADERS: dict[str, list[tuple[bytes, bytes]]] = {
 def app() -> Any:
     """vLLM's application with the routes of all tasks, of the development mode, and of optional features."""
     prepare()
-    from phalanx.engines.vllm.endpoint import Server
-
     options = {"enable_scale_out": True, "enable_offline_docs": True, "tokens_only": True}
-    server = Server("model", "127.0.0.1", 0, KEY, options)
+    server = EndpointServer("model", "127.0.0.1", 0, KEY, options)
     server.close()
     tasks = get_args(find("vllm.tasks.SupportedTask"))
     model = SimpleNamespace(get_pooling_task=lambda _: "embed")
@@ -98,11 +96,9 @@ def test_the_key_opens_the_application(app: Any) -> None:
 
 def test_the_port_of_an_endpoint_is_taken() -> None:
     prepare()
-    from phalanx.engines.vllm.endpoint import Server
-
-    first = Server("model", "127.0.0.1", 0, KEY, {})
+    first = EndpointServer("model", "127.0.0.1", 0, KEY, {})
     port = first._socket.getsockname()[1]
     first._socket.listen()
     with pytest.raises(px.PhalanxError, match=rf"cannot listen at 127\.0\.0\.1, port {port}"):
-        Server("model", "127.0.0.1", port, KEY, {})
+        EndpointServer("model", "127.0.0.1", port, KEY, {})
     first.close()

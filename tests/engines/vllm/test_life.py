@@ -14,18 +14,14 @@ from urllib.parse import urlparse
 
 import pytest
 
-import phalanx as px
 from phalanx.engines import SamplingParams
-from phalanx.engines.vllm import VllmRollout
 from tests.engines.vllm.conftest import (
     engine_processes,
-    file_of_output,
     folders_of_sockets,
     refuses,
     shared_memory,
 )
-from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL, made
-from tests.engines.vllm.models import Source
+from tests.engines.vllm.kinds import KINDS, made
 
 ROOT = Path(__file__).resolve().parents[3]
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -35,12 +31,10 @@ DRIVER = """
 import json, os, sys, time
 import psutil
 import phalanx as px
-from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL, made
+from tests.engines.vllm.kinds import made
 px.init(num_cpus=4, num_gpus=2)
-pool, group = made(sys.argv[1], sys.argv[3])
-told = {"pids": [], "urls": []}
-if "beside" in sys.argv[3]:
-    told["urls"] = [endpoint.url for endpoint in px.engines.endpoints(group)]
+pool, group = made(sys.argv[1], sys.argv[3], serve=True)
+told = {"pids": [], "urls": [endpoint.url for endpoint in px.engines.endpoints(group)]}
 for number in range(600):
     group.generate([[5], [6, 7]])
     for pid in group.run(lambda worker: os.getpid()):
@@ -69,7 +63,7 @@ def cycle(folder: str, kind: str) -> None:
 SOAKED = [pytest.param(kind, 10, marks=(pytest.mark.soak, pytest.mark.timeout(1800))) for kind in KINDS]
 
 
-@pytest.mark.parametrize(("kind", "cycles"), [("own", 3), *SOAKED])
+@pytest.mark.parametrize(("kind", "cycles"), [(KINDS[0], 3), *SOAKED])
 def test_engines_that_were_closed_leave_nothing(
     cluster: None, models: dict[str, str], kind: str, cycles: int
 ) -> None:
@@ -129,7 +123,7 @@ def check_that_nothing_is_left_of_one_that_is_killed(
 def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
     before = shared_memory(), folders_of_sockets()
 
-    check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], "own", before)
+    check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], KINDS[1], before)
 
 
 @pytest.mark.soak
@@ -152,7 +146,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("beside")])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_driver_that_is_killed_while_its_engine_starts_leaves_nothing(
     models: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
@@ -176,66 +170,3 @@ def until(condition: Callable[[], object], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.02)
-
-
-def test_tensor_parallel_ranks_are_one_engine(cluster: None, models: dict[str, str]) -> None:
-    before = shared_memory()
-    folder = models["tied"]
-    with px.ResourcePool([3], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
-        bound = VllmRollout.bind(folder, tensor_parallel_size=2, **SMALL)
-        rollout = px.WorkerGroup(pool[1:3], bound, name="rollout", env=ONE_THREAD)
-        sync = px.WeightSync(source, rollout, "policy")
-        for seed in range(3):
-            made = [one.tokens for one in rollout.generate(PROMPTS, GREEDY)]
-            assert made == source.greedy(PROMPTS, GREEDY.max_tokens)
-            source.change(seed)
-            sync()
-        assert [one.tokens for one in rollout.generate(PROMPTS, GREEDY)] == source.greedy(PROMPTS, 8)
-        outputs = [Path(name) for name in rollout.run(file_of_output)]
-
-    assert shared_memory() <= before
-    assert not [name for name in outputs if "Exception ignored" in name.read_text()]
-
-
-@pytest.mark.soak
-def test_two_tensor_parallel_engines_of_a_group(cluster: None, models: dict[str, str]) -> None:
-    """They split prompts, say which of them cannot load, and come back by a restart."""
-    before = shared_memory()
-    folder = models["untied"]
-    with px.ResourcePool([5], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
-        bound = VllmRollout.bind(folder, tensor_parallel_size=2, **SMALL)
-        rollout = px.WorkerGroup(pool[1:5], bound, name="rollout", env=ONE_THREAD)
-        sync = px.WeightSync(source, rollout, "policy")
-        source.change(1)
-        sync()
-        check(rollout, source)
-        assert [one.requests > 0 for one in rollout.engine_statistics()] == [True, False, True, False]
-
-        rollout.run(break_loading)
-        with pytest.raises(px.weights.WeightsError, match=r"tp rank 1: .*this rank is broken"):
-            sync()
-        rollout.restart()
-        source.change(2)
-        sync()
-        check(rollout, source)
-
-    assert shared_memory() <= before
-
-
-def check(rollout: px.WorkerGroup, source: px.WorkerGroup) -> None:
-    """Answers are those of the source's model."""
-    made = [one.tokens for one in rollout.generate(PROMPTS, GREEDY)]
-    assert made == source.greedy(PROMPTS, GREEDY.max_tokens)
-
-
-def break_loading(worker: VllmRollout) -> None:
-    """On a rank that follows another, no weights can be loaded any more."""
-    if worker.rank == 1:
-        from phalanx.engines.vllm import tp_group as team
-
-        def broken(*_: object) -> None:
-            raise MemoryError("this rank is broken")
-
-        team.reload = broken  # type: ignore[assignment]

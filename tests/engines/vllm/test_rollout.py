@@ -1,20 +1,37 @@
-"""vLLM as a role: what it generates, and with which weights."""
+"""vLLM as a role: what it generates, with which weights, and whom it serves by HTTP."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
 
 import pytest
 
 import phalanx as px
-from phalanx.engines import SamplingParams
+from phalanx.engines import Endpoint, SamplingParams
 from phalanx.engines.vllm import VllmRollout
+from phalanx.engines.vllm.vllm_imports import prepare
+from tests.engines.vllm.conftest import (
+    engine_processes,
+    folders_of_sockets,
+    route_paths,
+    shared_memory,
+)
 from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
 PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
+WEBSOCKET = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
@@ -29,9 +46,10 @@ class Roles(NamedTuple):
 @pytest.fixture(scope="module", params=[pytest.param("untied", marks=pytest.mark.soak), "tied", "tied Llama"])
 def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str]) -> Iterator[Roles]:
     folder = models[request.param]
+    options = {"server_options": {"enable_scale_out": True}}
     with px.ResourcePool([2], use_gpu=False) as pool:
         source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
-        bound = VllmRollout.bind(folder, tokenizer=models["words"], **SMALL)
+        bound = VllmRollout.bind(folder, tokenizer=models["words"], serve=True, **options, **SMALL)
         rollout = px.WorkerGroup(pool[1:2], bound, name="rollout", env=ONE_THREAD)
         yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
 
@@ -73,6 +91,29 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: R
 
 def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Roles) -> None:
     prompts = [[5 + row, 6] for row in range(16)]
+    before = roles.sync().number
+    had = roles.rollout.engine_statistics()[0].tokens
+    call = roles.rollout.generate.submit(
+        prompts, SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+    )
+    while roles.rollout.engine_statistics()[0].tokens < had + 160:
+        pass
+    roles.source.change(11)
+    version = roles.sync().number
+    made = call.result()
+
+    for one in made:
+        assert {number for number, _ in one.versions} <= {before, version}
+        assert (sum(count for _, count in one.versions), one.finish_reason) == (100, "length")
+    changed = [pair for pair in zip(prompts, made, strict=True) if len(pair[1].versions) == 2]
+    for prompt, one in changed[:3]:
+        old = one.versions[0][1]
+        (expected,) = roles.source.greedy([[*prompt, *one.tokens[:old]]], 100 - old)
+        assert one.tokens[old:] == expected
+
+
+def test_an_update_in_a_pause_is_told_by_the_tokens_of_16_answers(roles: Roles) -> None:
+    prompts = [[5 + row, 6] for row in range(16)]
     before = px.weights.status(roles.rollout, "policy")[0].number or 0
     had = roles.rollout.engine_statistics()[0].tokens
     call = roles.rollout.generate.submit(
@@ -105,3 +146,177 @@ def test_texts_go_in_and_come_out(roles: Roles) -> None:
     assert (text.tokens, text.text) == (tokens.tokens, " ".join(words))
     assert stopped.finish_reason == "stop"
     assert stop not in str(stopped.text)
+
+
+def ask(endpoint: Endpoint, prompt: list[int] | str, **given: Any) -> dict[str, Any]:
+    """A completion, by HTTP."""
+    body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "return_token_ids": True, **given}
+    return post(endpoint, f"{endpoint.url}/completions", body)["choices"][0]
+
+
+def post(endpoint: Endpoint, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the response to a request with the key; without a body it is a GET."""
+    headers = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
+        return json.load(answer)
+
+
+def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]:
+    """Its tokens."""
+    return tuple(ask(endpoint, prompt, max_tokens=count, ignore_eos=True)["token_ids"])
+
+
+def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    for seed in range(2):
+        roles.source.change(seed)
+        roles.sync()
+        expected = roles.source.greedy(PROMPTS[:2], 8)
+
+        assert [served(endpoint, prompt, 8) for prompt in PROMPTS[:2]] == expected
+        assert [one.tokens for one in roles.rollout.generate(PROMPTS[:2], GREEDY)] == expected
+
+
+def test_tokens_go_in_and_come_out_by_http(roles: Roles) -> None:
+    """Of routes that vLLM adds on request."""
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    (expected,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
+    sampling = {"max_tokens": GREEDY.max_tokens, "temperature": 0, "ignore_eos": True}
+    body = {"model": endpoint.model, "token_ids": [5, 6, 7], "sampling_params": sampling}
+    place = endpoint.url.removesuffix("/v1")
+
+    answer = post(endpoint, f"{place}/inference/v1/generate", body)
+
+    assert tuple(answer["choices"][0]["token_ids"]) == expected.tokens
+    models = post(endpoint, f"{endpoint.url}/models", None)
+    assert models["data"][0]["max_model_len"] == 128
+
+
+def routes(worker: Any) -> set[str]:
+    """Return the paths that the server of this rank has."""
+    return route_paths(worker._server._server.config.app.app)
+
+
+def status(endpoint: Endpoint, path: str, method: str, headers: dict[str, str]) -> int:
+    """Return the status of a response, to an address of the server."""
+    place = urlparse(endpoint.url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+    try:
+        connection.request(method, path, body="{}" if method == "POST" else None, headers=headers)
+        response = connection.getresponse()
+        challenge = response.getheader("www-authenticate")
+        assert (challenge == "Bearer") is (response.status == 401)
+        return response.status
+    finally:
+        connection.close()
+
+
+def test_the_client_of_openai_streams_and_gets_log_probabilities(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    openai = pytest.importorskip("openai")  # comes with vLLM
+    given = {"model": endpoint.model, "prompt": "w5 w6 w7", "max_tokens": 4, "temperature": 0}
+    given["extra_body"] = {"ignore_eos": True}
+
+    with openai.OpenAI(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as client:
+        whole = client.completions.create(**given, logprobs=0).choices[0]
+        parts = [part.choices[0].text for part in client.completions.create(**given, stream=True)]
+
+    assert "".join(parts) == whole.text and len(parts) > 1
+    assert len(whole.logprobs.token_logprobs) == 4
+
+
+def test_no_route_is_served_without_the_key(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    (paths,) = roles.rollout.run(routes)
+    wrong = {"Authorization": f"Bearer {endpoint.token[:-1]}", "Content-Type": "application/json"}
+    for path in (*paths, "/no/such/route"):
+        for method in ("GET", "HEAD", "OPTIONS", "POST"):
+            for headers in ({}, wrong):
+                assert (status(endpoint, path, method, headers), method, path) == (401, method, path)
+        assert (status(endpoint, path, "GET", WEBSOCKET), path) == (401, path)
+    assert {"/health", "/metrics", "/invocations", "/tokenize", "/v1/completions"} <= paths
+    assert endpoint.token not in repr(endpoint)
+
+
+def test_the_key_opens_routes_at_the_loopback(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    right = {"Authorization": f"Bearer {endpoint.token}"}
+
+    assert urlparse(endpoint.url).hostname == "127.0.0.1"
+    assert status(endpoint, "/health", "GET", right) == 200
+    assert status(endpoint, "/metrics", "GET", right) == 200
+    assert status(endpoint, "/v1/models", "GET", right) == 200
+
+
+def test_there_are_no_routes_for_development(roles: Roles) -> None:
+    (paths,) = roles.rollout.run(routes)
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    removed = {"/pause", "/resume", "/update_weights", "/collective_rpc", "/sleep", "/reset_prefix_cache"}
+
+    assert not removed & paths
+    for path in removed:
+        assert status(endpoint, path, "POST", {"Authorization": f"Bearer {endpoint.token}"}) == 404
+
+
+def test_the_client_of_openai_needs_the_key(roles: Roles) -> None:
+    (endpoint,) = px.engines.endpoints(roles.rollout)
+    openai = pytest.importorskip("openai")  # comes with vLLM
+    prompt = {
+        "model": endpoint.model,
+        "prompt": "w5 w6 w7",
+        "max_tokens": 4,
+        "extra_body": {"ignore_eos": True},
+    }
+
+    with openai.OpenAI(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as client:
+        assert client.completions.create(**prompt).usage.completion_tokens == 4
+    with (
+        openai.OpenAI(base_url=endpoint.url, api_key="another-key-of-a-client", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError, match="missing or wrong key"),
+    ):
+        client.completions.create(**prompt)
+
+
+def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
+    with pytest.raises(px.DeclarationError, match="no server"):
+        px.engines.endpoints(roles.source)
+
+
+def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]) -> None:
+    """Neither where options are wrong, nor where the engine's own process finds out."""
+    before = engine_processes(), shared_memory(), folders_of_sockets()
+    wrong: dict[str, dict[str, Any]] = {
+        "--no-such-thing": {"server_options": {"no_such_thing": 1}},
+        "VLLM_SERVER_DEV_MODE is '1'": {"env": {"VLLM_SERVER_DEV_MODE": "1"}},
+        "Engine core initialization failed": {"kv_cache_memory_bytes": 1},
+    }
+    with px.ResourcePool([1], use_gpu=False) as pool:
+        for message, options in wrong.items():
+            env = {**ONE_THREAD, **options.pop("env", {})}
+            bound = VllmRollout.bind(models["untied"], serve=True, **{**SMALL, **options})
+            with pytest.raises(px.WorkerInitError, match=message):
+                px.WorkerGroup(pool, bound, env=env)
+
+    assert engine_processes() <= before[0]
+    assert shared_memory() <= before[1]
+    assert folders_of_sockets() <= before[2]
+
+
+def test_an_option_that_vllm_does_not_have_is_named(models: dict[str, str]) -> None:
+    with (
+        px.ResourcePool([1], backend="inline") as pool,
+        pytest.raises(px.WorkerInitError, match=r"unexpected keyword argument 'max_model_length'"),
+    ):
+        px.WorkerGroup(pool, VllmRollout.bind(models["untied"], max_model_length=8))
+
+
+def test_a_token_may_begin_with_a_dash() -> None:
+    prepare()
+    from phalanx.engines.vllm.endpoint import EndpointServer
+
+    server = EndpointServer("model", "127.0.0.1", 0, "-token-of-16-characters", {"root_path": "-path"})
+    server.close()
+
+    assert server._given.api_key == ["-token-of-16-characters"]
+    assert server._given.root_path == "-path"

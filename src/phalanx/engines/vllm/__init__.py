@@ -1,5 +1,5 @@
-"""vLLM as a role. vLLM itself is imported in the ranks, when an engine is made."""
+"""vLLM as a role. vLLM itself is imported in the ranks, when an engine is created."""
 
-from phalanx.engines.vllm.rollout import AsyncVllmRollout, VllmRollout
+from phalanx.engines.vllm.rollout import VllmRollout
 
-__all__ = ["AsyncVllmRollout", "VllmRollout"]
+__all__ = ["VllmRollout"]

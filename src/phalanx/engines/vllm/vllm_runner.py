@@ -1,229 +1,375 @@
-"""vLLM's engine in the process of a rank, step by step."""
+"""vLLM's ``AsyncLLM`` as a model runner. Its engine samples tokens in its own processes; steps collect them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from phalanx.engines.engine_requests import Answer, SampledToken, Vocabulary
+from phalanx.backends.temp_folder import new_folder
+from phalanx.engines.engine import TAGS
+from phalanx.engines.engine_requests import Answer, SampledToken
 from phalanx.engines.engine_types import Capabilities, SamplingParams
 from phalanx.engines.model_runner import ModelRunner
-from phalanx.engines.vllm.sampling_params import Asking, drawn, of_prompt, prompt_of
-from phalanx.engines.vllm.seeds import NAME
-from phalanx.engines.vllm.sleeping import SLEEP, orders
-from phalanx.engines.vllm.tp_group import Leader
-from phalanx.engines.vllm.vllm_imports import arguments_of, find, on_cpu
-from phalanx.engines.vllm.vllm_weights import reload
-from phalanx.engines.vllm.weight_segment import KeptWeights
-from phalanx.errors import InternalError, PhalanxError, WeightsError
+from phalanx.engines.vllm.vllm_imports import find, on_cpu
+from phalanx.engines.vllm.vllm_sampling import (
+    PROCESSOR,
+    VllmSampling,
+    prompt_log_probs,
+    sampled_tokens,
+    token_prompt,
+)
+from phalanx.engines.vllm.vllm_weights import EXTENSION, SharedWeights
+from phalanx.engines.vocabulary import Vocabulary, end_tokens
+from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
+from phalanx.worker.control import MARK_VARIABLE
 
-__all__ = ["VllmRunner", "engine_arguments", "make_engine"]
+__all__ = ["SLEEP", "VllmRunner", "sleep_orders"]
+
+T = TypeVar("T")
+
+SLEEP: tuple[str, ...] = ()
+"""Order that puts all parts to sleep; every other order wakes the parts that it names."""
 
 _CPU_CACHE_BYTES = 512 << 20
+_END_S = 10.0
+_EXIT_S = 2.0
+"""Time for the teardown of vLLM, which takes a second. Exits of its interpreters can take longer, and are cut short."""
 
 
-def engine_arguments(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of vLLM's ``EngineArgs``: what this needs, and the user's ``options``."""
-    wanted: dict[str, Any] = {
-        "skip_tokenizer_init": True,
-        "disable_log_stats": True,
-        "logprobs_mode": "raw_logprobs",
-    }
-    if on_cpu():
-        # vLLM would take nine tenths of the machine's memory, and compile kernels for the better part of a minute.
-        if not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & options.keys():
-            wanted["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
-        wanted["enforce_eager"] = True
-        if options.get("enforce_eager", True):
-            _compile_nothing()
-    # A step draws with the weights that it began with, and its tokens are told before the next one.
-    needed = {"model": model, "async_scheduling": False, "logits_processors": [NAME]}
-    return {**wanted, **options, **needed}
+def sleep_orders(asleep: Collection[str], wanted: Collection[str]) -> list[tuple[str, ...]]:
+    """Return the orders after which exactly the parts ``wanted`` sleep.
 
+    vLLM puts all parts to sleep together, and wakes only parts that sleep.
+    """
 
-def make_engine(arguments: dict[str, Any]) -> Any:
-    """vLLM's ``LLMEngine``, in this process."""
-    config = arguments_of("EngineArgs", arguments)
-    return find("vllm.v1.engine.llm_engine.LLMEngine").from_engine_args(config)
+    def named(tags: set[str]) -> list[tuple[str, ...]]:
+        return [tuple(tag for tag in TAGS if tag in tags)] if tags else []
 
-
-def _compile_nothing() -> None:
-    """vLLM compiles the kernel of log-probabilities even where nothing else is compiled: half a minute on two cores."""
-    if os.environ.setdefault("TORCHDYNAMO_DISABLE", "1") == "1":
-        find("torch._dynamo.config").disable = True
+    now, then = set(asleep), set(wanted)
+    if then <= now:
+        return named(now - then)
+    return [*named(now), SLEEP, *named(set(TAGS) - then)]
 
 
 class VllmRunner(ModelRunner):
-    """An ``LLMEngine``.
+    """Runs an ``AsyncLLM`` on an event loop and thread of its own, so that it continues while the rank is busy.
 
     Args:
-        engine: vLLM's, or what leads those of several ranks.
-        vocabulary, capabilities: of it.
-        seeds: see :class:`Asking`.
-        kept: where weights lie, if other ranks of the engine load them too.
+        model: folder of the model.
+        options: the user's options of vLLM's ``AsyncEngineArgs``.
+        text: function that decodes tokens, or None.
+        seeds: see :class:`VllmSampling`.
+        next_version: function that returns the number of the version that is being loaded.
+
+    Raises:
+        DeclarationError: if vLLM has no such option.
     """
 
     def __init__(
         self,
-        engine: Any,
-        vocabulary: Vocabulary,
-        capabilities: Capabilities,
+        model: str,
+        options: dict[str, Any],
+        text: Callable[[Sequence[int]], str] | None,
         *,
         seeds: bool,
-        kept: KeptWeights | None = None,
+        next_version: Callable[[], int],
     ) -> None:
-        self._engine: Any = engine
-        self._kept = kept
-        self._answers: dict[str, Answer] = {}
-        self._ahead: list[SampledToken] = []
-        self._broken: str | None = None
+        self._next_version = next_version
+        self._weights = SharedWeights()
+        self._answers: set[int] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._lock = threading.Lock()
+        self._sampled: list[SampledToken] = []
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_held = False
         self._asleep = frozenset[str]()
-        self._asked = 0
-        self._slots: int = engine.vllm_config.scheduler_config.max_num_seqs
-        self.vocabulary, self.capabilities = vocabulary, capabilities
-        self._asking = Asking(vocabulary, seeds=seeds)
+        self._broken: str | None = None
+        self._version = self._prompts = 0
+        self._cache_use = 0.0
+        self._shared_memory: list[list[str]] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
+        self._thread.start()
+        mark = os.environ.get(MARK_VARIABLE)  # folders with it are removed when the rank is killed
+        self._sockets = new_folder() if mark is None else tempfile.mkdtemp(prefix=f"phalanx-{mark}-")
+        os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
+        try:
+            self.llm: Any = self.wait(self._start(_engine_arguments(model, options)))
+        except BaseException:
+            self._end_loop()
+            raise
+        config = self.llm.vllm_config
+        self.dtype: torch.dtype = config.model_config.dtype
+        self._slots: int = config.scheduler_config.max_num_seqs
+        self.vocabulary = _vocabulary(config.model_config, text)
+        self.capabilities = Capabilities(
+            context=self.vocabulary.context,
+            sleep=bool(config.model_config.enable_sleep_mode) and not on_cpu(),
+            prefix_cache=bool(config.cache_config.enable_prefix_caching),
+            top=max(config.model_config.max_logprobs, 0),
+            text=text is not None,
+        )
+        self._sampling = VllmSampling(self.vocabulary, seeds=seeds)
+
+    async def _start(self, arguments: Any) -> Any:
+        runner = self
+
+        class CacheUse(find("vllm.v1.metrics.loggers.StatLoggerBase")):
+            def __init__(self, vllm_config: object, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    runner._cache_use = float(scheduler_stats.kv_cache_usage)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        llm = find("vllm.v1.engine.async_llm.AsyncLLM").from_engine_args(arguments, stat_loggers=[CacheUse])
+        try:
+            self._shared_memory = await llm.collective_rpc("phalanx_shared_memory")
+        except BaseException:
+            llm.shutdown()
+            raise
+        return llm
+
+    def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run ``work`` on the loop of ``llm``, and return its result. Not to be called on that loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     def room(self) -> int | None:
-        """See :class:`ModelRunner`: vLLM's ``max_num_seqs``."""
-        return max(0, self._slots - len(self._answers))
+        return max(0, 2 * self._slots - len(self._answers))  # vLLM never waits for the next ones
 
     def refuses(self, sampling: SamplingParams) -> str | None:
-        """See :class:`ModelRunner`."""
-        return super().refuses(sampling) or self._asking.refuses(sampling)
+        return super().refuses(sampling) or self._sampling.refuses(sampling)
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """See :class:`ModelRunner`."""
-        for answer in answers:
-            self._answers[str(answer.key)] = answer
-            self._ask(str(answer.key), answer.so_far, self._asking.of(answer))
+        self._answers.update(answer.key for answer in answers)
+        requests = [
+            (answer, token_prompt(answer.so_far), self._sampling.for_answer(answer)) for answer in answers
+        ]
+        self._loop.call_soon_threadsafe(self._begin, requests)
 
-    def _ask(self, key: str, tokens: Sequence[int], params: Any) -> None:
-        self._engine.add_request(key, prompt_of(tokens), params)
+    def _begin(self, requests: Sequence[tuple[Answer, Any, Any]]) -> None:
+        for answer, prompt, params in requests:
+            self._tasks[answer.key] = self._loop.create_task(self._follow(answer, prompt, params))
 
-    def step(self) -> Iterable[SampledToken]:
-        """See :class:`ModelRunner`."""
-        self._check()
-        if self._ahead:
-            ahead, self._ahead = self._ahead, []
-            return ahead
-        return self._stepped()
-
-    def _stepped(self) -> list[SampledToken]:
+    async def _follow(self, answer: Answer, prompt: Any, params: Any) -> None:
+        """Collect the tokens of an answer."""
         try:
-            outputs = self._engine.step()
+            async for output in self.llm.generate(prompt, params, str(answer.key)):
+                self._complete_step(sampled_tokens(answer, output.outputs[0], self._version))
         except Exception as error:
-            self._broken = f"vLLM's engine failed: {type(error).__name__}: {error}"
-            raise
-        told: list[SampledToken] = []
-        for output in outputs:
-            answer = self._answers.get(output.request_id)
-            if answer is not None:
-                told += drawn(answer, output.outputs[0])
-        return told
+            self._complete_step((), error)
+        finally:
+            self._tasks.pop(answer.key, None)
+
+    def _complete_step(self, sampled: Iterable[SampledToken], error: BaseException | None = None) -> None:
+        """Complete the pending step with the sampled tokens."""
+        with self._lock:
+            self._sampled += sampled
+            self._error = self._error or error
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.get_loop().call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+
+    async def step(self) -> Iterable[SampledToken]:
+        self._check()
+        with self._lock:
+            is_pending = self._answers and not (self._sampled or self._error or self._is_held)
+            waiter = self._waiter = asyncio.get_running_loop().create_future() if is_pending else None
+        if waiter is not None:
+            await waiter
+        with self._lock:
+            sampled, self._sampled = self._sampled, []
+            error, self._error = self._error, None
+        if error is not None:
+            if self.llm.errored:  # else vLLM rejected a request
+                self._broken = f"vLLM's engine failed: {type(error).__name__}: {error}"
+            raise error
+        return sampled
 
     def remove(self, answers: Sequence[Answer]) -> None:
-        """See :class:`ModelRunner`."""
-        keys = [key for key in (str(one.key) for one in answers) if self._answers.pop(key, None) is not None]
-        self._ahead = [one for one in self._ahead if str(one.answer.key) in self._answers]
+        keys = [answer.key for answer in answers if answer.key in self._answers]
+        self._answers.difference_update(keys)
         if keys and self._broken is None:
-            self._engine.abort_request(keys)
+            self._loop.call_soon_threadsafe(self._cancel, keys)
+        if not self._answers:
+            self._complete_step(())
+
+    def _cancel(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            task = self._tasks.pop(key, None)
+            if task is not None:
+                task.cancel()
 
     def weights_changed(self) -> None:
-        """See :class:`ModelRunner`; :meth:`load` has seen to it."""
+        """Do nothing: :meth:`load` drops vLLM's results of the old weights."""
+
+    def hold(self) -> None:
+        if not self._is_held and self._broken is None:
+            self.wait(self.llm.pause_generation(mode="keep", clear_cache=False))
+        self._is_held = True
+        self._complete_step(())
+
+    def release(self) -> None:
+        if self._is_held and self._broken is None:
+            self.wait(self.llm.resume_generation())
+        self._is_held = False
 
     def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take other weights, all of them; what is under way goes on with them, and what is kept of prompts is dropped.
+        """Load a complete version of the weights; running answers continue with it.
 
         Raises:
-            WeightsError: vLLM failed at it, and cannot be used any more.
+            WeightsError: if vLLM failed; it cannot be used any more.
         """
         self._check()
-        self._take_back()
+        location, number = self._weights.place(dict(pairs)), self._next_version()
         try:
-            if self._kept is None:
-                self._engine.collective_rpc(reload, args=(pairs,))
-            else:
-                tensors = dict(pairs)
-                self._engine.load(self._kept.take(tensors), tensors.items())
+            self.wait(self._load(location, number))
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
-        self.reset_cache()
 
-    def _take_back(self) -> None:
-        """Forget tokens that nobody has heard of; they are drawn again, with the weights of then."""
-        again = list({id(one.answer): one.answer for one in self._ahead}.values())
-        self._ahead = []
-        self.remove(again)
-        self.add(again)
+    async def _load(self, location: str, number: int) -> None:
+        await self.llm.pause_generation(mode="keep", clear_cache=False)
+        await self.llm.collective_rpc("phalanx_load", args=(location,))
+        await self._reset_cache()
+        await self.llm.update_weight_version(str(number))
+        self._version = number
+        if not self._is_held:
+            await self.llm.resume_generation()
+
+    async def _reset_cache(self) -> None:
+        if not await self.llm.reset_prefix_cache(reset_running_requests=True):
+            raise InternalError("vLLM did not drop its cache of prompts")
 
     def reset_cache(self) -> None:
-        """See :class:`ModelRunner`; what the answers under way have in it is computed again."""
         self._check()
-        if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            self._broken = "vLLM did not drop what it keeps of prompts"
-            raise InternalError(
-                f"{self._broken}, so that answers could be of two versions; restart the group"
-            )
+        self.wait(self._reset_cache())
 
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See :class:`ModelRunner`. Tokens that others get meanwhile are told in the next step."""
         self._check()
-        found: dict[str, list[float]] = {}
-        asked: dict[str, Sequence[int]] = {}
-        for prompt in prompts:
-            self._asked += 1
-            asked[f"prompt-{self._asked}"] = prompt
-            self._ask(f"prompt-{self._asked}", *self._asking.of_prompt(prompt))
-        while len(found) < len(asked):
-            for output in self._engine.step():
-                if output.request_id in asked:
-                    found[output.request_id] = of_prompt(asked[output.request_id], output)
-                elif output.request_id in self._answers:
-                    self._ahead += drawn(self._answers[output.request_id], output.outputs[0])
-        return [found[key] for key in asked]
+        was_held = self._is_held
+        self.release()
+        try:
+            return self.wait(self._read_all(prompts))
+        finally:
+            if was_held:
+                self.hold()
+
+    async def _read_all(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        return await asyncio.gather(*map(self._read, prompts))
+
+    async def _read(self, prompt: Sequence[int]) -> list[float]:
+        self._prompts += 1
+        log_probs: list[float] = []
+        tokens, params = self._sampling.for_prompt(prompt)
+        async for output in self.llm.generate(token_prompt(tokens), params, f"prompt-{self._prompts}"):
+            log_probs = prompt_log_probs(prompt, output)
+        return log_probs
 
     def cache_use(self) -> float:
-        """See :class:`ModelRunner`."""
-        return float(self._engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
+        return self._cache_use
 
-    def why_not(self, what: str) -> str:
-        """See :class:`ModelRunner`."""
-        if what == "sleep":
-            return "vLLM gives no memory back on CPUs" if on_cpu() else "bind it with enable_sleep_mode=True"
-        return super().why_not(what)
+    def why_not(self, feature: str) -> str:
+        if feature == "sleep":
+            return "vLLM releases memory on GPUs, if it is bound with enable_sleep_mode=True"
+        return super().why_not(feature)
 
     def sleep(self, tags: Sequence[str]) -> None:
-        """See :class:`ModelRunner`."""
         self.reset_cache()
-        self._let_sleep(self._asleep.union(tags))
+        self.wait(self._set_asleep(self._asleep.union(tags)))
 
     def wake(self, tags: Sequence[str]) -> None:
-        """See :class:`ModelRunner`."""
-        self._let_sleep(self._asleep.difference(tags))
+        self.wait(self._set_asleep(self._asleep.difference(tags)))
 
-    def _let_sleep(self, wanted: frozenset[str]) -> None:
-        for told in orders(self._asleep, wanted):
-            if told == SLEEP:
-                self._engine.sleep(level=1, mode="keep")
+    async def _set_asleep(self, wanted: frozenset[str]) -> None:
+        for order in sleep_orders(self._asleep, wanted):
+            if order == SLEEP:
+                await self.llm.sleep(level=1, mode="keep")
             else:
-                self._engine.wake_up(tags=list(told))
+                await self.llm.wake_up(tags=list(order))
         self._asleep = wanted
 
     def close(self) -> None:
-        """See :class:`ModelRunner`."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
+        if self._thread.is_alive():
             self._broken = "it was closed"
-            if isinstance(engine, Leader):
-                engine.dismiss()
-            engine.engine_core.shutdown()
-        if self._kept is not None:
-            self._kept.close()
+            try:
+                self.wait(self._shut_down(), _END_S)
+            finally:
+                self._end_loop()
+                self._weights.close()
+
+    async def _shut_down(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        self.llm.shutdown(timeout=_EXIT_S)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        for path in itertools.chain(*self._shared_memory):
+            with contextlib.suppress(FileNotFoundError):  # vLLM removes it, unless it was killed
+                os.unlink(path)
 
     def _check(self) -> None:
         if self._broken is not None:
             raise PhalanxError(f"this engine cannot be used any more, since {self._broken}: group.restart()")
+
+
+def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
+    """Return vLLM's ``AsyncEngineArgs`` from defaults, the user's options, and the runner's needs."""
+    defaults: dict[str, Any] = {
+        "seed": secrets.randbits(31),
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "logprobs_mode": "raw_logprobs",
+    }
+    size = options.get("tensor_parallel_size", 1)
+    if on_cpu():
+        defaults["enforce_eager"] = True
+        if options.get("enforce_eager", True):
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else vLLM compiles log_softmax: half a minute
+        if not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & options.keys():
+            defaults["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES  # vLLM would take most of the memory
+        if size > 1:  # the engine's processes share the threads of the rank
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            threads = os.environ.get("OMP_NUM_THREADS", "")
+            if threads.isdigit():
+                os.environ["OMP_NUM_THREADS"] = str(max(1, int(threads) // size))
+    needed: dict[str, Any] = {
+        "model": model,
+        "async_scheduling": False,  # a token is reported before the next step
+        "logits_processors": [PROCESSOR],
+        "worker_extension_cls": EXTENSION,
+    }
+    if size > 1:
+        needed["distributed_executor_backend"] = "mp"  # inside Ray, vLLM's default are actors
+    try:
+        return find("vllm.engine.arg_utils.AsyncEngineArgs")(**{**defaults, **options, **needed})
+    except TypeError as error:
+        raise DeclarationError(f"VllmRollout: {error}; expected options of this vLLM's engine") from error
+
+
+def _vocabulary(config: Any, text: Callable[[Sequence[int]], str] | None) -> Vocabulary:
+    generation = config.try_get_generation_config() or {}
+    end = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
+    return Vocabulary(config.max_model_len, end_tokens(end), config.get_vocab_size(), text)

@@ -1,23 +1,33 @@
-"""What an engine's weights have to look like, and how a version of them is put into it."""
+"""Weights of vLLM's model: expected tensors, the memory that its workers read them from, and the load in a worker.
+
+vLLM imports this module in its workers, as ``worker_extension_cls``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import WeightsError
+from phalanx.weights.shared_memory import OpenedTensors, SharedLayout, SharedTensors
 
-__all__ = ["expected_weights", "reload"]
+__all__ = ["EXTENSION", "SharedWeights", "WorkerExtension", "expected_weights"]
+
+EXTENSION = f"{__name__}.WorkerExtension"
+_RELOAD = "vllm.model_executor.model_loader.reload"
 
 
 def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool) -> dict[str, torch.Tensor]:
-    """Every tensor of the model in ``folder`` by its name in a checkpoint, without memory; tied ones under each name.
+    """Return every tensor of the model in ``folder`` by its checkpoint name, without memory; tied tensors by each name.
 
-    A sync compares what its source has with these before a byte moves: vLLM does not come back from a load that fails.
+    A sync compares them with its source before it sends anything, since vLLM does not recover from a failed load.
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # only engines need it
 
@@ -26,30 +36,77 @@ def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool
     config = auto_config.from_pretrained(folder, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = auto_model.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    kept = set(model.state_dict())
-    found.update((name, one) for name, one in model.named_buffers() if name in kept)
-    return {name: torch.empty_like(one, device="meta") for name, one in found.items()}
+    saved = model.state_dict()
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    return {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
 
 
-def reload(worker: Any, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """In vLLM's worker: take all weights anew, layer by layer, each into the memory that it has.
+class SharedWeights:
+    """Tensors in memory that processes of this node and user can open, by the location of :meth:`place`."""
 
-    Raises:
-        WeightsError: the model has parameters that none of these reached.
-    """
-    model = worker.model_runner.get_model()
-    # It warns of layers that have nothing to load, in every sync; what is missing is looked for below.
-    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-    wanted = {name for name, _ in model.named_parameters()}
-    with find("vllm.config.set_current_vllm_config")(worker.vllm_config):
-        find("vllm.model_executor.model_loader.reload.initialize_layerwise_reload")(model)
-        loaded = model.load_weights(pairs)
-        find("vllm.model_executor.model_loader.reload.finalize_layerwise_reload")(
-            model, worker.model_runner.model_config
-        )
-    missing = sorted(wanted - loaded) if loaded is not None else []
-    if missing:
-        raise WeightsError(
-            f"vLLM put nothing into {len(missing)} of its parameters: {', '.join(missing[:5])}"
-        )
+    def __init__(self) -> None:
+        self._own: SharedTensors | None = None
+
+    def place(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        """Return the location of the tensors. They are copied unless a sync received them in shared memory."""
+        shared = SharedTensors.holding(tensors)
+        if shared is None:
+            self.close()
+            self._own = shared = SharedTensors(tensors)
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    shared.tensors[name].copy_(tensor)
+        return json.dumps([f"/proc/{os.getpid()}/fd/{shared.fd}", *shared.layout])
+
+    def close(self) -> None:
+        """Release the memory."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into its workers; called by ``collective_rpc``."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def phalanx_load(self, location: str) -> None:
+        """Load all weights from :class:`SharedWeights`, layer by layer, into the memory of the old weights.
+
+        Raises:
+            WeightsError: if a parameter of the model got no weights.
+        """
+        path, *layout = json.loads(location)
+        shared = OpenedTensors(SharedLayout(*layout), os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        model = self.model_runner.get_model()
+        # It warns of layers without weights in every sync; missing weights are an error below.
+        logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
+        try:
+            with find("vllm.config.set_current_vllm_config")(self.vllm_config):
+                find(f"{_RELOAD}.initialize_layerwise_reload")(model)
+                loaded = model.load_weights(iter(shared.tensors.items()))
+                find(f"{_RELOAD}.finalize_layerwise_reload")(model, self.model_runner.model_config)
+        finally:
+            shared.close()
+        missing = sorted({name for name, _ in model.named_parameters()} - (loaded or set()))
+        if missing and loaded is not None:
+            raise WeightsError(
+                f"vLLM loaded nothing into {len(missing)} parameters: {', '.join(missing[:5])}"
+            )
+
+    def phalanx_shared_memory(self) -> list[str]:
+        """Return the paths of vLLM's shared memory in this worker.
+
+        The memory for collectives on CPUs loses its name now, since vLLM never removes it.
+        """
+        if not os.path.exists("/proc/self/maps"):
+            return []
+        with open("/proc/self/maps") as maps:
+            mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/" in line}
+        for path in mapped:
+            if "cpushm" in path:
+                with contextlib.suppress(FileNotFoundError):  # another worker was faster
+                    os.unlink(path)
+        return [path for path in mapped if path.startswith("/dev/shm/psm_")]

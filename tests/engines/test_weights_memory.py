@@ -1,4 +1,4 @@
-"""Weights between their arrival and the load of an engine whose processes share them."""
+"""Weights that one rank of an engine takes, into memory of its own."""
 
 from __future__ import annotations
 
@@ -8,34 +8,6 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines.vllm.weight_segment import KeptWeights, opened
-from phalanx.weights.shared_memory import SharedTensors
-from tests.engines.counting import CountingEngine
-
-LIKE = {"a": torch.empty(3, 5, device="meta"), "b": torch.empty(7, dtype=torch.bfloat16, device="meta")}
-
-
-def test_others_see_what_was_put_into_it() -> None:
-    kept, values = KeptWeights(), {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16()}
-    told = kept.take(values)
-
-    found = {name: tensor.clone() for name, tensor in opened(told)}
-
-    assert {name: tensor.dtype for name, tensor in found.items()} == {"a": torch.float32, "b": torch.bfloat16}
-    assert all(torch.equal(found[name], values[name]) for name in values)
-    kept.close()
-
-
-def test_what_lies_in_a_segment_already_is_not_copied() -> None:
-    placed = SharedTensors(LIKE)
-    told = KeptWeights().take(placed.tensors)
-    placed.tensors["a"].fill_(3.0)
-
-    found = {name: tensor.clone() for name, tensor in opened(told)}
-
-    assert torch.equal(found["a"], torch.full((3, 5), 3.0))
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in placed.tensors.values())
-    placed.close()
 
 
 class Source(px.Worker):
@@ -103,8 +75,3 @@ def test_memory_of_the_wrong_kind_is_refused(pool: px.ResourcePool) -> None:
         px.DeclarationError, match=r"memory=\) made no tensors of the right shape and type for bias"
     ):
         px.WeightSync(source, target, "policy")()
-
-
-def test_engines_that_serve_nobody_have_no_endpoints(pool: px.ResourcePool) -> None:
-    with pytest.raises(px.DeclarationError, match="AsyncVllmRollout has one for each"):
-        px.engines.endpoints(px.WorkerGroup(pool, CountingEngine))

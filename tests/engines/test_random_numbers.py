@@ -1,29 +1,29 @@
-"""Random numbers by their place."""
+"""Random numbers by their position."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from phalanx.engines.randomness import stream_of, uniforms
+from phalanx.engines.token_sampling import random_stream, uniform_numbers
 
 
 def test_numbers_are_those_of_splitmix64() -> None:
     # The first outputs of splitmix64 for the seed 1234567, as Vigna's reference code prints them.
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
-    found = uniforms([1234567] * 3, [0, 1, 2])
+    found = uniform_numbers([1234567] * 3, [0, 1, 2])
 
     assert found.tolist() == [(number >> 11) * 2.0**-53 for number in known]
 
 
 def test_seeds_and_samples_have_numbers_of_their_own() -> None:
-    streams = [stream_of(seed, sample) for seed in range(20) for sample in range(20)]
+    streams = [random_stream(seed, sample) for seed in range(20) for sample in range(20)]
 
     assert len(set(streams)) == 400
 
 
 def test_numbers_are_spread_evenly() -> None:
-    found = uniforms([stream_of(seed, 0) for seed in range(4000)], [3] * 4000)
+    found = uniform_numbers([random_stream(seed, 0) for seed in range(4000)], [3] * 4000)
 
     assert np.abs(np.histogram(found, bins=8, range=(0, 1))[0] - 500).max() < 100
     assert found.min() >= 0

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.engines.endpoint_auth import BearerAuth, choose_key
-from phalanx.engines.vllm import AsyncVllmRollout
-from phalanx.engines.vllm.endpoint import Server
+from phalanx.engines.vllm import VllmRollout
+from phalanx.engines.vllm.endpoint import BearerAuth, EndpointServer, choose_key
 
 KEY = "k" * 16
 RIGHT = [(b"authorization", f"Bearer {KEY}".encode())]
@@ -157,7 +156,7 @@ def test_an_engine_with_a_short_key_does_not_start() -> None:
         px.ResourcePool([1], backend="inline") as pool,
         pytest.raises(px.WorkerInitError, match="has 5 characters; expected at least 16"),
     ):
-        px.WorkerGroup(pool, AsyncVllmRollout.bind("model", token="short"))
+        px.WorkerGroup(pool, VllmRollout.bind("model", serve=True, token="short"))
 
 
 @pytest.mark.parametrize(
@@ -173,31 +172,39 @@ def test_an_engine_with_a_short_key_does_not_start() -> None:
 )
 def test_options_that_would_be_ignored_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(px.DeclarationError, match=message):
-        Server("model", "127.0.0.1", 0, KEY, options)
+        EndpointServer("model", "127.0.0.1", 0, KEY, options)
 
 
 def test_the_empty_address_is_refused() -> None:
     """Sockets would listen at every address."""
     with pytest.raises(px.DeclarationError, match=r"host=''; expected an address"):
-        Server("model", "", 0, KEY, {})
+        EndpointServer("model", "", 0, KEY, {})
 
 
 def test_the_development_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     with pytest.raises(px.DeclarationError, match="VLLM_SERVER_DEV_MODE is '1'; expected '0'"):
-        Server("model", "127.0.0.1", 0, KEY, {})
+        EndpointServer("model", "127.0.0.1", 0, KEY, {})
 
 
 @pytest.mark.parametrize(
     ("host", "shown"), [("127.0.0.1", "127.0.0.1:"), ("0.0.0.0", "127.0.0.1:"), ("::1", "[::1]:")]
 )
 def test_the_url_has_an_address_to_connect_to(host: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Server, "_arguments", lambda *_: None)
+    monkeypatch.setattr(EndpointServer, "_arguments", lambda *_: None)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 on this machine")
-    server = Server("model", host, 0, KEY, {})
+    server = EndpointServer("model", host, 0, KEY, {})
     address = server._address()
     server.close()
 
     assert address.startswith(shown)
+
+
+def test_options_of_a_server_need_a_server() -> None:
+    with (
+        px.ResourcePool([1], backend="inline") as pool,
+        pytest.raises(px.WorkerInitError, match="expected serve=True"),
+    ):
+        px.WorkerGroup(pool, VllmRollout.bind("model", token=KEY))

@@ -1,0 +1,174 @@
+"""Sampling by vLLM: its parameters for an answer, seeded samples, and its outputs as sampled tokens.
+
+vLLM gives a request with a seed a generator of its own, so an interrupted answer would get other tokens when it is
+continued. Therefore rows with a seed are sampled by a logits processor, vLLM's interface for such purposes, with number
+i of the seed for token i. It leaves vLLM a single token to choose; log-probabilities are computed before. vLLM imports
+the processor from this module in its workers, as ``SeededProcessor``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.engines.engine_requests import Answer, SampledToken
+from phalanx.engines.engine_types import SamplingParams
+from phalanx.engines.token_sampling import keep_top_p, random_stream, sample_by_numbers
+from phalanx.engines.vllm.vllm_imports import find
+from phalanx.engines.vocabulary import Vocabulary
+
+__all__ = ["PROCESSOR", "VllmSampling", "prompt_log_probs", "sampled_tokens", "token_prompt"]
+
+PROCESSOR = f"{__name__}:SeededProcessor"
+
+_EXTRA = "phalanx_seed"
+"""Key of ``SamplingParams.extra_args``: (seed, sample, number of earlier tokens)."""
+_MASK = (1 << 64) - 1
+
+
+def token_prompt(tokens: Sequence[int]) -> dict[str, Any]:
+    """Return a prompt of vLLM."""
+    return {"type": "token", "prompt_token_ids": list(tokens), "arrival_time": time.time()}
+
+
+class VllmSampling:
+    """Creates vLLM's sampling parameters.
+
+    Args:
+        vocabulary: vocabulary of the engine.
+        seeds: sample all rows by their seeds; else rows without a seed share vLLM's generator, which is faster.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, seeds: bool) -> None:
+        self._vocabulary, self._seeds = vocabulary, seeds
+        self._accepted: SamplingParams | None = None
+        self._params = find("vllm.sampling_params.SamplingParams")
+        self._delta = find("vllm.sampling_params.RequestOutputKind").DELTA
+
+    def refuses(self, sampling: SamplingParams) -> str | None:
+        """Return vLLM's reason to reject a sampling, or None."""
+        if sampling is not self._accepted:  # most rows of a call share one
+            try:
+                self._create(sampling, 0, None)
+            except Exception as error:  # its own types, which are no ValueError
+                return f"vLLM refuses {sampling}: {error}"
+            self._accepted = sampling
+        return None
+
+    def for_answer(self, answer: Answer) -> Any:
+        """Return the parameters of the tokens that an answer still gets."""
+        sampling, count = answer.sampling, len(answer.tokens)
+        is_seeded = (self._seeds or sampling.seed is not None) and sampling.temperature > 0
+        seed = (answer.seed & _MASK, answer.sample, count) if is_seeded else None
+        return self._create(sampling, count, seed)
+
+    def _create(self, sampling: SamplingParams, count: int, seed: tuple[int, int, int] | None) -> Any:
+        limit = math.inf if self._vocabulary.size is None else self._vocabulary.size
+        ends = {stop for stop in sampling.stop if isinstance(stop, int)}
+        ends |= frozenset[int]() if sampling.ignore_eos else self._vocabulary.end
+        return self._params(
+            max_tokens=sampling.max_tokens - count,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            logprobs=sampling.log_probs,
+            stop_token_ids=sorted(end for end in ends if 0 <= end < limit) or None,  # vLLM refuses others
+            ignore_eos=True,  # end tokens are among the stops
+            extra_args=None if seed is None else {_EXTRA: seed},
+            detokenize=False,
+            output_kind=self._delta,
+        )
+
+    def for_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Any]:
+        """Return the prompt and the parameters that give the log-probabilities of ``prompt``.
+
+        vLLM needs room for a token. If the prompt fills the context, its last token is sampled instead.
+        """
+        options = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
+        if len(prompt) < self._vocabulary.context:
+            return prompt, self._params(**options)
+        return prompt[:-1], self._params(**options, logprobs=0, allowed_token_ids=[prompt[-1]])
+
+
+def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[SampledToken]:
+    """Yield the tokens of an output of vLLM, sampled by weights of ``version``."""
+    count = answer.sampling.log_probs or 0
+    for index, token in enumerate(output.token_ids):
+        is_last = index == len(output.token_ids) - 1
+        finish = output.finish_reason if is_last and output.finish_reason in ("stop", "length") else None
+        if output.logprobs is None:
+            yield SampledToken(answer, token, finish=finish, version=version)
+            continue
+        log_probs: dict[int, Any] = output.logprobs[index]
+        likeliest = sorted(log_probs.items(), key=lambda pair: pair[1].rank)[:count]
+        top = {other: entry.logprob for other, entry in likeliest} or None
+        yield SampledToken(answer, token, log_probs[token].logprob, top, finish, version)
+
+
+def prompt_log_probs(prompt: Sequence[int], output: Any) -> list[float]:
+    """Return the log-probabilities of the tokens of ``prompt`` but the first; see :meth:`VllmSampling.for_prompt`."""
+    tokens = output.prompt_token_ids[1:]
+    entries = zip(tokens, output.prompt_logprobs[1:], strict=True)
+    log_probs = [entry[token].logprob if entry else math.nan for token, entry in entries]
+    if len(tokens) + 1 < len(prompt):
+        log_probs.append(output.outputs[0].logprobs[0][prompt[-1]].logprob)
+    return log_probs
+
+
+def _processor() -> Any:
+    base = find("vllm.v1.sample.logits_processor.LogitsProcessor")
+    swap = find("vllm.v1.sample.logits_processor.MoveDirectionality").SWAP
+
+    class SeededProcessor(base):
+        def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:
+            self.rows: dict[int, tuple[int, int, int, float, list[int]]] = {}
+
+        def is_argmax_invariant(self) -> bool:
+            return True  # greedy tokens are chosen before, and all rows here have a temperature
+
+        def update_state(self, batch_update: Any) -> None:
+            if batch_update is None:
+                return
+            for index in batch_update.removed:
+                self.rows.pop(index, None)
+            for index, params, _, tokens in batch_update.added:
+                self.rows.pop(index, None)
+                seed = (params.extra_args or {}).get(_EXTRA)
+                if seed is not None:
+                    self.rows[index] = (*seed, params.top_p, tokens)
+            for first, second, direction in batch_update.moved:
+                moved, other = self.rows.pop(first, None), self.rows.pop(second, None)
+                if moved is not None:
+                    self.rows[second] = moved
+                if other is not None and direction == swap:
+                    self.rows[first] = other
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            if self.rows:
+                rows = list(self.rows)
+                tokens = self._sample(logits[rows])
+                logits[rows] = float("-inf")
+                logits[rows, tokens] = 0.0
+            return logits
+
+        def _sample(self, logits: torch.Tensor) -> torch.Tensor:
+            weights = logits.double().softmax(dim=-1)
+            seeds, samples, earlier, top_p, tokens = zip(*self.rows.values(), strict=True)
+            if min(top_p) < 1:
+                weights = keep_top_p(weights, torch.tensor(top_p, dtype=weights.dtype, device=weights.device))
+            streams = list(map(random_stream, seeds, samples))
+            positions = [count + len(new) for count, new in zip(earlier, tokens, strict=True)]
+            return sample_by_numbers(weights, streams, positions)
+
+    return SeededProcessor
+
+
+def __getattr__(name: str) -> Any:
+    """Create ``SeededProcessor`` on first use: its base class is vLLM's."""
+    if name != "SeededProcessor":
+        raise AttributeError(name)
+    processor = globals()[name] = _processor()
+    return processor

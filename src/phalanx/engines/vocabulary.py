@@ -1,0 +1,60 @@
+"""Vocabulary of a model: its context, its end tokens, and the tokenizer between tokens and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Vocabulary", "check_folder", "decoder", "end_tokens", "load_tokenizer"]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Limits and decoding of a model's tokens.
+
+    Attributes:
+        context: most tokens of prompt and answer together.
+        end: the model's own end tokens.
+        size: number of tokens; a token is below it.
+        text: function that decodes tokens, if there is a tokenizer.
+    """
+
+    context: int
+    end: frozenset[int] = frozenset()
+    size: int | None = None
+    text: Callable[[Sequence[int]], str] | None = None
+
+
+def end_tokens(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
+    """Return the end tokens of a generation configuration."""
+    if eos_token_id is None:
+        return frozenset()
+    return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
+
+
+def load_tokenizer(tokenizer: Any) -> Any:
+    """Load the tokenizer of transformers from a folder; return any other ``tokenizer`` as it is."""
+    if not isinstance(tokenizer, str | Path):
+        return tokenizer
+    check_folder("tokenizer", tokenizer)
+    from transformers import AutoTokenizer  # only if texts are used
+
+    return AutoTokenizer.from_pretrained(str(tokenizer))
+
+
+def check_folder(argument: str, folder: str | Path) -> None:
+    """Check that a folder exists, unless its name can be a name on the hub, with a single slash.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    name = str(folder)
+    if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise ValueError(f"{argument}={name!r}: there is no such folder on this rank's host")
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
+    """Return the function that decodes tokens, or None without a tokenizer."""
+    return None if tokenizer is None else lambda tokens: tokenizer.decode(list(tokens))

@@ -1,0 +1,297 @@
+"""vLLM as a model runner, without vLLM: which calls its engine gets, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+from phalanx.engines import Answer, SamplingParams
+from phalanx.engines.engine_requests import Row
+from phalanx.engines.vllm import vllm_runner, vllm_sampling
+from phalanx.engines.vllm.vllm_runner import SLEEP, VllmRunner, sleep_orders
+from phalanx.engines.vllm.vllm_sampling import VllmSampling, prompt_log_probs
+from phalanx.engines.vllm.vllm_weights import SharedWeights, WorkerExtension
+from phalanx.engines.vocabulary import Vocabulary
+from phalanx.errors import PhalanxError
+from phalanx.weights.shared_memory import SharedTensors
+from tests.engines.counting import CountingEngine
+
+VOCABULARY = Vocabulary(context=8, size=100)
+
+
+@pytest.fixture(autouse=True)
+def params(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of vLLM's ``SamplingParams``, which refuse some temperatures."""
+
+    def made(**given: Any) -> dict[str, Any]:
+        if given["temperature"] > 2:
+            raise ValueError("temperature must be in [0, 2]")
+        return given
+
+    names = {"SamplingParams": made, "RequestOutputKind": SimpleNamespace(DELTA="delta")}
+    monkeypatch.setattr(vllm_sampling, "find", lambda name: names[name.rpartition(".")[2]])
+
+
+def answer(key: int = 1, **sampling: Any) -> Answer:
+    row = Row(0, "row", (5, 6), SamplingParams(**sampling))
+    row.answers.append(Answer(row, key, 0, 3))
+    return row.answers[0]
+
+
+def test_samplings_that_vllm_refuses_are_known_before_a_request() -> None:
+    sampling = VllmSampling(VOCABULARY, seeds=False)
+
+    assert "temperature must be in [0, 2]" in str(sampling.refuses(SamplingParams(temperature=3)))
+    assert sampling.refuses(SamplingParams(temperature=2)) is None
+
+
+def test_impossible_stop_tokens_and_long_seeds_do_not_reach_vllm() -> None:
+    one = answer(stop=(4, -5, 1000), seed=1)
+    one.seed = (1 << 64) + 3
+
+    given = VllmSampling(VOCABULARY, seeds=False).for_answer(one)
+
+    assert given["stop_token_ids"] == [4]
+    assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [([5, 6, 7], [-1.0, -1.0]), ([1] * 8, [*[-1.0] * 6, -2.0])])
+def test_every_token_of_a_prompt_has_a_log_probability(prompt: list[int], expected: list[float]) -> None:
+    tokens, given = VllmSampling(VOCABULARY, seeds=False).for_prompt(prompt)
+    allowed = [{token: SimpleNamespace(logprob=-2.0)} for token in given.get("allowed_token_ids", ())]
+    output = SimpleNamespace(
+        prompt_token_ids=tokens,
+        prompt_logprobs=[None, *({token: SimpleNamespace(logprob=-1.0)} for token in tokens[1:])],
+        outputs=[SimpleNamespace(logprobs=allowed)],
+    )
+
+    assert prompt_log_probs(prompt, output) == expected
+
+
+WEIGHTS, CACHE = ("weights",), ("kv_cache",)
+BOTH = ("weights", "kv_cache")
+
+
+@pytest.mark.parametrize(
+    ("asleep", "wanted", "orders"),
+    [
+        ((), BOTH, [SLEEP]),
+        ((), CACHE, [SLEEP, WEIGHTS]),
+        (CACHE, BOTH, [CACHE, SLEEP]),
+        (BOTH, CACHE, [WEIGHTS]),
+        (CACHE, (), [CACHE]),
+        (BOTH, (), [BOTH]),
+        (BOTH, BOTH, []),
+    ],
+)
+def test_exactly_the_wanted_parts_sleep(asleep: Any, wanted: Any, orders: Any) -> None:
+    assert sleep_orders(asleep, wanted) == orders
+
+
+class FakeLLM:
+    """In place of ``AsyncLLM``: answers with token 7, and records other calls."""
+
+    def __init__(self) -> None:
+        model = SimpleNamespace(
+            dtype=torch.float32,
+            enable_sleep_mode=False,
+            max_logprobs=5,
+            max_model_len=8,
+            hf_text_config=SimpleNamespace(eos_token_id=1),
+            get_vocab_size=lambda: 100,
+            try_get_generation_config=dict,
+        )
+        self.vllm_config = SimpleNamespace(
+            model_config=model,
+            scheduler_config=SimpleNamespace(max_num_seqs=4),
+            cache_config=SimpleNamespace(enable_prefix_caching=True),
+        )
+        self.errored = False
+        self.calls: list[str] = []
+        self.started: list[str] = []
+        self.refuses = self.loses_weights = False
+        self.weights: dict[str, float] = {}
+
+    async def generate(self, prompt: Any, params: Any, key: str) -> Any:
+        if self.refuses:
+            raise ValueError("vLLM does not take this")
+        self.started.append(key)
+        token = SimpleNamespace(token_ids=[7], logprobs=None, finish_reason=None)
+        yield SimpleNamespace(outputs=[token])
+        await asyncio.Event().wait()
+
+    async def collective_rpc(self, method: str, args: Any = ()) -> None:
+        if self.loses_weights:
+            raise MemoryError("this worker is broken")
+        self.calls.append(method)
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(**_: Any) -> bool:
+            self.calls.append(name)
+            return True
+
+        return call
+
+    async def update_weight_version(self, version: str) -> None:
+        self.calls.append(f"version {version}")
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.calls.append("shutdown")
+
+
+@pytest.fixture
+def llm() -> FakeLLM:
+    return FakeLLM()
+
+
+@pytest.fixture
+def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner]:
+    async def start(*_: Any) -> FakeLLM:
+        return llm
+
+    monkeypatch.setattr(VllmRunner, "_start", start)
+    monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
+    monkeypatch.setattr(vllm_runner, "on_cpu", lambda: True)
+    made = VllmRunner("model", {}, None, seeds=False, next_version=lambda: 3)
+    yield made
+    made.close()
+
+
+def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
+    """Key, token and version of the tokens of the next step."""
+
+    async def step() -> Any:
+        return await asyncio.wait_for(runner.step(), 10)
+
+    return [(one.answer.key, one.token, one.version) for one in asyncio.run(step())]
+
+
+def test_steps_collect_tokens_with_the_version_of_their_weights(runner: VllmRunner, llm: FakeLLM) -> None:
+    runner.add([answer(1)])
+    assert tokens_of_step(runner) == [(1, 7, 0)]
+    runner.load([("w", torch.ones(2))])
+    runner.add([answer(2)])
+
+    assert tokens_of_step(runner) == [(2, 7, 3)]
+    assert runner.room() == 6
+    update = ["pause_generation", "phalanx_load", "reset_prefix_cache", "version 3", "resume_generation"]
+    assert llm.calls == update
+
+
+def test_a_held_engine_stays_held_after_an_update(runner: VllmRunner, llm: FakeLLM) -> None:
+    runner.hold()
+    runner.hold()
+    runner.load([("w", torch.ones(2))])
+    assert llm.calls.count("pause_generation") == 2 and "resume_generation" not in llm.calls
+    runner.release()
+
+    assert llm.calls[-1] == "resume_generation"
+
+
+def test_an_answer_that_is_removed_at_once_is_not_made(runner: VllmRunner, llm: FakeLLM) -> None:
+    one, is_removed = answer(), threading.Event()
+    runner._loop.call_soon_threadsafe(is_removed.wait)
+    runner.add([one])
+    runner.remove([one])
+    is_removed.set()
+
+    assert tokens_of_step(runner) == []
+    assert llm.started == []
+
+
+def test_a_refused_request_is_an_error_and_the_engine_can_be_used_on(
+    runner: VllmRunner, llm: FakeLLM
+) -> None:
+    llm.refuses = True
+    one = answer()
+    runner.add([one])
+    with pytest.raises(ValueError, match="does not take this"):
+        tokens_of_step(runner)
+    runner.remove([one])
+    llm.refuses = False
+    runner.add([answer(2)])
+
+    assert tokens_of_step(runner) == [(2, 7, 0)]
+
+
+def test_an_engine_that_died_or_lost_its_weights_says_so(runner: VllmRunner, llm: FakeLLM) -> None:
+    llm.loses_weights = True
+    with pytest.raises(px.weights.WeightsError, match=r"this worker is broken; .*group.restart\(\)"):
+        runner.load([("w", torch.ones(2))])
+    with pytest.raises(PhalanxError, match="cannot be used any more, since a load of weights failed"):
+        tokens_of_step(runner)
+
+
+def test_a_start_that_fails_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: Any) -> None:
+        raise ValueError("no such model")
+
+    monkeypatch.setattr(VllmRunner, "_start", start)
+    monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
+    with pytest.raises(ValueError, match="no such model"):
+        VllmRunner("model", {}, None, seeds=False, next_version=lambda: 0)
+    assert "phalanx-vllm" not in [thread.name for thread in threading.enumerate()]
+
+
+class FakeWorker(WorkerExtension):
+    """In place of vLLM's worker: its model has parameters, and keeps what is loaded."""
+
+    def __init__(self, *names: str) -> None:
+        self.loaded: dict[str, torch.Tensor] = {}
+        self.vllm_config = None
+        named = [(name, torch.zeros(1)) for name in names]
+        model = SimpleNamespace(named_parameters=lambda: named, load_weights=self.load)
+        self.model_runner = SimpleNamespace(get_model=lambda: model, model_config=None)
+
+    def load(self, pairs: Any) -> set[str]:
+        self.loaded = {name: tensor.clone() for name, tensor in pairs}
+        return set(self.loaded)
+
+
+@pytest.fixture
+def reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    import contextlib
+
+    from phalanx.engines.vllm import vllm_weights
+
+    names: dict[str, Any] = {"set_current_vllm_config": contextlib.nullcontext}
+    monkeypatch.setattr(
+        vllm_weights, "find", lambda name: names.get(name.rpartition(".")[2], lambda *_: None)
+    )
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_workers_load_the_tensors_of_a_location(reload: None, is_shared: bool) -> None:
+    values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16()}
+    shared = SharedTensors(values)
+    weights, worker = SharedWeights(), FakeWorker("a", "b")
+    location = weights.place(shared.tensors if is_shared else values)
+    if is_shared:  # it was not copied
+        for name, value in values.items():
+            shared.tensors[name].copy_(value)
+    worker.phalanx_load(location)
+
+    assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
+    weights.close()
+    shared.close()
+
+
+def test_a_parameter_without_weights_is_an_error(reload: None) -> None:
+    weights = SharedWeights()
+    with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
+        FakeWorker("a", "missing").phalanx_load(weights.place({"a": torch.ones(2)}))
+    weights.close()
+
+
+def test_engines_without_a_server_have_no_endpoints() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, CountingEngine)
+        with pytest.raises(px.DeclarationError, match="VllmRollout can have one for each"):
+            px.engines.endpoints(group)
