@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.checks import Finding, facts, findings
 from phalanx.cli.common import Address, AsJson, cluster_reader
 from phalanx.cli.host_info import Machine, gather, variables
+from phalanx.cli.machine_checks import Finding, facts, findings
 from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
 
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 
 _FINDINGS = 1
 
-
-Gpu = Annotated[
-    bool,
-    typer.Option("--gpu", help="Check CUDA IPC, NCCL and device tensors through a call, and nothing else."),
-]
+_GPU_HELP = "Check CUDA IPC, NCCL and device tensors through a call, and nothing else."
+Gpu = Annotated[bool, typer.Option("--gpu", help=_GPU_HELP)]
 
 
 def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -> None:
@@ -47,8 +44,11 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
     Exit codes: 0 nothing is wrong; 1 findings; 2 the cluster that was named does not answer.
     """
     if gpu:
-        _check_gpu(as_json)
-        return
+        from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
+
+        results = check_devices()
+        typer.echo(json.dumps([result._asdict() for result in results]) if as_json else report(results))
+        raise typer.Exit(_FINDINGS if any(result.result != "ok" for result in results) else 0)
     environment = variables()  # before the cluster is asked, which may show it the user's token
     cluster, why_not = _cluster(address)
     machine = replace(gather(cluster, environment), no_cluster=why_not)
@@ -58,42 +58,29 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
         typer.echo(json.dumps(data, indent=1))
     else:
         Console().print(render(machine, found))
-    if found:
-        raise typer.Exit(_FINDINGS)
-
-
-def _check_gpu(as_json: bool) -> None:
-    """Check the device paths of this machine and print the table."""
-    from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
-
-    results = check_devices()
-    typer.echo(json.dumps([result._asdict() for result in results]) if as_json else report(results))
-    if any(result.result != "ok" for result in results):
-        raise typer.Exit(_FINDINGS)
+    raise typer.Exit(_FINDINGS if found else 0)
 
 
 def _cluster(address: str | None) -> tuple[ClusterReader | None, str]:
-    """The cluster that was named, or the one on this machine; where nobody named one, why there is none."""
-    if address or running_cluster():
-        return cluster_reader(address), ""
+    """Return the cluster that was named, or the one on this machine; if nobody named one, why there is none."""
     try:
-        return cluster_reader(None), ""
+        return cluster_reader(address), ""
     except PlacementError as error:
+        if address or running_cluster():
+            raise
         return None, str(error).splitlines()[0]
 
 
 def render(machine: Machine, found: list[Finding]) -> Any:
-    """The facts, then each finding with its fix."""
+    """Return the facts, then each finding with its fix."""
     wrong = {finding.topic for finding in found}
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for name, value in facts(machine):
+    for name, value in facts(machine).items():
         mark = Text("!", "bold yellow") if name in wrong else Text("✓", "green")
         table.add_row(mark, Text(name, "bold"), Text(value))
     parts: list[Any] = [Text.assemble(("host ", "dim"), (machine.host, "bold")), Padding(table, (1, 0, 1, 2))]
     for number, finding in enumerate(found, 1):
-        head = Text.assemble((f"{number}. {finding.topic}: ", "bold yellow"), finding.what)
-        parts += [head, Padding(Text.assemble(("fix: ", "green"), finding.fix), (0, 0, 1, 3))]
-    if not found:
-        parts.append(Text("Nothing is wrong.", "green"))
-    return Group(*parts)
+        parts.append(Text.assemble((f"{number}. {finding.topic}: ", "bold yellow"), finding.what))
+        parts.append(Padding(Text.assemble(("fix: ", "green"), finding.fix), (0, 0, 1, 3)))
+    return Group(*parts, *([] if found else [Text("Nothing is wrong.", "green")]))
