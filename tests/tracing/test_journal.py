@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.tracing.events import Trace
 from phalanx.tracing.recorder import TracedEpoch, merge
-from phalanx.tracing.span_writer import Noted, Reading, SpanWriter, path_of, read
+from phalanx.tracing.span_writer import Noted, SpanLog, SpanWriter, path_of, read
 from phalanx.tracing.spans import process, span
 from tests.tracing.made_up import key
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return Path(path_of(str(tmp_path / "rank-0"), "abc"))
 
 
-def reading(path: Path) -> Reading:
+def reading(path: Path) -> SpanLog:
     return read(path.read_bytes().splitlines(), key(0))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from phalanx.tracing.counters import Points
 from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
-from phalanx.tracing.span_writer import Reading, describe, plain
+from phalanx.tracing.span_writer import SpanLog, describe, plain
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
 LIMIT = 2_000_000
@@ -38,7 +38,7 @@ class TracedEpoch:
     epoch: int
     shares_clock: bool = False
     tracks: list[Track] = field(default_factory=list[Track])
-    readings: dict[TrackKey, Reading] = field(default_factory=dict[TrackKey, Reading])
+    readings: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -235,7 +235,7 @@ def _correct(part: Part, offset: int) -> None:
 
 
 def _rank_spans(
-    readings: Mapping[TrackKey, Reading],
+    readings: Mapping[TrackKey, SpanLog],
     calls: Iterable[OpenCall],
     offsets: Mapping[TrackKey, int],
     frame: Trace,
@@ -252,7 +252,7 @@ def _rank_spans(
 
 
 def _rank_counters(
-    readings: Mapping[TrackKey, Reading], offsets: Mapping[TrackKey, int], frame: Trace
+    readings: Mapping[TrackKey, SpanLog], offsets: Mapping[TrackKey, int], frame: Trace
 ) -> Iterator[Counter]:
     points: dict[str, Points] = {}
     for key, reading in readings.items():

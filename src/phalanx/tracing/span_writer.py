@@ -185,7 +185,7 @@ current: ContextVar[Noted | None] = ContextVar("phalanx_traced_call", default=No
 
 
 @dataclass
-class Reading:
+class SpanLog:
     """Content of a rank's file, by the clock of its host.
 
     ``parts`` are its parts of calls by number, ``counts`` the name, time and values of its counters.
@@ -197,9 +197,9 @@ class Reading:
     full: bool = False
 
 
-def read(lines: Iterable[bytes], track: TrackKey) -> Reading:
+def read(lines: Iterable[bytes], track: TrackKey) -> SpanLog:
     """Read the lines of a rank's file. A line that was cut off, as by the end of the process, is left out."""
-    reading = Reading()
+    reading = SpanLog()
     parts, spans = reading.parts, reading.spans
     open_spans: dict[int, int] = {}
     for record in _records(lines):

@@ -25,7 +25,7 @@ class SpanSink(Protocol):
         ...
 
 
-class _Process:
+class _Receivers:
     """Receivers of this process, while a trace of this driver, or of this rank's calls, is on."""
 
     sink: SpanSink | None = None
@@ -34,7 +34,7 @@ class _Process:
     """Receives counters: a name, and quantities from now on."""
 
 
-process = _Process()
+process = _Receivers()
 
 
 class span:
