@@ -20,12 +20,25 @@ from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import Summary, summarize
 
 _KINDS = {"call": 0, "phase": 1, "span": 2}
+_PALETTE = ("#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3", "#c39a1f", "#d06aa0", "#94704f")
+_PHASES = {
+    "await results": "#d5dae1",
+    "arguments": "#d7b04a",
+    "return": "#7fb6d9",
+    "plan": "#b79ce0",
+    "send": "#8fb7e8",
+    "start processes": "#8fb7e8",
+    "wait": "#b9c1cc",
+    "in the background": "#d5dae1",
+    "fetch": "#7fc4a0",
+    "join": "#e0a56b",
+}
+_FIRST, _GAP, _HEADING = 16, 4, 24  # heights in the timeline: of a call, between tracks, of a group's name
 _MANY_SLICES = 150_000
 _SHORT_NS = 100_000
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 640, 220, 10, 26, 8  # of a chart
 _DIGIT_WIDTH = 8  # of a digit of the largest font of labels
 _POINTS = 320
-_COLORS = ("#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3", "#c39a1f", "#d06aa0", "#94704f")
 _RANK_COUNTER = re.compile(r"^(.*) rank (\d+)$")
 _TIMELINE = """<section class="card">
 <div class="bar"><h2>Timeline</h2>
@@ -33,9 +46,9 @@ _TIMELINE = """<section class="card">
 <button id="in" title="zoom in (W)">+</button>
 <button id="out" title="zoom out (S)">&minus;</button>
 <button id="all" title="all (0)">all</button></div>
-<div class="legend"></div>
+<div class="legend">{legend}</div>
 <canvas class="axis"></canvas>
-<div class="view" tabindex="0" aria-label="timeline"><canvas></canvas><div class="labels"></div></div>
+<div class="view" tabindex="0" aria-label="timeline"><canvas></canvas><div class="labels">{labels}</div></div>
 <div class="chosen"></div>
 </section>
 """
@@ -61,15 +74,16 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in summary.notes)
     curves = "".join(line_chart(name, {"": list(values)}) for name, values in (charts or {}).items())
     counted = "".join(_counter_charts(trace))
+    data, labels = _timeline(trace)
     yield f'<div class="card notes">{notes}</div>\n' if notes else ""
     yield f'<section class="card charts">{curves}</section>\n' if curves else ""
-    yield _TIMELINE
+    yield _TIMELINE.format(legend=_legend(data), labels=labels)
     yield f'<section class="card charts many">{counted}</section>\n' if counted else ""
     if summary.table.rows:
         heading = f"<h2>{html.escape(summary.table.title)}</h2>"
         yield f'<section class="card">{heading}<div class="wide">{_table(summary.table)}</div></section>\n'
     yield '</main>\n<div class="tip"></div>\n<script type="application/json" id="data">'
-    yield json.dumps(_data(trace), separators=(",", ":"), default=str).replace("<", "\\u003c")
+    yield json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c")
     yield f"</script>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
 
 
@@ -133,8 +147,11 @@ def _cell(column: str, value: Any) -> str:
     return html.escape(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
-def _data(trace: Trace) -> dict[str, Any]:
-    """Return the data that the page's script draws; texts are numbered, and slices are lists of nine numbers."""
+def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
+    """Return the data that the page's script draws, and the labels of its rows.
+
+    Texts are numbered, and a slice is nine numbers: start, duration, lane, depth, name, kind, call, open, error.
+    """
     drawn = drawn_tracks(trace)
     names: dict[str, int] = {}
     texts: dict[str, int] = {}
@@ -145,19 +162,42 @@ def _data(trace: Trace) -> dict[str, Any]:
         name = names.setdefault(one.name, len(names))
         text = -1 if one.error is None else texts.setdefault(one.error, len(texts))
         call = -1 if one.call is None else numbers.get(one.call, -1)
-        return (
-            *(one.start - trace.began, one.duration, one.lane, one.depth),
-            *(name, _KINDS[one.kind], call, int(one.open), text),
-        )
+        place = (one.start - trace.began, one.duration, one.lane, one.depth)
+        return (*place, name, _KINDS[one.kind], call, int(one.open), text)
 
-    tracks: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    labels: list[str] = []
+    top, striped, nested = 0, False, 6 if len(drawn) > 24 else 12
     for track in drawn:
+        if not rows or rows[-1]["group"] != track.group:
+            rows.append({"group": track.group, "top": top, "height": _HEADING, "heading": True})
+            labels.append(f'<div class="group" style="top:{top + 5}px">{html.escape(track.group)}</div>')
+            top, striped = top + _HEADING, True
         kept = [one for one in track.slices if one.kind != "phase" or one.duration >= least]
-        facts: dict[str, Any] = {"group": track.group, "label": track.label, "place": track.place}
-        facts |= {"driver": isinstance(track.key, str), "slices": [n for one in kept for n in flat(one)]}
-        facts["facts"] = {str(number): one.attributes for number, one in enumerate(kept) if one.attributes}
-        tracks.append(facts)
+        lane = _FIRST + nested * max((one.depth for one in kept), default=0) + _GAP
+        height, striped = lane * (1 + max((one.lane for one in kept), default=0)), not striped
+        label, where = html.escape(track.label), html.escape(track.place)
+        labels.append(
+            f'<div class="track" data-track="{label}" title="{label} {where}" style="top:{top + 1}px">{label} '
+            f"<small>{where}</small></div>"
+        )
+        row = {
+            "group": track.group,
+            "label": track.label,
+            "place": track.place,
+            "driver": isinstance(track.key, str),
+        }
+        row |= {"top": top, "height": height, "lane": lane, "striped": striped}
+        row |= {"slices": [number for one in kept for number in flat(one)]}
+        row |= {"facts": {str(number): one.attributes for number, one in enumerate(kept) if one.attributes}}
+        rows.append(row)
+        top += height
     called = [call.began - trace.began for call in trace.calls if call.method != STARTING]
+    methods = dict.fromkeys(call.name for call in trace.calls if call.name in names)
+    colors = {names[phase]: color for phase, color in _PHASES.items() if phase in names}
+    colors |= {
+        names[method]: color for method, color in zip(methods, itertools.cycle(_PALETTE), strict=False)
+    }
     calls = [
         {
             "group": call.group,
@@ -169,13 +209,19 @@ def _data(trace: Trace) -> dict[str, Any]:
         }
         for call in trace.calls
     ]
-    methods = dict.fromkeys(names[call.name] for call in trace.calls if call.name in names)
-    page = {
-        "length": trace.ended - trace.began,
-        "first": max(0, min(called, default=0)),
-        "methods": list(methods),
-    }
-    return {**page, "names": list(names), "texts": list(texts), "tracks": tracks, "calls": calls}
+    page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
+    page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
+    return {**page, "texts": list(texts), "rows": rows, "total": top, "calls": calls}, "".join(labels)
+
+
+def _legend(data: dict[str, Any]) -> str:
+    """Return the colors of methods, which can be faded, and of phases."""
+    parts: list[str] = []
+    for number in [*data["methods"], *(number for number in data["colors"] if number not in data["methods"])]:
+        name, box = html.escape(data["names"][number]), f'<i style="background:{data["colors"][number]}"></i>'
+        button = f'<button data-name="{number}" title="show or fade {name}">{box}{name}</button>'
+        parts.append(button if number in data["methods"] else f"<span>{box}{name}</span>")
+    return "".join(parts)
 
 
 def _counter_charts(trace: Trace) -> Iterator[str]:
@@ -236,7 +282,7 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float 
     if list(lines) == [""]:
         return "".join([*parts, polyline(lines[""], "each"), polyline(_means(lines[""])), "</svg></div>"])
     keys: list[str] = []
-    for (label, values), color in zip(lines.items(), itertools.cycle(_COLORS), strict=False):
+    for (label, values), color in zip(lines.items(), itertools.cycle(_PALETTE), strict=False):
         parts.append(polyline(values, "", color, label))
         keys.append(f'<span><i style="background:{color}"></i>{label}</span>')
     return "".join([*parts, f'</svg><div class="keys">{"".join(keys)}</div></div>'])

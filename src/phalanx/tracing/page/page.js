@@ -27,46 +27,12 @@
 
   /* ---- rows: headings of groups, and tracks; a slice is FIELDS numbers ---- */
   const START = 0, LENGTH = 1, LANE = 2, DEPTH = 3, NAME = 4, KIND = 5, CALL = 6, OPEN = 7, TEXT = 8, FIELDS = 9;
-  const IS_CALL = 0, IS_PHASE = 1, IS_SPAN = 2;
-  const FIRST = 16, NEXT = data.tracks.length > 24 ? 6 : 12, GAP = 4, HEADING = 24;
-  const palette = ["#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3", "#c39a1f", "#d06aa0", "#94704f", "#5fa9da", "#84933a"];
-  const phases = {
-    "await results": "#d5dae1", "arguments": "#d7b04a", "return": "#7fb6d9", "plan": "#b79ce0", "send": "#8fb7e8", "start processes": "#8fb7e8",
-    "wait": "#b9c1cc", "in the background": "#d5dae1", "fetch": "#7fc4a0", "join": "#e0a56b",
-  };
-  const colors = new Map(data.methods.map((name, index) => [name, palette[index % palette.length]]));
+  const IS_CALL = 0, IS_SPAN = 2; // kinds; the other is a phase
+  const FIRST = 16, NEXT = data.nested, total = data.total; // heights
   const view = document.querySelector(".view"), canvas = view.querySelector("canvas"), axis = document.querySelector(".axis");
-  const labels = view.querySelector(".labels"), tip = document.querySelector(".tip"), chosen = document.querySelector(".chosen");
+  const tip = document.querySelector(".tip"), chosen = document.querySelector(".chosen");
   const context = canvas.getContext("2d"), axisContext = axis.getContext("2d");
-  const faded = new Set(), usedPhases = new Set(), rows = [];
-  let total = 0, group = null;
-  const addLabel = (top, name, ...children) => {
-    const label = element("div", name, ...children);
-    label.style.top = top + "px";
-    labels.append(label);
-    return label;
-  };
-  for (const track of data.tracks) {
-    if (track.group !== group) {
-      group = track.group;
-      addLabel(total + 5, "group", group);
-      rows.push({ top: total, height: HEADING, heading: true });
-      total += HEADING;
-    }
-    const slices = Float64Array.from(track.slices);
-    let lanes = 1, depth = 0;
-    for (let i = 0; i < slices.length; i += FIELDS) {
-      lanes = Math.max(lanes, slices[i + LANE] + 1);
-      depth = Math.max(depth, slices[i + DEPTH]);
-      if (slices[i + KIND] === IS_PHASE) usedPhases.add(data.names[slices[i + NAME]]);
-    }
-    const label = addLabel(total + 1, "track", track.label, " ", element("small", "", track.place));
-    label.dataset.track = track.label;
-    label.title = track.label + " " + track.place;
-    const lane = FIRST + depth * NEXT + GAP;
-    rows.push({ top: total, height: lane * lanes, lane, track, slices });
-    total += lane * lanes;
-  }
+  const faded = new Set(), rows = data.rows.map((row) => ({ ...row, slices: Float64Array.from(row.slices || []) }));
   const spacer = view.appendChild(element("div"));
   const home = Math.max(0, data.first - (data.length - data.first) / 50); // start-up is to the left of the first view
   let from = home, to = Math.max(home + 1, data.length), width = 0, height = 0, left = 190, hover = null, pinned = null;
@@ -74,57 +40,46 @@
   const timeAt = (pixel) => from + ((pixel - left) / (width - left)) * (to - from);
 
   /* ---- drawing ---- */
-  const fitCanvas = (one, brush, w, h) => {
+  const resize = (one, brush, w, h) => { // which clears it, too
     const ratio = devicePixelRatio || 1;
-    if (one.width !== Math.round(w * ratio) || one.height !== Math.round(h * ratio)) {
-      [one.width, one.height] = [Math.round(w * ratio), Math.round(h * ratio)];
-      [one.style.width, one.style.height] = [w + "px", h + "px"];
-    }
-    brush.setTransform(ratio, 0, 0, ratio, 0, 0);
-    brush.clearRect(0, 0, w, h);
-  };
-  const insideTracks = (paint) => {
-    context.save();
-    context.beginPath();
-    context.rect(left, 0, width - left, height);
-    context.clip();
-    paint();
-    context.restore();
+    [one.width, one.height, one.style.width, one.style.height] = [w * ratio, h * ratio, w + "px", h + "px"];
+    brush.scale(ratio, ratio);
   };
   const draw = () => {
     const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-    const ink = style("--ink"), line = style("--line"), bad = style("--bad");
+    const ink = style("--ink"), line = style("--line"), bad = style("--bad"), stripe = style("--row");
     left = innerWidth <= 640 ? 100 : 190;
     width = view.clientWidth;
     height = Math.min(total + 2, Math.round(innerHeight * 0.62));
     view.style.height = height + "px";
     spacer.style.height = Math.max(0, total - height + 2) + "px";
-    fitCanvas(canvas, context, width, height - 2);
-    fitCanvas(axis, axisContext, width, 24);
+    resize(canvas, context, width, height - 2);
+    resize(axis, axisContext, width, 24);
     drawAxis(style("--soft"), line);
-    const marked = hover ? hover.call : pinned ? pinned.call : -1, ends = [];
-    let stripe = 0;
+    context.fillStyle = stripe;
     for (const row of rows) {
-      const top = row.top - view.scrollTop, seen = top + row.height >= 0 && top <= height;
-      stripe = row.heading ? 0 : stripe + 1;
-      if (seen && (row.heading || stripe % 2 === 0)) {
-        context.globalAlpha = row.heading ? 1 : 0.45;
-        context.fillStyle = style("--row");
-        context.fillRect(0, top, width, row.height);
-        context.globalAlpha = 1;
-      }
-      if (!row.heading && (seen || marked >= 0)) insideTracks(() => drawRow(row, top, seen, marked, ends, ink, bad));
+      context.globalAlpha = row.heading ? 1 : row.striped ? 0.45 : 0;
+      context.fillRect(0, row.top - view.scrollTop, width, row.height);
     }
-    if (marked >= 0) insideTracks(() => drawArrows(ends, ink));
+    context.globalAlpha = 1;
+    const marked = hover ? hover.call : pinned ? pinned.call : -1, ends = [];
+    context.save();
+    context.beginPath();
+    context.rect(left, 0, width - left, height);
+    context.clip();
+    for (const row of rows) if (!row.heading) drawRow(row, row.top - view.scrollTop, marked, ends, ink, bad);
+    drawArrows(ends, ink);
+    context.restore();
     context.fillStyle = line;
     context.fillRect(left - 1, 0, 1, height);
   };
-  const drawRow = (row, top, seen, marked, ends, ink, bad) => {
-    const { slices } = row, last = new Map();
+  const drawRow = (row, top, marked, ends, ink, bad) => {
+    const { slices } = row, last = new Map(), seen = top + row.height >= 0 && top <= height;
+    if (!seen && marked < 0) return;
     for (let i = 0; i < slices.length; i += FIELDS) {
       const start = slices[i + START], end = start + slices[i + LENGTH], depth = slices[i + DEPTH], kind = slices[i + KIND];
       const mine = marked >= 0 && slices[i + CALL] === marked && kind === IS_CALL;
-      if (mine) ends.push({ x: x(start), y: top + slices[i + LANE] * row.lane + FIRST / 2, driver: row.track.driver });
+      if (mine) ends.push({ x: x(start), y: top + slices[i + LANE] * row.lane + FIRST / 2, driver: row.driver });
       if (!seen || end < from || start > to) continue;
       const a = x(start), wide = Math.max(x(end) - a, 0.8), key = slices[i + LANE] * 64 + depth;
       if (wide < 1 && last.get(key) >= Math.round(a)) continue; // that pixel is painted
@@ -132,7 +87,7 @@
       const y = top + slices[i + LANE] * row.lane + 2 + (depth ? FIRST + (depth - 1) * NEXT : 0), high = (depth ? NEXT : FIRST) - 1;
       const name = slices[i + NAME], text = data.names[name];
       context.globalAlpha = faded.has(name) ? 0.12 : marked >= 0 && kind === IS_CALL && !mine ? 0.5 : 1;
-      context.fillStyle = kind === IS_CALL ? colors.get(name) || "#8a94a3" : kind === IS_PHASE ? phases[text] || "#aab3bf" : "#7b8794";
+      context.fillStyle = (kind !== IS_SPAN && data.colors[name]) || "#7b8794";
       context.fillRect(a, y, wide, high);
       if (slices[i + TEXT] >= 0 || slices[i + OPEN]) {
         context.strokeStyle = bad;
@@ -164,13 +119,9 @@
       const a = Math.min(start.x + 2, end.x);
       context.beginPath();
       context.moveTo(a, start.y);
-      context.bezierCurveTo(a, (start.y + end.y) / 2, end.x - 14, end.y, end.x - 3, end.y);
+      context.bezierCurveTo(a, (start.y + end.y) / 2, end.x - 14, end.y, end.x, end.y);
       context.stroke();
-      context.beginPath();
-      context.moveTo(end.x, end.y);
-      context.lineTo(end.x - 6, end.y - 3);
-      context.lineTo(end.x - 6, end.y + 3);
-      context.fill();
+      context.fillRect(end.x - 4, end.y - 2, 4, 4);
     }
   };
   const drawAxis = (soft, line) => {
@@ -223,16 +174,16 @@
     return found;
   };
   const describe = (box, { row, i }) => {
-    const { slices, track } = row, list = element("dl");
+    const { slices } = row, list = element("dl");
     const add = (name, value) => list.append(element("dt", "", name), element("dd", "", value));
-    add("on", track.group + " · " + track.label);
+    add("on", row.group + " · " + row.label);
     add("lasted", duration(slices[i + LENGTH]) + (slices[i + OPEN] ? " so far: its end was not seen" : ""));
     add("began at", duration(slices[i + START]));
     const call = slices[i + KIND] === IS_SPAN ? null : data.calls[slices[i + CALL]];
     if (call) add("call", `${call.group}.${call.name}, ${call.ranks} rank${call.ranks === 1 ? "" : "s"}`);
     if (call && (call.sent || call.stored)) add("to ranks", `${bytes(call.sent)} in messages, ${bytes(call.stored)} stored`);
     if (call && call.back) add("back", bytes(call.back));
-    for (const [name, value] of Object.entries(track.facts[i / FIELDS] || {}))
+    for (const [name, value] of Object.entries(row.facts[i / FIELDS] || {}))
       add(name, typeof value === "number" && name.includes("bytes") ? bytes(value) : String(value));
     box.replaceChildren(element("b", "", data.names[slices[i + NAME]]), list);
     if (slices[i + TEXT] >= 0) box.append(element("div", "bad-text", data.texts[slices[i + TEXT]]));
@@ -244,8 +195,8 @@
     if (!pinned) return;
     describe(chosen, pinned);
     const body = element("tbody"), cells = (tag, texts, name) => texts.map((text) => element(tag, name, text));
-    for (const { slices, track, heading } of rows) {
-      if (heading || track.driver || pinned.call < 0) continue;
+    for (const { slices, label, place, heading, driver } of rows) {
+      if (heading || driver || pinned.call < 0) continue;
       const parts = { arguments: 0, return: 0 };
       for (let i = 0; i < slices.length; i += FIELDS) {
         if (slices[i + CALL] !== pinned.call || slices[i + KIND] === IS_SPAN) continue;
@@ -254,7 +205,7 @@
       }
       if (parts.start === undefined) continue;
       const times = [parts.start, parts.arguments, parts.all - parts.arguments - parts.return, parts.return].map(duration);
-      body.append(element("tr", "", ...cells("td", [track.label, track.place]), ...cells("td", times, "number")));
+      body.append(element("tr", "", ...cells("td", [label, place]), ...cells("td", times, "number")));
     }
     const head = [...cells("th", ["rank", "place"]), ...cells("th", ["began at", "arguments", "method", "return"], "number")];
     if (body.rows.length) chosen.append(element("table", "", element("thead", "", element("tr", "", ...head)), body));
@@ -320,22 +271,13 @@
     theme: () => { memory(root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"); redraw(); },
   };
   for (const [name, act] of Object.entries(buttons)) document.getElementById(name).addEventListener("click", act);
-  const legend = document.querySelector(".legend");
-  const addKey = (tag, name, color) => {
-    const box = element("i");
-    box.style.background = color;
-    return legend.appendChild(element(tag, tag === "span" ? "soft" : "", box, name));
-  };
-  for (const [name, color] of colors) {
-    const button = addKey("button", data.names[name], color);
-    button.title = "show or fade " + data.names[name];
+  for (const button of document.querySelectorAll(".legend button"))
     button.addEventListener("click", () => {
+      const name = Number(button.dataset.name);
       if (!faded.delete(name)) faded.add(name);
       button.classList.toggle("off", faded.has(name));
       redraw();
     });
-  }
-  for (const [name, color] of Object.entries(phases)) if (usedPhases.has(name)) addKey("span", name, color);
   draw();
   root.dataset.ready = "yes";
 })();
