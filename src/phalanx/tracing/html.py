@@ -20,7 +20,8 @@ from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import Summary, summarize
 
 _KINDS = {"call": 0, "phase": 1, "span": 2}
-_PALETTE = ("#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3", "#c39a1f", "#d06aa0", "#94704f")
+_PALETTE = ("#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3")
+_PALETTE += ("#c39a1f", "#d06aa0", "#94704f", "#5fa9da", "#84933a")
 _PHASES = {
     "await results": "#d5dae1",
     "arguments": "#d7b04a",
