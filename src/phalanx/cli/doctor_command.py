@@ -1,4 +1,4 @@
-"""`phalanx doctor`: what is wrong with this machine, and what to do."""
+"""`phalanx doctor`: problems of this machine, and their fixes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Gpu = Annotated[bool, typer.Option("--gpu", help=_GPU_HELP)]
 
 
 def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """What is wrong with this machine for running ranks, and what to do about each thing.
+    """Problems of this machine that concern ranks, each with its fix.
 
     Looks at versions, cores, accelerators and variables that hide them, shared memory, limits, ports, huge pages; and
     at what a cluster counts on this host, where one runs. Run it on each node that is suspect.
@@ -41,7 +41,7 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
 
       phalanx doctor --gpu
 
-    Exit codes: 0 nothing is wrong; 1 findings; 2 the cluster that was named does not answer.
+    Exit codes: 0 no findings; 1 findings; 2 the cluster that was named does not answer.
     """
     if gpu:
         from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
@@ -62,7 +62,7 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
 
 
 def _cluster(address: str | None) -> tuple[ClusterReader | None, str]:
-    """Return the cluster that was named, or the one on this machine; if nobody named one, why there is none."""
+    """Return the cluster that was named, or the one on this machine; otherwise the reason why there is none."""
     try:
         return cluster_reader(address), ""
     except PlacementError as error:

@@ -1,4 +1,4 @@
-"""`phalanx logs GROUP`: what the ranks print, each line with its rank."""
+"""`phalanx logs GROUP`: output of the ranks, each line with its rank."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def logs(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the ranks of a group print: output of Python, of native libraries and of child processes.
+    """Output of the ranks of a group: of Python, of native libraries and of child processes.
 
     Each line has its rank's prefix, as \\[actor r3@host]; nothing is left out, not even equal lines of many ranks.
 

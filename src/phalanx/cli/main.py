@@ -16,12 +16,12 @@ FAILED = 2
 
 #: Commands in the order of `--help`, with their summaries.
 COMMANDS = {
-    "doctor": "What is wrong with this machine for running ranks, and what to do about each thing.",
+    "doctor": "Problems of this machine that concern ranks, each with its fix.",
     "top": "Live view of runs, groups and ranks: busy with which method since when, memory, CPU, GPU.",
     "stack": "Where each rank of a group stands now, also while it is inside native code or a collective.",
-    "logs": "What the ranks of a group print: output of Python, of native libraries and of child processes.",
+    "logs": "Output of the ranks of a group: of Python, of native libraries and of child processes.",
     "trace": "Summary of a trace: calls, p50 and p95 of times and bytes by method, and the idle share of each rank.",
-    "runs": "What a run has saved: steps, sizes, ages, what is in each, which are whole, and who writes there.",
+    "runs": "Saved steps of a run: sizes, ages, contents, which are complete, and who writes there.",
     "verl": "Run a program of verl's with Phalanx as its single controller: your command, with two words before it.",
 }
 
@@ -104,4 +104,4 @@ def phalanx(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """See what runs on a Ray cluster under Phalanx, and what is wrong with a machine."""
+    """Inspect the runs on a Ray cluster under Phalanx, and check a machine."""

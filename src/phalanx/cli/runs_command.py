@@ -1,4 +1,4 @@
-"""`phalanx runs PATH`: what a run has saved."""
+"""`phalanx runs PATH`: the saved steps of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Check = Annotated[bool, typer.Option("--check", help="Compare every file with it
 
 
 def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None:
-    """What a run has saved: steps, sizes, ages, what is in each, which are whole, and who writes there.
+    """Saved steps of a run: sizes, ages, contents, which are complete, and who writes there.
 
     Without --check, a file counts as whole if it is there and as long as it was.
 

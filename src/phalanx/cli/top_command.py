@@ -100,7 +100,7 @@ class Looker:
         self._before: dict[tuple[int, str], Usage | None] = {}
 
     def look(self) -> dict[str, Any]:
-        """Return what runs now, as plain data: runs, their groups and channels, and what each rank does.
+        """Return the runs as plain data, with their groups and channels and the calls of each rank.
 
         Raises:
             NoSuchGroup: if the group that was asked for is not there.
@@ -110,41 +110,22 @@ class Looker:
         ranks = [rank for group in groups for rank in group.ranks]
         statuses, usages = self._observer.sights(ranks), self._observer.usage(ranks)
         gpus = self._observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
-        now = {
-            (rank.pid, rank.node_id): rank_data(
-                rank, status, self._before.get((rank.pid, rank.node_id)), usage, gpu
-            )
-            for rank, status, usage, gpu in zip(ranks, statuses, usages, gpus, strict=True)
-        }
-        self._before = {(rank.pid, rank.node_id): usage for rank, usage in zip(ranks, usages, strict=True)}
-        runs = [run for run in records.runs if self._group is None or run.run == groups[0].run]
-        channels = records.channels if self._group is None else ()
-        return {
-            "address": self._cluster.address,
-            "at": time.time(),
-            "runs": [
-                {
-                    **_fields(run, "run", "script", "pid", "host", "started"),
-                    "groups": [
-                        {
-                            **_fields(
-                                group, "run", "name", "label", "state", "changed", "epoch", "pool", "roles"
-                            ),
-                            **_fields(group, "cause", "weights"),
-                            "ranks": [now[rank.pid, rank.node_id] for rank in group.ranks],
-                        }
-                        for group in groups
-                        if group.run == run.run
-                    ],
-                    "channels": [asdict(channel) for channel in channels if channel.run == run.run],
-                }
-                for run in runs
-            ],
-        }
-
-
-def _fields(record: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
+        before, self._before = self._before, {}
+        data: dict[tuple[int, str], dict[str, Any]] = {}
+        for rank, status, usage, gpu in zip(ranks, statuses, usages, gpus, strict=True):
+            key = rank.pid, rank.node_id
+            data[key] = rank_data(rank, status, before.get(key), usage, gpu)
+            self._before[key] = usage
+        runs: list[dict[str, Any]] = []
+        for run in records.runs:
+            own = [group for group in groups if group.run == run.run]
+            if not own and self._group is not None:
+                continue
+            shown = [{**asdict(g), "ranks": [data[r.pid, r.node_id] for r in g.ranks]} for g in own]
+            channels = records.channels if self._group is None else ()
+            flows = [asdict(channel) for channel in channels if channel.run == run.run]
+            runs.append({**asdict(run), "groups": shown, "channels": flows})
+        return {"address": self._cluster.address, "at": time.time(), "runs": runs}
 
 
 def rank_data(
@@ -160,8 +141,9 @@ def rank_data(
         cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)
     own = set((entry.accelerator or "").split(","))
     uses = [gpu.use for gpu in gpus or () if (gpu.number in own or gpu.uuid in own) and gpu.use is not None]
+    names = ("rank", "host", "node_id", "pid", "accelerator", "log")
     return {
-        **_fields(entry, "rank", "host", "node_id", "pid", "accelerator", "log"),
+        **{name: getattr(entry, name) for name in names},
         "doing": running_calls(status),
         "note": "" if status.reachable else status.note,
         "told": status.told,

@@ -20,8 +20,10 @@ from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import Summary, summarize
 
 _KINDS = {"call": 0, "phase": 1, "span": 2}
-_PALETTE = ("#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3")
-_PALETTE += ("#c39a1f", "#d06aa0", "#94704f", "#5fa9da", "#84933a")
+_PALETTE = (
+    "#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3",
+    "#c39a1f", "#d06aa0", "#94704f", "#5fa9da", "#84933a",
+)  # fmt: skip
 _PHASES = {
     "await results": "#d5dae1",
     "arguments": "#d7b04a",
@@ -199,7 +201,15 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
     colors |= {
         names[method]: color for method, color in zip(methods, itertools.cycle(_PALETTE), strict=False)
     }
-    calls = [
+    page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
+    page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
+    return {**page, "texts": list(texts), "rows": rows, "total": top, "calls": _call_facts(trace)}, "".join(
+        labels
+    )
+
+
+def _call_facts(trace: Trace) -> list[dict[str, Any]]:
+    return [
         {
             "group": call.group,
             "name": call.name,
@@ -210,9 +220,6 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
         }
         for call in trace.calls
     ]
-    page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
-    page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
-    return {**page, "texts": list(texts), "rows": rows, "total": top, "calls": calls}, "".join(labels)
 
 
 def _legend(data: dict[str, Any]) -> str:
