@@ -79,8 +79,7 @@ def look(address: str) -> None:
 
     from phalanx.backends.ray.node_agents import RankObserver
     from phalanx.cli.common import cluster_reader
-    from phalanx.cli.overview import render
-    from phalanx.cli.top_command import Looker
+    from phalanx.cli.top_command import Looker, render
 
     cluster = cluster_reader(address)
     observer = RankObserver(cluster.address)

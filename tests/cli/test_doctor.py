@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli import doctor
-from phalanx.cli.checks import facts, findings
+from phalanx.cli import doctor_command as doctor
 from phalanx.cli.host_info import Cluster, Machine, gather
+from phalanx.cli.machine_checks import facts, findings
 from phalanx.cli.main import app
 
 GIB = 2**30
@@ -136,7 +136,7 @@ def test_what_does_no_harm_is_no_finding(changes: dict[str, Any]) -> None:
 
 
 def test_every_finding_has_its_topic_among_the_facts() -> None:
-    topics = {name for name, _ in facts(HEALTHY)}
+    topics = set(facts(HEALTHY))
     broken = Machine("h", "3.8", {}, 1, GIB, GIB, 1, {"RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "9"})
 
     assert {finding.topic for finding in findings(broken)} <= topics
@@ -182,7 +182,7 @@ BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plu
 
 
 def verl(**changes: Any) -> str:
-    return dict(facts(dataclasses.replace(HEALTHY, **changes)))["verl"]
+    return facts(dataclasses.replace(HEALTHY, **changes))["verl"]
 
 
 def test_it_says_which_controller_verl_has() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.display import progress as module
-from phalanx.display.progress import place
+from phalanx.display.progress import place, start_skew, waiting_nodes
 
 
 @pytest.fixture
@@ -123,3 +123,28 @@ WAITING = """
 )
 def test_where_a_process_stands_is_said_in_a_few_words(stack: str, words: str) -> None:
     assert place(stack) == words
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [
+        (
+            [(10.0, 11.0), (10.5, 15.0), (12.0, 12.5)],
+            "constructors: rank 2 began last, 2.0 s after the first; rank 1 ended last, 4.0 s after the first",
+        ),
+        ([(1.0, 2.0), (1.01, 2.05)], ""),
+        ([(1.0, 20.0)], ""),
+    ],
+)
+def test_the_last_rank_to_begin_and_the_last_to_end_are_named(
+    times: list[tuple[float, float]], text: str
+) -> None:
+    assert start_skew(times) == text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "waiting", "text"),
+    [("aabb", [2], "1 of 2 nodes ready; 1 of 2 on b"), ("aa", [1], ""), ("ab", [], "")],
+)
+def test_nodes_that_are_not_ready_are_counted(hosts: str, waiting: list[int], text: str) -> None:
+    assert waiting_nodes(hosts, waiting) == text

@@ -1,38 +1,58 @@
-"""Tables as text: drawn without rich where nothing has to be folded, and as rich draws them."""
+"""Tables as text, for rich, and as HTML."""
 
 from __future__ import annotations
 
-from unittest import mock
+import io
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
 
-from phalanx.display import tables
 from phalanx.display.tables import Table
 
-TEXTS = st.text(st.sampled_from("ab 0.,:[]-é漢\n"), max_size=30)
-CELLS = st.one_of(
-    TEXTS, st.none(), st.integers(), st.floats(allow_nan=False), st.lists(st.integers(), max_size=3)
-)
+TABLE = Table("ranks", ("rank", "node"), ((0, "node-0"), (1, None), (2, ["a", "b"])), ("a note",))
+TEXT = """\
+ranks
+
+  rank   node
+ ───────────────
+  0      node-0
+  1      -
+  2      a, b
+
+a note"""
 
 
-@st.composite
-def made(draw: st.DrawFn) -> Table:
-    columns = tuple(draw(st.lists(TEXTS, min_size=1, max_size=4)))
-    rows = draw(st.lists(st.tuples(*[CELLS] * len(columns)), max_size=5))
-    return Table(draw(TEXTS), columns, tuple(rows), tuple(draw(st.lists(TEXTS, max_size=2))))
+def test_a_table_is_drawn_as_text() -> None:
+    assert str(TABLE) == TEXT
 
 
-@given(made())
-def test_text_is_what_rich_draws(table: Table) -> None:
-    with mock.patch.object(tables, "_plain", return_value=None):
-        drawn = str(table)
+def test_rich_draws_the_same() -> None:
+    drawn = io.StringIO()
+    Console(file=drawn, width=80).print(TABLE)
 
-    assert str(table) == drawn
+    assert [line.strip() for line in drawn.getvalue().splitlines()] == [
+        line.strip() for line in TEXT.splitlines()
+    ]
 
 
-def test_a_table_of_plain_cells_is_not_left_to_rich() -> None:
-    with mock.patch.object(Table, "_rich", side_effect=AssertionError):
-        text = str(Table("ranks", ("rank", "node"), ((0, "node-0"), (1, None))))
+def test_a_cell_of_several_lines_takes_as_many() -> None:
+    lines = str(Table("", ("a", "b"), (("one\ntwo", 0.5),))).splitlines()
 
-    assert "  1      -       " in text.split("\n")
+    assert lines == ["", "  a     b", " ───────────", "  one   0.5", "  two"]
+
+
+@given(st.lists(st.tuples(st.text("ab [é漢", min_size=1, max_size=9), st.integers()), min_size=1, max_size=5))
+def test_columns_are_as_wide_as_their_widest_cell(rows: list[tuple[str, int]]) -> None:
+    widest = max(cell_len(text) for text, _ in rows)
+
+    for (_, number), line in zip(
+        rows, str(Table("t", ("x", "n"), tuple(rows))).splitlines()[4:], strict=True
+    ):
+        assert cell_len(line) == 2 + widest + 3 + len(str(number))
+
+
+def test_html_escapes_what_is_in_the_cells() -> None:
+    assert "&lt;b&gt;" in Table("<b>", ("<b>",), (("<b>",),))._repr_html_()
+    assert "<b>" not in Table("<b>", ("<b>",), (("<b>",),))._repr_html_()

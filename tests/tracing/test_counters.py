@@ -11,8 +11,8 @@ import pytest
 import phalanx as px
 from phalanx.tracing.chrome import events
 from phalanx.tracing.counters import CHANNEL, MOST_POINTS, OLDEST, WAITING, Points, resampled
-from phalanx.tracing.entries import entries, from_entries
 from phalanx.tracing.events import Counter, Trace
+from phalanx.tracing.files import entries, from_entries
 from phalanx.tracing.html import to_html
 
 S = 1_000_000_000
@@ -21,7 +21,7 @@ TRACE = Trace(0, 10 * S, counters=(FULL,))
 
 
 def test_a_curve_has_what_there_was_at_each_time() -> None:
-    assert resampled(FULL, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
+    assert resampled(FULL.at, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
 
 
 def test_what_was_there_before_a_trace_counts_from_its_beginning() -> None:

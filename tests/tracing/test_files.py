@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.tracing.entries import entries, from_entries
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
-from phalanx.tracing.files import load, write
+from phalanx.tracing.files import entries, from_entries, load, write
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 whole = st.integers(0, 10**15)
@@ -207,9 +206,10 @@ def test_files_that_are_no_traces_are_refused_with_the_reason(
         load(tmp_path / name)
 
 
-def test_a_file_that_cannot_be_written_leaves_no_half_of_it(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("old")
     broken = replace(TRACE, spans=(Span("x", at(1), at(2), key(0), None, {1j: 0}),))  # type: ignore[dict-item]
     with pytest.raises(TypeError):
         write(broken, tmp_path / "run.json")
 
-    assert list(tmp_path.iterdir()) == []
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.json", "old")]

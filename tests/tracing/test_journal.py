@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.tracing.recorder import Place, assemble
-from phalanx.tracing.span_writer import Noted, Reading, SpanWriter, path_of, read
+from phalanx.tracing.events import Trace
+from phalanx.tracing.recorder import TracedEpoch, merge
+from phalanx.tracing.span_writer import Noted, SpanLog, SpanWriter, path_of, read
 from phalanx.tracing.spans import process, span
 from tests.tracing.made_up import key
 
@@ -21,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return Path(path_of(str(tmp_path / "rank-0"), "abc"))
 
 
-def reading(path: Path) -> Reading:
+def reading(path: Path) -> SpanLog:
     return read(path.read_bytes().splitlines(), key(0))
 
 
@@ -217,9 +218,9 @@ def test_what_a_rank_counts_is_a_counter_of_the_trace(path: Path) -> None:
     journal = SpanWriter(str(path))
     journal.count("engine of g rank 0", {"running": 1.0})
     journal.count("engine of g rank 0", {"running": 3.0})
-    place = Place("g", 1, readings={key(0): reading(path)})
+    epoch = TracedEpoch("g", 1, readings={key(0): reading(path)})
     began, ended = reading(path).counts[0][1] - 1, reading(path).counts[-1][1] + 1
 
-    (counter,) = assemble([place], [], [], began, ended).counters
+    (counter,) = merge([epoch], [], [], [], Trace(began, ended)).counters
 
     assert (counter.name, counter.values) == ("engine of g rank 0", {"running": (1.0, 3.0)})

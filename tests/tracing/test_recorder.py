@@ -1,86 +1,116 @@
-"""What the driver notes of calls, and how it is put together with what the ranks wrote."""
+"""The driver's events, and their merge with those of the ranks, on one clock."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from dataclasses import replace
 
-from phalanx.tracing.events import Part, Span, Track
-from phalanx.tracing.recorder import Draft, Place, TraceRecorder, assemble
-from phalanx.tracing.span_writer import Reading
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track
+from phalanx.tracing.recorder import OpenCall, TracedEpoch, TraceRecorder, estimate_clock, merge
+from phalanx.tracing.span_writer import SpanLog
 from tests.tracing.made_up import MS, at, key
 
-
-def drafted(place: Place, number: int, ms: float = 0) -> Draft:
-    draft = Draft(number, place, "", "update", at(ms))
-    draft.number = 1000 + number
-    draft.ranks = (0,)
-    draft.encoded, draft.sent, draft.message_bytes = [at(ms + 1)], [at(ms + 2)], [10]
-    draft.fetched = {0: at(ms + 20)}
-    return draft
+HERE = socket.gethostname()
 
 
-def place(host: str) -> Place:
-    return Place("policy", 0, tracks=[Track(key(0), host)])
+def epoch_on(host: str, group: str = "policy", **more: object) -> TracedEpoch:
+    return TracedEpoch(group, 0, tracks=[Track(key(0, group), host)], **more)  # type: ignore[arg-type]
+
+
+def recorded(epoch: TracedEpoch, number: int, ms: float = 0) -> OpenCall:
+    part = Part(0, encoded=at(ms + 1), sent=at(ms + 2), fetched=at(ms + 20), message_bytes=10)
+    return OpenCall(Call(number, "policy", 0, "", "update", at(ms), parts=(part,)), 1000 + number, epoch)
+
+
+def merged(*epochs: TracedEpoch) -> Trace:
+    return merge(epochs, [recorded(epochs[0], 1)], [], [], Trace(at(0), at(100)))
 
 
 def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
     ahead = 5_000 * MS
-    there = place("elsewhere")
-    seen = Part(
+    part = Part(
         0, received=at(3) + ahead, started=at(4) + ahead, finished=at(17) + ahead, returned=at(18) + ahead
     )
     span = Span("inner", at(5) + ahead, at(6) + ahead, key(0), 1001)
-    there.readings[key(0)] = Reading({1001: seen}, [span])
-    trace = assemble([there], [drafted(there, 1)], [], at(0), at(100))
+    trace = merged(epoch_on("elsewhere", readings={key(0): SpanLog({1001: part}, [span])}))
 
     (clock,) = trace.clocks
     assert (clock.host, abs(clock.offset - ahead) <= clock.uncertainty) == ("elsewhere", True)
     part = trace.calls[0].parts[0]
-    assert part.received is not None
-    assert part.returned is not None
+    assert part.received is not None and part.returned is not None
     assert at(1) <= part.received < part.returned <= at(20)
     assert trace.spans[0].call == 1
     assert part.received <= trace.spans[0].began <= part.returned
 
 
-def test_ranks_of_the_drivers_host_have_its_clock() -> None:
-    here = place(socket.gethostname())
-    here.readings[key(0)] = Reading({1001: Part(0, received=at(3), returned=at(18))})
-    trace = assemble([here], [drafted(here, 1)], [], at(0), at(100))
+@pytest.mark.parametrize("epoch", [epoch_on(HERE), epoch_on("elsewhere", shares_clock=True)])
+def test_ranks_with_the_drivers_clock_are_not_corrected(epoch: TracedEpoch) -> None:
+    epoch.readings[key(0)] = SpanLog({1001: Part(0, received=at(3), returned=at(18))})
+    trace = merged(epoch)
 
-    assert trace.clocks == ()
-    assert trace.calls[0].parts[0].received == at(3)
+    assert (trace.clocks, trace.calls[0].parts[0].received) == ((), at(3))
+
+
+@given(
+    st.integers(-(10**12), 10**12),
+    st.lists(
+        st.tuples(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(1, 10**6)), min_size=1, max_size=9
+    ),
+)
+def test_the_true_offset_lies_within_the_uncertainty(offset: int, trips: list[tuple[int, int, int]]) -> None:
+    parts = []
+    now = 10**15
+    for there, work, back in trips:
+        received, returned = now + there + offset, now + there + work + offset
+        fetched = returned - offset + back
+        parts.append(Part(0, encoded=now, received=received, returned=returned, fetched=fetched))
+        now += there + work + back
+    clock = estimate_clock("b", parts)
+
+    assert clock is not None
+    assert abs(clock.offset - offset) <= clock.uncertainty
+    assert clock.uncertainty <= max(there for there, _, _ in trips) + max(back for _, _, back in trips)
+
+
+def test_a_clock_that_was_set_meanwhile_has_an_uncertainty_that_says_so() -> None:
+    parts = [Part(0, 0, None, 110, None, None, 90, 0), Part(0, 0, None, 1110, None, None, 1090, 0)]
+
+    assert estimate_clock("b", parts) == Clock("b", 600, 491)
+
+
+@pytest.mark.parametrize("part", [Part(0, encoded=1, received=5), Part(0, returned=8, fetched=9)])
+def test_bounds_of_one_side_say_nothing_of_a_clock(part: Part) -> None:
+    assert estimate_clock("b", [part]) is None
 
 
 def test_spans_of_calls_that_are_not_in_the_trace_are_left_out() -> None:
-    here = place(socket.gethostname())
-    inside, other, early, background = (
-        Span("a", at(3), at(4), key(0), 1001),
-        Span("b", at(3), at(4), key(0), 7),
-        Span("c", at(-3), at(4), key(0), None),
-        Span("d", at(5), at(6), key(0), None),
-    )
-    here.readings[key(0)] = Reading({1001: Part(0, received=at(3))}, [inside, other, early, background])
-    trace = assemble([here], [drafted(here, 1)], [], at(0), at(100))
+    spans = [
+        Span("of the call", at(3), at(4), key(0), 1001),
+        Span("of another", at(3), at(4), key(0), 7),
+        Span("before the trace", at(-3), at(4), key(0), None),
+        Span("outside calls", at(5), at(6), key(0), None),
+    ]
+    trace = merged(epoch_on(HERE, readings={key(0): SpanLog({1001: Part(0, received=at(3))}, spans)}))
 
-    assert [span.name for span in trace.spans] == ["a", "d"]
+    assert [span.name for span in trace.spans] == ["of the call", "outside calls"]
 
 
-def test_places_without_a_call_in_the_trace_are_left_out() -> None:
-    used, unused = place("a"), Place("idle", 0, tracks=[Track(key(0, "idle"), "a")], notes=["unread"])
-    trace = assemble([used, unused], [drafted(used, 1)], [], at(0), at(100))
+def test_epochs_without_a_call_in_the_trace_are_left_out() -> None:
+    trace = merged(epoch_on("a"), epoch_on("a", "idle", notes=["unread"]))
 
     assert [track.key.group for track in trace.tracks] == ["policy"]
     assert trace.notes == ()
 
 
 def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
-    recorder, here = TraceRecorder(limit=3), place("a")
+    recorder, epoch = TraceRecorder(limit=3), epoch_on("a")
     for number in range(5):
-        recorder.keep(drafted(here, number, number))
-    trace = recorder.trace([here], at(0), at(100))
+        recorder.keep(recorded(epoch, number, number))
+    trace = recorder.trace([epoch], at(0), at(100))
 
     assert [call.id for call in trace.calls] == [2, 3, 4]
     assert "The first 2 calls are left out" in trace.notes[0]
@@ -88,45 +118,41 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
 
 def test_of_very_many_spans_the_oldest_are_dropped() -> None:
     recorder = TraceRecorder(limit=2)
-    numbers = [recorder.enter(str(n), {}) for n in range(4)]
-    for number in numbers:
+    for number in [recorder.enter(str(n), {}) for n in range(4)]:
         recorder.leave(number, None)
     trace = recorder.trace([], 0, 2**63)
 
-    assert [span.name for span in trace.spans] == ["2", "3"]
-    assert all(span.ended is not None for span in trace.spans)
+    assert [(span.name, span.ended is not None) for span in trace.spans] == [("2", True), ("3", True)]
 
 
-def test_each_message_has_its_bytes_and_the_times_at_which_it_was_made_and_sent() -> None:
-    draft = Draft(1, place("a"), "", "update", 0)
+def test_the_steps_of_a_call_are_recorded_with_their_times() -> None:
+    call = Call(1, "policy", 0, "", "update", 0, parts=(Part(0), Part(3)))
+    open_call = OpenCall(call, 1, epoch_on("a"))
     for nbytes in (2, 3):
-        draft.composed(nbytes)
-        draft.posted()
+        open_call.composed(nbytes)
+        open_call.posted()
+    open_call.arrived(3)
+    open_call.ended(KeyError("x"))
 
-    assert draft.message_bytes == [2, 3]
-    assert [a <= b for a, b in zip(draft.encoded, draft.sent, strict=True)] == [True, True]
-
-
-def test_a_call_that_ends_with_an_error_says_which() -> None:
-    draft = Draft(1, place("a"), "", "update", 0)
-    draft.end(KeyError("x"))
-
-    assert (draft.error, draft.ended is not None) == ("KeyError: 'x'", True)
+    assert [part.message_bytes for part in call.parts] == [2, 3]
+    assert all(part.encoded and part.sent and part.encoded <= part.sent for part in call.parts)
+    assert [part.fetched is None for part in call.parts] == [True, False]
+    assert (call.error, call.ended is not None) == ("KeyError: 'x'", True)
 
 
 def test_threads_may_record_at_once() -> None:
-    recorder, here = TraceRecorder(), place("a")
+    recorder, epoch = TraceRecorder(), epoch_on("a")
 
     def work() -> None:
         for number in range(200):
             recorder.leave(recorder.enter("x", {}), None)
-            recorder.keep(drafted(here, number))
+            recorder.keep(recorded(epoch, number))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    trace = recorder.trace([replace(here)], 0, 2**63)
+    trace = recorder.trace([epoch], 0, 2**63)
 
     assert (len(trace.calls), len(trace.spans)) == (800, 800)

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from phalanx.tracing.durations import clipped, union
 from phalanx.tracing.events import STARTING, Call, Clock, Trace
 from phalanx.tracing.html import to_html
 from phalanx.tracing.summary import idle_shares, summarize
@@ -54,6 +50,15 @@ def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
     trace = Trace(at(0), at(100), calls=(source, user), tracks=(track(0, accelerator="0"), judge))
 
     assert idle_shares(trace)[key(0, "judge")] == 70  # at work 50-80
+
+
+def test_time_in_which_calls_overlap_counts_once() -> None:
+    calls = tuple(
+        Call(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
+        for n, (start, end) in enumerate([(0, 40), (10, 20), (30, 60), (150, 160)])
+    )
+
+    assert idle_shares(Trace(at(0), at(100), calls=calls, tracks=(track(0),))) == {key(0): 40}
 
 
 def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
@@ -103,22 +108,3 @@ def test_the_page_has_headline_figures_and_the_summary() -> None:
 
     assert "<b>36 %</b><span>idle, mean of ranks</span>" in page
     assert "policy.actor.generate" in page
-
-
-stretches = st.lists(
-    st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair)))
-)
-
-
-@given(stretches)
-def test_the_union_counts_each_moment_once(times: list[tuple[int, int]]) -> None:
-    assert union(times) == len({moment for start, end in times for moment in range(start, end)})
-
-
-@given(stretches, stretches)
-def test_what_is_clipped_lies_in_a_window(
-    times: list[tuple[int, int]], windows: list[tuple[int, int]]
-) -> None:
-    inside = {m for a, b in times for m in range(a, b)} & {m for a, b in windows for m in range(a, b)}
-
-    assert union(clipped(times, windows)) == len(inside)

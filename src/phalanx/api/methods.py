@@ -13,11 +13,10 @@ from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send, send_bare, takes_bare
 from phalanx.calls.streams import Streaming
-from phalanx.debug.explain_call import explain_call, finished_result
+from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.display.explanation import CallExplanation
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.members.recovery import ensure_ready
 

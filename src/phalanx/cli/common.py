@@ -1,32 +1,33 @@
-"""What the commands that look at a cluster share: its address, its published groups, names for completion."""
+"""Options, lookups and texts that the commands on a cluster share."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
+from phalanx.backends.backend_types import ProcessStatus
 from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import DispatchError
 
 if TYPE_CHECKING:
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address", help="The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+#: Methods of the library, as people know them.
+_NAMES = {"__phalanx_run__": "run(...)", "__phalanx_host__": "a question of phalanx itself", "": "a call"}
 
 
 def cluster_reader(address: str | None) -> ClusterReader:
-    """The cluster of that address.
+    """Return a reader of the cluster of that address.
 
     Raises:
-        PlacementError: there is none, or it does not answer.
+        PlacementError: if there is none, or it does not answer.
     """
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
 
@@ -34,32 +35,69 @@ def cluster_reader(address: str | None) -> ClusterReader:
 
 
 def complete_group(incomplete: str) -> list[str]:
-    """Names of groups, for the shell; none where there is no cluster."""
+    """Return names of groups for the shell; none without a cluster."""
     with contextlib.suppress(Exception):  # a shell that completes a word shows no errors
         groups = cluster_reader(None).notices().groups
         return sorted(group.name for group in groups if group.name.startswith(incomplete))
     return []
 
 
-GroupName = Annotated[
-    str,
-    typer.Argument(
-        metavar="GROUP",
-        help="Name of a group, or the beginning or end of it; RUN/NAME where names repeat.",
-        autocompletion=complete_group,
-    ),
-]
+_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME where names repeat."
+_ADDRESS_HELP = "The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help=_GROUP_HELP, autocompletion=complete_group)]
+Ranks = Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; repeatable.")]
+Address = Annotated[str | None, typer.Option("--address", help=_ADDRESS_HELP)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
-def chosen_ranks(group: GroupRecord, ranks: list[int] | None) -> tuple[RankRecord, ...]:
-    """The ranks of those numbers; all without any.
+@contextlib.contextmanager
+def observed_ranks(
+    address: str | None, name: str, numbers: Sequence[int] | None
+) -> Generator[tuple[RankObserver, GroupRecord, tuple[RankRecord, ...]]]:
+    """Find a group and these of its ranks (default: all), and an observer of them for the time of the block.
 
     Raises:
-        DispatchError: the group has no such rank.
+        PlacementError, NoSuchGroup: if there is no cluster, or no such group.
+        DispatchError: if the group has no such rank.
     """
-    missing = sorted(set(ranks or ()) - {entry.rank for entry in group.ranks})
+    from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
+
+    cluster = cluster_reader(address)
+    group = cluster.notices().find(name)
+    missing = sorted(set(numbers or ()) - {entry.rank for entry in group.ranks})
     if missing:
         raise DispatchError(
             f"group {group.name!r} has no rank {missing[0]}: its ranks are 0 to {len(group.ranks) - 1}"
         )
-    return tuple(entry for entry in group.ranks if not ranks or entry.rank in ranks)
+    observer = RankObserver(cluster.address)
+    try:
+        yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
+    finally:
+        observer.close()
+
+
+def rich_table(title: Text | str, columns: Mapping[str, Any]) -> Table:
+    """Return an empty table; ``columns`` are their alignments by name."""
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    for name, justify in columns.items():
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table
+
+
+def running_calls(status: ProcessStatus) -> list[dict[str, Any]]:
+    """Return method and seconds of the calls that a rank is at, the longest first."""
+    calls: list[dict[str, Any]] = []
+    for number, seconds in sorted(status.running.items(), key=lambda call: -call[1]):
+        role, dot, method = status.methods.get(number, "").rpartition(".")
+        calls.append({"method": role + dot + _NAMES.get(method, method), "seconds": seconds})
+    return calls
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them: 0.4 s, 12 s, 3 min, 2 h 5 min."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -37,15 +37,6 @@ class CheckResult(NamedTuple):
     result: str
 
 
-class Echo(px.Worker):
-    """Returns its argument."""
-
-    @px.register
-    def echo(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return ``tensor``."""
-        return tensor
-
-
 def check_devices(megabytes: int = _MEGABYTES) -> list[CheckResult]:
     """Check every device path that the devices of this machine allow; none without a device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -73,10 +64,10 @@ def check_transport(transport: str, devices: tuple[str, str], megabytes: int = _
             processes[-1].start()
             theirs.close()
             pipes.append(ours)
-            address = _answer(ours)
+            address = _response(ours)
         for pipe in pipes:
             pipe.send("begin")
-        seconds = max(_answer(pipe) for pipe in pipes)
+        seconds = max(_response(pipe) for pipe in pipes)
         return CheckResult(transport, " to ".join(devices), megabytes / 1e3 / seconds, "ok")
     except Exception as error:  # the table shows it
         return CheckResult(transport, " to ".join(devices), 0.0, f"{type(error).__name__}: {error}")
@@ -86,13 +77,13 @@ def check_transport(transport: str, devices: tuple[str, str], megabytes: int = _
             process.join()
 
 
-def _answer(pipe: Connection) -> Any:
+def _response(pipe: Connection) -> Any:
     if not pipe.poll(_TIMEOUT_S):
         raise TimeoutError(f"a process did not respond within {_TIMEOUT_S:g} s")
-    answer = pipe.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    response = pipe.recv()
+    if isinstance(response, Exception):
+        raise response
+    return response
 
 
 def _run_side(
@@ -105,7 +96,13 @@ def _run_side(
             torch.cuda.set_device(where)
         filled = torch.arange(megabytes * 250_000, dtype=torch.int32, device=where)
         tensors = {"w": filled if side == "source" else torch.zeros_like(filled)}
-        request = _request(transport, tensors, store, address)
+        manifest = read_tensors(tensors).manifest
+        locations = Locations((RankLocation("node", "source"),), (RankLocation("node", "target"),))
+        plan = make_plan([manifest], [manifest], locations)
+        transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
+        name = WeightsName("source", "", "w")
+        request = ConnectRequest("gpu-check", name, (0,), plan, None, 64 << 20, transports, store=store)
+        request = request if address is None else replace(request, addresses={0: address})
         (route,) = make_routes(request, side, 0, where)
         route.endpoint.connect(Deadline(_TIMEOUT_S))
         pipe.send(route.endpoint.address)
@@ -127,32 +124,26 @@ def _run_side(
         pipe.send(error)
 
 
-def _request(transport: str, tensors: dict[str, torch.Tensor], store: str, address: object) -> ConnectRequest:
-    manifest = read_tensors(tensors).manifest
-    locations = Locations((RankLocation("node", "source"),), (RankLocation("node", "target"),))
-    plan = make_plan([manifest], [manifest], locations)
-    transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
-    name = WeightsName("source", "", "w")
-    request = ConnectRequest("gpu-check", name, (0,), plan, None, 64 << 20, transports, store=store)
-    return request if address is None else replace(request, addresses={0: address})
-
-
 def check_call(device: str, megabytes: int = _MEGABYTES) -> CheckResult:
     """Pass a device tensor through a call of an inline rank, and back."""
     path = "argument and result of a call"
     try:
         tensor = torch.arange(megabytes * 250_000, dtype=torch.int32, device=device)
         with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-            group = px.WorkerGroup(pool, Echo)
-            group.call("echo", tensor)
+            group = px.WorkerGroup(pool, px.Worker)
+            group.run(_echo, tensor)
             began = time.perf_counter()
-            (result,) = group.call("echo", tensor)
+            (result,) = group.run(_echo, tensor)
             seconds = time.perf_counter() - began
         if not torch.equal(result.to(device), tensor):
             raise ValueError("the result differs from the argument")
         return CheckResult(path, f"{device} to {result.device}", 2 * megabytes / 1e3 / seconds, "ok")
     except Exception as error:  # the table shows it
         return CheckResult(path, device, 0.0, f"{type(error).__name__}: {error}")
+
+
+def _echo(worker: px.Worker, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def report(results: Sequence[CheckResult]) -> str:

@@ -1,4 +1,4 @@
-"""`phalanx runs PATH`: what a run has saved."""
+"""`phalanx runs PATH`: the saved steps of a run."""
 
 from __future__ import annotations
 
@@ -8,37 +8,29 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from phalanx.checkpoint.path_lock import holder_of
 from phalanx.checkpoint.steps import MANIFEST, FoundStep, listed, read_step
 from phalanx.checkpoint.storage import Storage
-from phalanx.cli.common import AsJson
+from phalanx.cli.common import AsJson, rich_table
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
 _DAMAGED = 1
 _SHOWN_FAULTS = 3
 _NARROW = 80
-"""Columns of a terminal below which what is in the steps stands under the table."""
+"""Columns of a terminal below which the contents of the steps are printed under the table."""
+_COLORS = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
+
+_PATH_HELP = "What px.checkpoint.CheckpointManager or px.save wrote: a path or a URL."
+SavedPath = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
+Check = Annotated[bool, typer.Option("--check", help="Compare every file with its digest, by reading it.")]
 
 
-def runs(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH", help="What px.checkpoint.CheckpointManager or px.save wrote: a path or a URL."
-        ),
-    ],
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare every file with its digest, by reading it.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """What a run has saved: steps, sizes, ages, what is in each, which are whole, and who writes there.
+def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None:
+    """Saved steps of a run: sizes, ages, contents, which are complete, and who writes there.
 
     Without --check, a file counts as whole if it is there and as long as it was.
 
@@ -51,22 +43,23 @@ def runs(
     Exit codes: 0 done; 1 a step is damaged; 2 nothing was saved there.
     """
     storage = Storage(path)
-    found = [looked_at(path, storage, one, check) for one in listed(path)]
-    steps = [step for step in found if step is not None]
+    described = [describe(path, storage, found, check) for found in listed(path)]
+    steps = [step for step in described if step is not None]
     if not steps:
         raise CheckpointError(
             f"nothing was saved at {storage.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
         )
+    holder = holder_of(storage)
     if as_json:
-        typer.echo(json.dumps({"path": storage.root, "holder": holder_of(storage), "steps": steps}, indent=1))
+        typer.echo(json.dumps({"path": storage.root, "holder": holder, "steps": steps}, indent=1))
     else:
-        show(Console(), storage, steps, time.time())
+        show(Console(), storage.root, steps, holder)
     if any(step["state"] == "damaged" for step in steps):
         raise typer.Exit(_DAMAGED)
 
 
-def looked_at(path: str, storage: Storage, found: FoundStep, check: bool) -> dict[str, Any] | None:
-    """A step as plain data; None where it is removed meanwhile by who writes there."""
+def describe(path: str, storage: Storage, found: FoundStep, check: bool) -> dict[str, Any] | None:
+    """Return a step as plain data; None if its writer removes it meanwhile."""
     manifest, faults = found.manifest, found.faults
     if check and found.whole:
         try:
@@ -77,69 +70,63 @@ def looked_at(path: str, storage: Storage, found: FoundStep, check: bool) -> dic
             if not storage.exists(f"{found.folder}/{MANIFEST}"):
                 return None
             raise
-    state = "damaged" if faults else "whole" if found.committed else "half-written"
-    files = {name: facts.size for name, facts in manifest.files.items()} if manifest is not None else {}
+    sizes = (
+        storage.sizes(found.folder).values()
+        if manifest is None
+        else [f.size for f in manifest.files.values()]
+    )
+    parts = {} if manifest is None else manifest.parts
     return {
         "step": found.step,
-        "state": state,
+        "state": "damaged" if faults else "whole" if found.committed else "half-written",
         "faults": list(faults),
         "why": found.why,
         "at": None if manifest is None else manifest.at,
         "seconds": None if manifest is None else manifest.seconds,
-        "bytes": sum(files.values()) if manifest is not None else _bytes_there(storage, found.folder),
-        "files": len(files),
-        "parts": {} if manifest is None else {name: _text(facts) for name, facts in manifest.parts.items()},
+        "bytes": sum(sizes),
+        "files": 0 if manifest is None else len(manifest.files),
+        "parts": {name: str(p.get("text", "")) if isinstance(p, dict) else "" for name, p in parts.items()},
         "folder": f"{storage.root}/{found.folder}",
     }
 
 
-def show(console: Console, storage: Storage, steps: Sequence[dict[str, Any]], now: float) -> None:
-    """The steps as a table, the last commit last."""
-    table = Table(title=storage.root, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("step", justify="right")
-    for name in ("state", "age", "size", "saved in"):
-        table.add_column(name, no_wrap=True)
+def show(console: Console, root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
+    """Print the steps as a table, the last commit last."""
+    columns = {"step": "right", "state": "left", "age": "left", "size": "left", "saved in": "left"}
+    table = rich_table(Text(root, "bold"), columns)
     narrow = console.width < _NARROW
     if not narrow:
         table.add_column("what is in it", overflow="fold", ratio=1)
-    below: list[str] = []
-    colours = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
     for step in steps:
-        lines = [f"{_shown(name)}: {text}" for name, text in step["parts"].items() if text]
-        faults = step["faults"]
-        if faults:
-            more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-            shown = ", ".join(faults[:_SHOWN_FAULTS])
-            lines.insert(0, step["why"] or f"missing, or not what was written: {shown}{more}")
         cells = [
             str(step["step"]),
-            Text(step["state"], style=colours[step["state"]]),
-            "-" if step["at"] is None else _age(now - step["at"]),
+            Text(step["state"], style=_COLORS[step["state"]]),
+            "-" if step["at"] is None else _age(time.time() - step["at"]),
             size(step["bytes"]),
             "-" if step["seconds"] is None else f"{step['seconds']:.2f} s",
-            Text("\n".join(lines) or "-"),
+            Text("\n".join(_contents(step)) or "-"),
         ]
         table.add_row(*cells[: len(table.columns)])
-        below += [f"step {step['step']}, {line}" for line in lines] if narrow else []
     console.print(table)
-    for line in below:
-        console.print(line, highlight=False, markup=False)
-    who = holder_of(storage)
-    if who is not None:
-        console.print(who, highlight=False)
+    for step in steps if narrow else ():
+        for line in _contents(step):
+            console.print(f"step {step['step']}, {line}", highlight=False, markup=False)
+    if holder is not None:
+        console.print(holder, highlight=False)
 
 
-def _bytes_there(storage: Storage, folder: str) -> int:
-    return sum(storage.sizes(folder).values())
-
-
-def _text(facts: Any) -> str:
-    return str(facts.get("text", "")) if isinstance(facts, dict) else ""
-
-
-def _shown(part: str) -> str:
-    """The name of a part as its owner knows it: of a group that has no roles, the group's alone."""
-    return part.removeprefix("groups/").removesuffix("/worker")
+def _contents(step: dict[str, Any]) -> list[str]:
+    """Return the faults of a step, and a line for each part; a group without roles is named alone."""
+    parts = [
+        (name.removeprefix("groups/").removesuffix("/worker"), text) for name, text in step["parts"].items()
+    ]
+    lines = [f"{name}: {text}" for name, text in parts if text]
+    faults = step["faults"]
+    if faults:
+        more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
+        missing = f"missing, or not what was written: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
+        lines.insert(0, step["why"] or missing)
+    return lines
 
 
 def _age(seconds: float) -> str:

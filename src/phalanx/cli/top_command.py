@@ -7,16 +7,27 @@ import json
 import select
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
-from phalanx.backends.ray.usage import Usage
-from phalanx.cli.common import Address, AsJson, cluster_reader, complete_group
-from phalanx.cli.overview import GroupNow, Overview, rank_now, render
+from phalanx.backends.backend_types import ProcessStatus
+from phalanx.backends.ray.usage import Gpu, Usage
+from phalanx.cli.common import (
+    Address,
+    AsJson,
+    cluster_reader,
+    complete_group,
+    duration,
+    rich_table,
+    running_calls,
+)
+from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
 
 if TYPE_CHECKING:
@@ -25,15 +36,22 @@ if TYPE_CHECKING:
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
+_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
+_RIGHT = ("rank", "pid", "memory", "CPU", "GPU")
+_RANK_COLUMNS = ("rank", "host", "pid", "device", "doing", "memory", "CPU", "GPU")
+_CHANNEL_COLUMNS = ("channel", "may wait", "waiting", "bytes", "oldest", "taken", "puts wait", "takes wait")
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
+]
+Once = Annotated[bool, typer.Option("--once", help="Print one look and end.")]
+Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")]
 
 
 def top(
-    group: Annotated[
-        str | None,
-        typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 1.0,
+    group: Name = None,
+    once: Once = False,
+    every: Every = 1.0,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,16 +76,22 @@ def top(
     observer = RankObserver(cluster.address)
     looker = Looker(cluster, observer, group)
     try:
-        if once or as_json or not sys.stdout.isatty():
-            _once(looker, as_json)
-        else:
-            _live(looker, every)
+        if not (once or as_json) and sys.stdout.isatty():
+            _show_live(looker, every)
+            return
+        looker.look()
+        time.sleep(_BETWEEN_LOOKS_S)  # use of processors is what happens between two looks
+        overview = looker.look()
     finally:
         observer.close()
+    if as_json:
+        typer.echo(json.dumps(overview, indent=1))
+    else:
+        Console().print(render(overview))
 
 
 class Looker:
-    """Takes one look after another; what changes between two of them tells the use of processors."""
+    """Looks at a cluster again and again; the difference of two looks tells the use of processors."""
 
     def __init__(self, cluster: ClusterReader, observer: RankObserver, group: str | None) -> None:
         self._cluster = cluster
@@ -75,82 +99,169 @@ class Looker:
         self._group = group
         self._before: dict[tuple[int, str], Usage | None] = {}
 
-    def look(self) -> Overview:
-        """What there is now.
+    def look(self) -> dict[str, Any]:
+        """Return the runs as plain data, with their groups and channels and the calls of each rank.
 
         Raises:
-            NoSuchGroup: the group that was asked for is not there.
+            NoSuchGroup: if the group that was asked for is not there.
         """
-        notices = self._cluster.notices()
-        groups = notices.groups if self._group is None else (notices.find(self._group),)
+        records = self._cluster.notices()
+        groups = records.groups if self._group is None else (records.find(self._group),)
         ranks = [rank for group in groups for rank in group.ranks]
-        sights = self._observer.sights(ranks)
-        usage = self._observer.usage(ranks)
+        statuses, usages = self._observer.sights(ranks), self._observer.usage(ranks)
         gpus = self._observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
-        now = {
-            _key(rank): rank_now(rank, sight, self._before.get(_key(rank)), used, gpu)
-            for rank, sight, used, gpu in zip(ranks, sights, usage, gpus, strict=True)
-        }
-        self._before = {_key(rank): used for rank, used in zip(ranks, usage, strict=True)}
-        runs = {group.run for group in groups}
-        return Overview(
-            address=self._cluster.address,
-            at=time.time(),
-            runs=tuple(run for run in notices.runs if self._group is None or run.run in runs),
-            groups=tuple(GroupNow(group, tuple(now[_key(rank)] for rank in group.ranks)) for group in groups),
-            channels=notices.channels if self._group is None else (),
+        before, self._before = self._before, {}
+        data: dict[tuple[int, str], dict[str, Any]] = {}
+        for rank, status, usage, gpu in zip(ranks, statuses, usages, gpus, strict=True):
+            key = rank.pid, rank.node_id
+            data[key] = rank_data(rank, status, before.get(key), usage, gpu)
+            self._before[key] = usage
+        runs: list[dict[str, Any]] = []
+        for run in records.runs:
+            own = [group for group in groups if group.run == run.run]
+            if not own and self._group is not None:
+                continue
+            shown = [{**asdict(g), "ranks": [data[r.pid, r.node_id] for r in g.ranks]} for g in own]
+            channels = records.channels if self._group is None else ()
+            flows = [asdict(channel) for channel in channels if channel.run == run.run]
+            runs.append({**asdict(run), "groups": shown, "channels": flows})
+        return {"address": self._cluster.address, "at": time.time(), "runs": runs}
+
+
+def rank_data(
+    entry: RankRecord,
+    status: ProcessStatus,
+    before: Usage | None,
+    now: Usage | None,
+    gpus: Sequence[Gpu] | None,
+) -> dict[str, Any]:
+    """Return what is known of a rank, from two looks at its process; unknown things are None."""
+    cpu = None
+    if before is not None and now is not None and now.at > before.at:
+        cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)
+    own = set((entry.accelerator or "").split(","))
+    uses = [gpu.use for gpu in gpus or () if (gpu.number in own or gpu.uuid in own) and gpu.use is not None]
+    names = ("rank", "host", "node_id", "pid", "accelerator", "log")
+    return {
+        **{name: getattr(entry, name) for name in names},
+        "doing": running_calls(status),
+        "note": "" if status.reachable else status.note,
+        "told": status.told,
+        "memory_bytes": now.memory if now is not None else None,
+        "cpu_percent": cpu,
+        "gpu_percent": max(uses, default=None),
+    }
+
+
+def render(overview: dict[str, Any], rows: int | None = None) -> Any:
+    """Return tables for a terminal; at most ``rows`` ranks of each group, the busiest first."""
+    if not overview["runs"]:
+        return Text(f"no driver of Phalanx runs on the cluster at {overview['address']}")
+    parts: list[Any] = []
+    at = overview["at"]
+    for run in overview["runs"]:
+        since = time.strftime("%H:%M", time.localtime(run["started"]))
+        where = f"  pid {run['pid']} on {run['host']}  up {duration(at - run['started'])}, since {since}\n"
+        parts.append(
+            Text.assemble(("run ", "dim"), (run["run"], "bold cyan"), f"  {run['script']}", (where, "dim"))
         )
+        parts += [_group_table(group, at, rows) for group in run["groups"]] or [Text("  no groups\n")]
+        parts += [_channel_table(run["channels"], at)] if run["channels"] else []
+    return Group(*parts)
 
 
-def _key(rank: RankRecord) -> tuple[int, str]:
-    return rank.pid, rank.node_id
+def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
+    ranks: list[dict[str, Any]] = group["ranks"]
+    facts = f" for {duration(at - group['changed'])}, {_counted(len(ranks))} of {group['label']}, pool {group['pool']}"
+    facts += f", epoch {group['epoch']}" if group["epoch"] else ""
+    facts += "".join(f", weights {name} {text}" for name, text in group["weights"].items())
+    state = (group["state"], _STYLES.get(group["state"], ""))
+    title = Text.assemble((group["name"], "bold"), "  ", state, (facts, "dim"))
+    table = rich_table(title, {name: "right" if name in _RIGHT else "left" for name in _RANK_COLUMNS})
+    busiest = sorted(ranks, key=lambda rank: -max((call["seconds"] for call in rank["doing"]), default=-1.0))
+    with_gpu = any(rank["gpu_percent"] is not None for rank in ranks)
+    for rank in sorted(busiest[:rows], key=lambda rank: rank["rank"]):
+        table.add_row(*_rank_cells(rank, "?" if with_gpu else "-"))
+    left_out = len(ranks) - len(table.rows)
+    notes = [_counted(left_out, "more ")] if left_out else []
+    if group["cause"] and group["state"] != "ready":
+        notes.append(f"cause: {group['cause']}")
+    table.caption = Text("\n".join(notes), style="dim")
+    return table
 
 
-def _once(looker: Looker, as_json: bool) -> None:
-    looker.look()
-    time.sleep(_BETWEEN_LOOKS_S)  # use of processors is what happens between two looks
-    overview = looker.look()
-    if as_json:
-        typer.echo(json.dumps(overview.to_dict(), indent=1))
-    else:
-        Console().print(render(overview))
+def _rank_cells(rank: dict[str, Any], no_gpu: str) -> tuple[Any, ...]:
+    busy = ", ".join(f"{call['method']} {duration(call['seconds'])}" for call in rank["doing"])
+    state = Text(rank["note"], "red") if rank["note"] else Text(busy, "cyan") if busy else Text("idle", "dim")
+    if rank["told"] and not rank["note"]:
+        state = Text.assemble(state, "\n", (rank["told"], "dim"))
+    memory, cpu, gpu = rank["memory_bytes"], rank["cpu_percent"], rank["gpu_percent"]
+    return (
+        str(rank["rank"]),
+        rank["host"],
+        str(rank["pid"]),
+        rank["accelerator"] or "-",
+        state,
+        size(memory) if memory is not None else "-",
+        f"{cpu:.0f}%" if cpu is not None else "-",
+        f"{gpu:.0f}%" if gpu is not None else no_gpu,
+    )
 
 
-def _live(looker: Looker, every: float) -> None:
+def _channel_table(channels: Sequence[dict[str, Any]], at: float) -> Any:
+    columns = (*_CHANNEL_COLUMNS, "items/s", "dropped", "lost")
+    table = rich_table(
+        Text("channels", "bold"), {name: "left" if name in columns[:2] else "right" for name in columns}
+    )
+    for channel in channels:
+        table.add_row(
+            channel["name"],
+            channel["limit"],
+            str(channel["waiting"]),
+            size(channel["waiting_bytes"]),
+            "-" if channel["oldest"] is None else duration(at - channel["oldest"]),
+            *(str(channel[name]) for name in ("taken", "puts", "takes")),
+            f"{channel['per_second']:.1f}",
+            str(channel["dropped"]),
+            Text(str(channel["lost"]), "red" if channel["lost"] else ""),
+        )
+    return table
+
+
+def _counted(ranks: int, which: str = "") -> str:
+    return f"{ranks} {which}rank{'s' * (ranks != 1)}"
+
+
+def _show_live(looker: Looker, every: float) -> None:
     console = Console()
 
     def view() -> Any:
         overview = looker.look()
-        return render(overview, _rows(console.height, len(overview.groups)))
+        groups = sum(len(run["groups"]) for run in overview["runs"])
+        return render(overview, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        _keys() as key_within,
+        _key_reader() as key_within,
         Live(view(), console=console, screen=True, auto_refresh=False) as live,
     ):
         while key_within(every) != "q":
             live.update(view(), refresh=True)
 
 
-def _rows(height: int, groups: int) -> int:
-    """How many ranks of each group fit on the screen."""
-    return max(2, (height - 2) // max(1, groups) - _LINES_PER_GROUP)
-
-
 @contextlib.contextmanager
-def _keys() -> Generator[Any]:
-    """Reads single keys of a terminal, without waiting for Enter."""
+def _key_reader() -> Generator[Callable[[float], str | None]]:
+    """Read single keys of a terminal, without waiting for Enter."""
+    if not sys.stdin.isatty():
+        yield time.sleep
+        return
+    import termios  # Unix alone has them
+    import tty
 
     def key_within(seconds: float) -> str:
         if not select.select([sys.stdin], [], [], seconds)[0]:
             return ""
         return sys.stdin.read(1) or "q"
-
-    if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds)
-        return
-    import termios  # Unix alone has them
-    import tty
 
     before = termios.tcgetattr(sys.stdin)
     try:

@@ -15,19 +15,18 @@ from phalanx.tracing.summary import summarize
 
 _WIDE = 160
 
+TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json or .jsonl.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Write the report as a page that needs nothing else.")
+]
+To = Annotated[
+    Path | None, typer.Option("--to", help="Write the trace in another format: .json, .jsonl or .html.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
-def trace(
-    file: Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json or .jsonl.")],
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write the report as a page that needs nothing else.")
-    ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", help="Write the trace in another format: .json, .jsonl or .html."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-) -> None:
-    """Summary of a trace: per method calls, p50 and p95 of their times, bytes, and the idle share of each rank.
+
+def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = False) -> None:
+    """Summary of a trace: calls, p50 and p95 of times and bytes by method, and the idle share of each rank.
 
     Examples:
 
@@ -37,28 +36,20 @@ def trace(
 
       phalanx trace run.json --json | jq .methods
     """
+    if html is not None and html.suffix != ".html":
+        raise DeclarationError(f"--html {html}: expected a path that ends in .html")
     try:
         found = load(file)
         summary = summarize(found)
-        for path in (html, to):
-            if path is not None:
-                write(found, path if path is to else _page(path))
+        written = [write(found, path) for path in (html, to) if path is not None]
     except OSError as error:
         raise DeclarationError(f"{error.filename or file}: {error.strerror or error}") from error
     if as_json:
         typer.echo(json.dumps(summary.to_dict(), indent=1, default=str))
-    elif html is None and to is None:
+    elif written:
+        typer.echo("\n".join(f"written: {path}" for path in written))
+    else:
         terminal = Console(highlight=False)
         if not terminal.is_terminal:  # a file or a pipe has room
             terminal.width = max(terminal.width, _WIDE)
         terminal.print(summary)
-    else:
-        for path in (html, to):
-            if path is not None:
-                typer.echo(f"written: {path}")
-
-
-def _page(path: Path) -> Path:
-    if path.suffix != ".html":
-        raise DeclarationError(f"--html {path}: expected a path that ends in .html")
-    return path

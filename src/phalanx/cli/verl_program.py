@@ -13,10 +13,14 @@ import runpy
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from phalanx.errors import DeclarationError, PhalanxError
 
-_UNFIT = 2  # as the other commands end that could not do their work
+_FAILED = 2  # as the other commands that could not do their work
+_ADVICE = (
+    "`phalanx verl -m verl.trainer.main_ppo ...`, `phalanx verl train.py ...` or `phalanx verl python3 ...`"
+)
 
 
 def main(words: Sequence[str]) -> None:
@@ -27,8 +31,7 @@ def main(words: Sequence[str]) -> None:
 
         install(overlay=True)
     except PhalanxError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
-        raise SystemExit(_UNFIT) from None
+        _fail(str(error))
     # The last collection of an interpreter that has imported a trainer takes seconds, and frees what ends anyway.
     atexit.register(gc.freeze)
     if words[0] == "-m":
@@ -40,25 +43,23 @@ def main(words: Sequence[str]) -> None:
         sys.argv = list(words)
         runpy.run_path(words[0], run_name="__main__")
     else:  # its Python processes have the variables by which verl asks for its plugins
-        _become(words)
+        try:
+            os.execvp(words[0], list(words))
+        except OSError as error:  # not executable, or without a first line that says by what
+            _fail(
+                f"{words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
+                f"{words[0]} ...`"
+            )
 
 
-def _become(words: Sequence[str]) -> None:
-    try:
-        os.execvp(words[0], list(words))
-    except OSError as error:  # not executable, or without a first line that says by what
-        print(
-            f"phalanx: {words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
-            f"{words[0]} ...`",
-            file=sys.stderr,
-        )
-        raise SystemExit(_UNFIT) from None
+def _fail(message: str) -> NoReturn:
+    print(f"phalanx: {message}", file=sys.stderr)
+    raise SystemExit(_FAILED) from None
 
 
 def _check(words: Sequence[str]) -> None:
-    advice = "`phalanx verl -m verl.trainer.main_ppo ...`, `phalanx verl train.py ...` or `phalanx verl python3 ...`"
     if not words or list(words) == ["-m"]:
-        raise DeclarationError(f"nothing to run: give a program and its arguments, as in {advice}")
+        raise DeclarationError(f"nothing to run: give a program and its arguments, as in {_ADVICE}")
     if words[0] == "-m":
         return
     if os.path.basename(words[0]) == "ray" and list(words[1:3]) == ["job", "submit"]:
@@ -69,7 +70,7 @@ def _check(words: Sequence[str]) -> None:
         )
     if not os.path.isfile(words[0]) and (words[0].endswith(".py") or shutil.which(words[0]) is None):
         raise DeclarationError(
-            f"there is no program {words[0]!r}: give one with its arguments, as in {advice}"
+            f"there is no program {words[0]!r}: give one with its arguments, as in {_ADVICE}"
         )
 
 

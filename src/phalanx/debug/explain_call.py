@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,22 +16,140 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.pytree import node_of
 from phalanx.dispatch.shardable import Replicate
-from phalanx.display.explanation import ArgumentFacts, CallExplanation, RankFacts
+from phalanx.display.byte_format import size
+from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.wire.codec import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
+_SHOWN_RANKS = 32
 _MARKERS = (FuturePiece, StoredValue, Readonly)
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
+@dataclass(frozen=True)
+class ArgumentFacts:
+    """One argument of a call.
+
+    Attributes:
+        name: of the parameter.
+        value: description, such as "tensor float32 [8, 4]".
+        given: how the ranks get it: "the same to all", "rows split", "one element each" and so on.
+        travels: "in the message", "stored once", "stored, once per piece", "by reference" and so on.
+        nbytes: of the complete value; None if it is the result of another call.
+    """
+
+    name: str
+    value: str
+    given: str
+    travels: str
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """The share of one rank in a call.
+
+    Attributes:
+        rank, host: number and node of the rank.
+        place: its coordinates if the call goes over a mesh.
+        start, stop: its rows of the caller, ``stop`` not included; None if no rows are split, or if they are not
+            consecutive.
+        rows: their number; None if nothing is split, or if it depends on the result of another call.
+        given_rows: rows that reach the method, padding included.
+        order: the caller's rows in order, if they are not consecutive.
+        returns: "kept" or "dropped".
+    """
+
+    rank: int
+    host: str
+    place: dict[str, int] | None
+    returns: str
+    start: int | None = None
+    stop: int | None = None
+    rows: int | None = None
+    given_rows: int | None = None
+    order: tuple[int, ...] | None = None
+
+    def rows_text(self) -> str | None:
+        """Return its rows, such as "0:2 (padded to 4)"."""
+        if self.rows is None:
+            return None
+        text = f"{self.start}:{self.stop}" if self.start is not None else f"{self.rows}"
+        if self.order is not None:
+            text = ", ".join(map(str, self.order[:6]))
+            text += f", ... ({len(self.order)} rows)" if len(self.order) > 6 else ""
+        padded = self.given_rows is not None and self.given_rows != self.rows
+        return f"{text} (padded to {self.given_rows})" if padded else text
+
+
+@dataclass(frozen=True)
+class CallExplanation:
+    """The plan of a call. ``str()`` is for terminals, a notebook shows HTML, ``to_dict()`` is for programs."""
+
+    call: str
+    mode: str
+    waits: bool
+    arguments: tuple[ArgumentFacts, ...]
+    ranks: tuple[RankFacts, ...]
+    collected: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, with every rank."""
+        return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """The call in one line."""
+        ranks = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
+        end = "waits for the result" if self.waits else "returns a CallFuture"
+        return f"{self.call} by {self.mode} on {ranks}; {end}. Nothing was sent"
+
+    def tables(self) -> tuple[Table, ...]:
+        """Return tables of the arguments, if there are any, and of the first ranks."""
+        columns = ("argument", "value", "given to ranks", "travels", "size")
+        rows = tuple((a.name, a.value, a.given, a.travels, size(a.nbytes)) for a in self.arguments)
+        shown, more = self.ranks[:_SHOWN_RANKS], len(self.ranks) - _SHOWN_RANKS
+        cells: dict[str, list[Any]] = {"rank": [rank.rank for rank in shown]}
+        if any(rank.host for rank in shown):
+            cells["host"] = [rank.host for rank in shown]
+        if any(rank.place for rank in shown):
+            cells["mesh"] = [
+                ", ".join(f"{axis}={at}" for axis, at in (rank.place or {}).items()) or None for rank in shown
+            ]
+        if any(rank.rows is not None for rank in self.ranks):
+            cells["rows"] = [rank.rows_text() for rank in shown]
+        cells["output"] = [rank.returns for rank in shown]
+        notes = (f"and {more} more ranks; .to_dict() has all of them.",) if more > 0 else ()
+        ranks = Table("Ranks", tuple(cells), tuple(zip(*cells.values(), strict=True)), notes)
+        return (Table("Arguments", columns, rows), ranks) if rows else (ranks,)
+
+    def _closing_lines(self) -> tuple[str, ...]:
+        return f"Result: {self.collected}.", *self.notes
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *map(str, self.tables()), *self._closing_lines()])
+
+    def __rich__(self) -> Any:
+        from rich.console import Group  # only where something is shown
+        from rich.text import Text
+
+        return Group(Text(self.title), *self.tables(), *map(Text, self._closing_lines()))
+
+    def _repr_html_(self) -> str:
+        parts = [table._repr_html_() for table in self.tables()]  # pyright: ignore[reportPrivateUsage]
+        closing = "".join(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())
+        return f"<p>{html.escape(self.title)}</p>{''.join(parts)}{closing}"
+
+
 def finished_result(future: CallFuture[Any]) -> Value:
-    """The value of a future that planning must see; explaining a call waits for nothing.
+    """Return the value of a future that planning must see; explaining a call waits for nothing.
 
     Raises:
-        DispatchError: it is not here yet.
+        DispatchError: if it is not here yet.
     """
     if future.done():
         return future.result()
@@ -48,87 +167,56 @@ def explain_call(
     kwargs: Mapping[str, Any],
 ) -> CallExplanation:
     """Describe the call of a plan. ``args`` and ``kwargs`` are the arguments as they were given."""
-    mesh = _mesh_of(selection, spec, plan)
-    mode = spec.mode
+    mode, mesh = spec.mode, None
+    if isinstance(mode, MeshMode) and plan.gather.how != "value":
+        mesh = selection.mesh(mode.mesh)
+    replicated = "The method is declared replicated: debug mode compares the outputs of all ranks"
     return CallExplanation(
         call=f"{selection.name}.{spec.name}",
         mode=repr(mode) if isinstance(mode, DispatchMode) else f"custom mode {mode.name}",
         waits=spec.blocking,
         arguments=tuple(_arguments(selection.core, spec, plan, args, kwargs)),
-        ranks=_ranks(selection, spec, plan, mesh),
+        ranks=tuple(_ranks(selection.core, spec, plan, mesh)),
         collected=_collected(plan, spec, mesh),
-        notes=(
-            *([_REPLICATED] if spec.replicated else []),
-            *([_streams(plan)] if spec.streams else []),
-        ),
+        notes=(*([replicated] if spec.replicated else []), *([_streams(plan)] if spec.streams else [])),
     )
 
 
-_REPLICATED = "The method is declared replicated: debug mode compares the outputs of all ranks"
-
-
 def _streams(plan: CallPlan) -> str:
-    """What a method that yields gives, and how it can be had sooner."""
+    """Describe the output of a method that yields."""
     ranks = [plan.ranks[position] for position in range(len(plan.ranks)) if plan.keeps(position)]
-    items = "items" if plan.gather.how == "value" else "(rank, item)"
-    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if not ranks:
         return "The method yields, and no item leaves its rank"
+    items = "items" if plan.gather.how == "value" else "(rank, item)"
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     one_by_one = f".stream(...) gives {items} of {of} as they are made"
     return f"The method yields: an output is the list of a rank's items; {one_by_one}"
 
 
-def _ranks(
-    selection: Selection, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None
-) -> tuple[RankFacts, ...]:
-    endpoints = selection.core.endpoints
-    facts = [
-        RankFacts(
-            rank=rank,
-            host=endpoints[rank].facts.slot.host,
-            place=None if mesh is None else dict(mesh.coordinates(rank)),
-            start=None,
-            stop=None,
-            rows=None,
-            given_rows=None,
-            order=None,
-            returns="kept" if plan.keeps(position) else "dropped",
-        )
-        for position, rank in enumerate(plan.ranks)
-    ]
-    return tuple(_with_rows(facts, spec, plan))
+def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankFacts]:
+    """Describe each rank, with its rows of the caller if rows are split and the plan has their number."""
+    gather = plan.gather
+    real: dict[int, int] = {}  # rows by piece
+    if plan.pieces is not None and plan.rows is not None:
+        real = dict(zip(plan.pieces, plan.rows, strict=True))
+    starts = [0, *accumulate(real[piece] for piece in range(len(real)))]
+    trims = dict(zip(gather.take, gather.trim or (), strict=False))
+    padded = {plan.pieces[position]: given for position, (given, _) in trims.items()} if plan.pieces else {}
+    for position, rank in enumerate(plan.ranks):
+        facts: dict[str, Any] = {}
+        if plan.pieces is not None and real and not _is_left_out(plan, spec, position):
+            piece = plan.pieces[position]
+            start, stop = starts[piece], starts[piece + 1]
+            facts = {"rows": real[piece], "given_rows": padded.get(piece, real[piece])}
+            facts |= {"start": start, "stop": stop} if gather.order is None else {}
+            facts |= {"order": tuple(gather.order[start:stop])} if gather.order is not None else {}
+        host = core.endpoints[rank].facts.slot.host
+        place = None if mesh is None else dict(mesh.coordinates(rank))
+        yield RankFacts(rank, host, place, "kept" if plan.keeps(position) else "dropped", **facts)
 
 
-def _with_rows(ranks: Sequence[RankFacts], spec: MethodSpec, plan: CallPlan) -> Iterator[RankFacts]:
-    """Add the rows of the caller that each rank gets, if rows are split and the plan has their number."""
-    pieces = plan.pieces
-    if pieces is None or plan.rows is None:
-        yield from ranks
-        return
-    sizes = _piece_sizes(plan, pieces, plan.rows)
-    starts = [0, *accumulate(rows for rows, _ in sizes)]
-    for position, (facts, piece) in enumerate(zip(ranks, pieces, strict=True)):
-        rows, padded = sizes[piece]
-        if _left_out(plan, spec, position):
-            yield facts
-        elif plan.gather.order is None:
-            start = starts[piece]
-            yield replace(facts, start=start, stop=start + rows, rows=rows, given_rows=padded)
-        else:
-            order = tuple(plan.gather.order[starts[piece] : starts[piece] + rows])
-            yield replace(facts, rows=rows, given_rows=padded, order=order)
-
-
-def _piece_sizes(plan: CallPlan, pieces: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the rows of each piece without and with padding."""
-    real = dict(zip(pieces, rows, strict=True))
-    taken = zip(plan.gather.take, plan.gather.trim or (), strict=False)
-    padded = real | {pieces[position]: given for position, (given, _) in taken}
-    return [(real[piece], padded[piece]) for piece in range(len(real))]
-
-
-def _left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
-    """Whether the rank is a peer of a leader that alone gets the rows."""
+def _is_left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
+    """Return whether the rank is a peer of a leader that alone gets the rows."""
     if not isinstance(spec.mode, MeshMode) or not spec.mode.leader_only:
         return False
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
@@ -136,26 +224,28 @@ def _left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
 
 
 def _arguments(
-    core: Group, spec: MethodSpec, plan: CallPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    core: Group, spec: MethodSpec, plan: CallPlan, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[ArgumentFacts]:
     names = spec.positional_names
     custom = isinstance(spec.mode, CustomMode)
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-    body_is_stored = _body_bytes(plan, core.inline_bytes) > core.inline_bytes
-    for key, argument in {**dict(enumerate(plan.args)), **plan.kwargs}.items():
-        name = names[key] if isinstance(key, int) and key < len(names) else str(key)
-        shown = described(given[key]) if key in given and not custom else _made(spec, key)
-        yield ArgumentFacts(
-            name if isinstance(key, str) or key < len(names) else f"argument {key + 1}",
-            shown,
-            _given(spec, plan, argument, key),
-            _travel(core, plan, argument, body_is_stored),
-            _nbytes(argument),
-        )
+    inline_bytes = core.inline_bytes
+    in_message = _body_bytes(plan, inline_bytes) <= inline_bytes
+    planned: dict[int | str, Same | Each] = {**dict(enumerate(plan.args)), **plan.kwargs}
+    for key, argument in planned.items():
+        name = key if isinstance(key, str) else names[key] if key < len(names) else f"argument {key + 1}"
+        if key in given and not custom:
+            value = described(given[key])
+        elif key == spec.pad_mask:
+            value = "mask of real rows"
+        else:
+            value = f"made by {getattr(getattr(spec.mode, 'dispatch_fn', None), '__name__', 'the mode')}"
+        travels = _travel(core, plan, argument, in_message)
+        yield ArgumentFacts(name, value, _given(spec, plan, argument, key), travels, _nbytes(argument))
 
 
 def described(value: Value) -> str:
-    """What a value is, in a few words: "tensor float32 [8, 4]", "dict of 2"."""
+    """Describe a value in a few words: "tensor float32 [8, 4]", "dict of 2"."""
     if isinstance(value, Replicate | Readonly):
         return described(value.value)
     if isinstance(value, CallFuture):
@@ -170,12 +260,6 @@ def described(value: Value) -> str:
     return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
 
 
-def _made(spec: MethodSpec, key: int | str) -> str:
-    if key == spec.pad_mask:
-        return "mask of real rows"
-    return f"made by {getattr(getattr(spec.mode, 'dispatch_fn', None), '__name__', 'the mode')}"
-
-
 def _given(spec: MethodSpec, plan: CallPlan, argument: Same | Each, key: int | str) -> str:
     if isinstance(argument, Same):
         return "the same to all" if len(plan.ranks) > 1 else "as it is"
@@ -187,8 +271,9 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Same | Each, key: int | s
     return f"{kind} into {len(set(plan.pieces))} pieces"
 
 
-def _travel(core: Group, plan: CallPlan, argument: Same | Each, body_is_stored: bool) -> str:
+def _travel(core: Group, plan: CallPlan, argument: Same | Each, in_message: bool) -> str:
     first = argument.value if isinstance(argument, Same) else next(iter(argument.values), None)
+    has_each = any(isinstance(other, Each) for other in (*plan.args, *plan.kwargs.values()))
     future = next(_futures(first), None)
     if future is not None:
         return "through the driver" if future.parts(core.transport) is None else "by reference, rank to rank"
@@ -198,15 +283,11 @@ def _travel(core: Group, plan: CallPlan, argument: Same | Each, body_is_stored: 
         return "stored once, read without a copy"
     if isinstance(first, core.transport.ref_types()):
         return "as a reference"
-    if isinstance(argument, Same) and _has_each(plan) and large_leaves(first, core.inline_bytes):
+    if isinstance(argument, Same) and has_each and large_leaves(first, core.inline_bytes):
         return "stored once"
-    if not body_is_stored:
+    if in_message:
         return "in the message"
-    return "stored, once per piece" if _has_each(plan) else "stored once"
-
-
-def _has_each(plan: CallPlan) -> bool:
-    return any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values()))
+    return "stored, once per piece" if has_each else "stored once"
 
 
 def _body_bytes(plan: CallPlan, inline_bytes: int) -> int:
@@ -223,20 +304,19 @@ def _body_bytes(plan: CallPlan, inline_bytes: int) -> int:
     return shared + max(pieces, default=0)
 
 
-def leaves_of(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
+def _leaves(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
     """Return the objects of some types in a value; tuples, dicts and dataclasses are searched, as in planning."""
     if isinstance(value, kinds):
         yield value
         return
     node = None if isinstance(value, _MARKERS) else node_of(value)
-    if node is not None:
-        for child in node.values:
-            yield from leaves_of(child, kinds)
+    for child in () if node is None else node.values:
+        yield from _leaves(child, kinds)
 
 
 def _futures(value: Value) -> Iterator[CallFuture[Any]]:
     """Return the futures in a value, also if only a piece of the future is in it."""
-    for leaf in leaves_of(value, (CallFuture, FuturePiece)):
+    for leaf in _leaves(value, (CallFuture, FuturePiece)):
         yield leaf.future if isinstance(leaf, FuturePiece) else leaf
 
 
@@ -246,19 +326,12 @@ def _nbytes(argument: Same | Each) -> int | None:
     different = list({id(value): value for value in values}.values())
     if any(next(_futures(value), None) is not None for value in different):
         return None
-    stored = {id(s): s.nbytes for value in different for s in leaves_of(value, StoredValue)}
+    stored = {id(s): s.nbytes for value in different for s in _leaves(value, StoredValue)}
     return sum(stored.values()) + sum(nbytes_of(value, _BY_REFERENCE) for value in different)
 
 
-def _mesh_of(selection: Selection, spec: MethodSpec, plan: CallPlan) -> Mesh | None:
-    """The mesh that the call is split over, if it is."""
-    mode = spec.mode
-    if not isinstance(mode, MeshMode) or plan.gather.how == "value":
-        return None
-    return selection.mesh(mode.mesh)
-
-
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
+    """Describe how outputs become the result."""
     gather = plan.gather
     if gather.how == "none":
         return "None: no output leaves its rank"
@@ -267,7 +340,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
     if gather.how == "custom":
         name = getattr(gather.collect_fn, "__name__", "collect_fn")
         return f"what {name}(group, outputs) makes of all {len(gather.take)} outputs"
-    whose = "by rank" if mesh is None else f"by dp, from {_from_axes(mesh, spec)}"
+    whose = "by rank" if mesh is None else f"by dp, from {_output_axes(mesh, spec)}"
     count = f"{len(gather.take)} output{'' if len(gather.take) == 1 else 's'}"
     if gather.how == "list":
         return f"a list of {count} {whose}"
@@ -277,8 +350,8 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
     return text + "; settings once where all agree, else by piece"
 
 
-def _from_axes(mesh: Mesh, spec: MethodSpec) -> str:
-    """The coordinates whose outputs count, such as "tp=0, last pp"."""
+def _output_axes(mesh: Mesh, spec: MethodSpec) -> str:
+    """Return the coordinates whose outputs count, such as "tp=0, last pp"."""
     dp = PP_AS_DP if isinstance(spec.mode, MeshMode) and spec.mode.pp_as_dp else DP
     others = [axis for axis in mesh.axes if axis not in dp]
     last = f"last pp (pp={mesh.size('pp') - 1})"

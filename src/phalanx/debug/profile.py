@@ -62,18 +62,14 @@ class Profile:
         self._lock = threading.Lock()
         self._over = False
         self._notes: list[str] = []
-        self._paths: list[Path] = []
+        self._paths: dict[int, Path] = {}
         self._calls: dict[int, tuple[str, ...]] = {}
-        self._begin()
-
-    def _begin(self) -> None:
-        """Have the ranks begin; if one refuses, none does."""
-        armed = self._run(arm_profile, self._key, self._order, ranks=self._ranks)
-        self._core.before_end.append(self._end)
+        armed = self._run(arm_profile, self._key, order, ranks=self._ranks)
+        core.before_end.append(self._end)
         try:
-            _check_refusals(self._core.name, armed)
+            _check_refusals(core.name, armed)
         except BaseException:
-            self._core.before_end.remove(self._end)
+            core.before_end.remove(self._end)
             self._run(end_profile, self._key, ranks=self._ranks)  # disarm ranks that did not refuse
             raise
 
@@ -85,8 +81,8 @@ class Profile:
     def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
         """Wait until the calls that were made have ended, end the profile, and fetch the traces.
 
-        It does not wait for calls that nobody has made yet: where there were fewer than asked for, the trace has those
-        that there were, and ``str(profile)`` says so.
+        It does not wait for calls that were not made yet: if there were fewer than requested, the trace has the calls
+        that were made, and ``str(profile)`` says so.
 
         Args:
             timeout: seconds to wait for ranks that are still at a call; then they are left out.
@@ -96,7 +92,7 @@ class Profile:
             chrome://tracing. A rank on which no call was made has none.
         """
         self._end(timeout)
-        return tuple(self._paths)
+        return tuple(self._paths.values())
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -127,16 +123,12 @@ class Profile:
             alive = [rank for rank in self._ranks if rank < len(there) and core.transport.alive(there[rank])]
             gone = [rank for rank in self._ranks if rank not in alive]
             self._notes += [f"rank {rank} is gone, and its trace with it" for rank in gone]
-            if alive:
-                self._fetch(alive, timeout)
-
-    def _fetch(self, ranks: Sequence[int], timeout: float | None) -> None:
-        answers = self._run(end_profile, self._key, ranks=ranks).answers(timeout)
-        for rank, answer in answers.items():
-            if isinstance(answer, ProfileReport):
-                self._take(rank, answer)
-            else:
-                self._notes.append(f"no trace of rank {rank}: {answer}")
+            answers = self._run(end_profile, self._key, ranks=alive).answers(timeout) if alive else {}
+            for rank, answer in answers.items():
+                if isinstance(answer, ProfileReport):
+                    self._take(rank, answer)
+                else:
+                    self._notes.append(f"no trace of rank {rank}: {answer}")
 
     def _take(self, rank: int, report: ProfileReport) -> None:
         self._calls[rank] = report.calls
@@ -147,9 +139,9 @@ class Profile:
             self._notes.append(f"rank {rank}: {len(report.calls)} of {self._order.calls} calls were made")
         if report.trace is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"{_safe(self._core.name)}-rank{rank}.pt.trace.json.gz"
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", self._core.name)
+            path = self._paths[rank] = self.folder / f"{name}-rank{rank}.pt.trace.json.gz"
             path.write_bytes(report.trace)
-            self._paths.append(path)
         elif self._order.tool == "nsys" and report.calls:
             facts = self._epoch.endpoints[rank].facts
             reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
@@ -166,12 +158,8 @@ class Profile:
     def __str__(self) -> str:
         if not self._over:
             return f"<Profile of group {self._core.name!r}, ranks {list(self._ranks)}: under way>"
-        lines = [f"{path} ({len(self._calls[rank])} calls)" for rank, path in self._by_rank()]
+        lines = [f"{path} ({len(self._calls[rank])} calls)" for rank, path in self._paths.items()]
         return "\n".join([*lines, *self._notes]) or "no trace"
-
-    def _by_rank(self) -> list[tuple[int, Path]]:
-        ranks = [rank for rank in self._calls if any(f"-rank{rank}." in path.name for path in self._paths)]
-        return list(zip(ranks, self._paths, strict=True))
 
     __repr__ = __str__
 
@@ -186,7 +174,7 @@ def start_profile(
     activities: Sequence[str] | None,
     options: dict[str, Any],
 ) -> Profile:
-    """Check what was asked for, and have the ranks begin with their next call."""
+    """Check the request, and begin with the next call of the ranks."""
     core = selection.core
     if tool not in _TOOLS:
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
@@ -195,7 +183,8 @@ def start_profile(
         raise DeclarationError(
             f"{selection.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
         )
-    _check_calls(f"{selection.name}.profile", calls)
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise DispatchError(f"{selection.name}.profile(calls={calls!r}): expected a whole number from 1")
     wanted = Wanted(selection.role, selection.method_names("profile", methods))
     chosen = selection.chosen_ranks("profile", ranks)
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
@@ -209,13 +198,3 @@ def _check_refusals(group: str, armed: Call) -> None:
     errors = [answer for answer in answers.values() if isinstance(answer, PhalanxError)]
     for error in sorted(errors, key=lambda error: not isinstance(error, DeclarationError)):
         raise type(error)(f"group {group!r}, {error}")
-
-
-def _check_calls(where: str, calls: int) -> None:
-    """Raises DispatchError where that is no number of calls."""
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise DispatchError(f"{where}(calls={calls!r}): expected a whole number from 1")
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

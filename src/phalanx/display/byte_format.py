@@ -1,10 +1,10 @@
-"""Numbers of bytes, as people read them."""
+"""Numbers of bytes as text."""
 
 from __future__ import annotations
 
 
 def size(nbytes: float | None) -> str:
-    """A number of bytes, such as "286.1 MiB"; "?" where it is not known."""
+    """Return a number of bytes as text, such as "286.1 MiB"; "?" if it is not known."""
     if nbytes is None:
         return "?"
     amount, unit = float(nbytes), "B"

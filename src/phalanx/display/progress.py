@@ -1,6 +1,6 @@
-"""Progress for people: a bar around any iterable, and one line about what a wait is for.
+"""Progress for people: a bar around any iterable, and one line about the reason of a wait.
 
-Nothing is shown where nobody looks: outside a terminal or a notebook, or with ``PHALANX_PROGRESS=0``.
+Nothing is shown outside a terminal or a notebook, or with ``PHALANX_PROGRESS=0``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.config import settings
 
@@ -19,26 +20,27 @@ if TYPE_CHECKING:
     from rich.console import Console  # only where something is shown
 
 T = TypeVar("T")
-_FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
 _CELLS = 20
-_PACKAGES = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
+_FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
+_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
 _LIBRARY = re.compile(
     r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:worker|backends|wire)[/\\]"
 )
+_NOTABLE_SKEW_S = 0.1
 
 
 def progress(
     iterable: Iterable[T], *, total: int | None = None, description: str | None = None
 ) -> Iterator[T]:
-    """The items of an iterable, with a bar on stderr or in the notebook that counts them.
+    """Return the items of an iterable, with a bar on stderr or in the notebook that counts them.
 
         for rank, output in px.debug.progress(group.generate.submit(prompts).stream()):
             ...
 
     Args:
         iterable: anything to iterate over; the streams of calls know how many ranks they wait for.
-        total: number of items, where the iterable does not know it; without one the bar only counts.
-        description: what stands before the bar; for the stream of a call its group and method.
+        total: number of items, if the iterable does not know it; without a number the bar only counts.
+        description: text before the bar; for the stream of a call its group and method.
     """
     count = total if total is not None else operator.length_hint(iterable, -1)
     text = description if description is not None else str(getattr(iterable, "description", ""))
@@ -54,7 +56,7 @@ def progress(
 
 
 def terminal() -> Console | None:
-    """Where progress is shown; None where nobody looks."""
+    """Return the console for progress; None if nobody would see it."""
     if not settings().progress:
         return None
     from rich.console import Console  # only where something is shown
@@ -64,7 +66,7 @@ def terminal() -> Console | None:
 
 
 def bar(console: Console, transient: bool) -> Any:
-    """Bars of counted things; field ``now`` of a task stands behind its count."""
+    """Return a progress display with bars that count; field ``now`` of a task is the text behind its count."""
     if console.is_jupyter:
         return NotebookBar(transient)
     # Only where something is shown.
@@ -78,22 +80,22 @@ def bar(console: Console, transient: bool) -> Any:
         TextColumn("[dim]{task.fields[now]}", markup=True),
         console=console,
         transient=transient,
-        # Else what goes into a file would be redirected to the terminal while a bar is there.
+        # Else output into a file would be redirected to the terminal while a bar is there.
         redirect_stdout=sys.stdout.isatty(),
     )
 
 
 class NotebookBar:
-    """What is used of rich's progress, as one line of a notebook's output that is written anew.
+    """The used part of rich's ``Progress`` as one line of a notebook's output.
 
-    rich needs ipywidgets there, which neither every notebook has nor everything that shows one.
+    rich needs ipywidgets there, which are missing in many notebooks.
     """
 
     def __init__(self, transient: bool) -> None:
         self._transient = transient
         self._handle: Any = None
-        self._begun = time.monotonic()
-        self._text = self._now = ""
+        self._began = time.monotonic()
+        self._text = ""
         self._total: int | None = None
         self._done = 0
 
@@ -106,8 +108,8 @@ class NotebookBar:
 
     def add_task(self, description: str, *, total: int | None, now: str) -> int:
         """Begin the line."""
-        self._text, self._total, self._now = description, total, now
-        self._show()
+        self._text, self._total = description, total
+        self.update(0, completed=0, now=now)
         return 0
 
     def advance(self, task: int) -> None:
@@ -115,64 +117,72 @@ class NotebookBar:
         self.update(task, completed=self._done + 1)
 
     def update(self, task: int, *, completed: int, now: str = "") -> None:
-        """Count as far as this."""
-        self._done, self._now = completed, now
-        self._show()
-
-    def line(self) -> str:
-        """The line as it is now."""
-        filled = min(_CELLS, _CELLS * self._done // self._total) if self._total else 0
-        cells = "\N{BLACK PARALLELOGRAM}" * filled + "\N{WHITE PARALLELOGRAM}" * (_CELLS - filled)
-        minutes, seconds = divmod(int(time.monotonic() - self._begun), 60)
-        count = f"{self._done}/{'?' if self._total is None else self._total}"
-        return " ".join(
-            part for part in (self._text, cells, count, f"{minutes}:{seconds:02}", self._now) if part
-        )
-
-    def _show(self) -> None:
+        """Show a count."""
         from IPython.display import display  # in a notebook it is there  # pyright: ignore[reportMissingImports]
 
-        data = {"text/plain": self.line()}
+        self._done = completed
+        filled = min(_CELLS, _CELLS * completed // self._total) if self._total else 0
+        cells = "\N{BLACK PARALLELOGRAM}" * filled + "\N{WHITE PARALLELOGRAM}" * (_CELLS - filled)
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        count = f"{completed}/{'?' if self._total is None else self._total}"
+        line = (self._text, cells, count, f"{minutes}:{seconds:02}", now)
+        data = {"text/plain": " ".join(part for part in line if part)}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
 
 
-class Frame(NamedTuple):
-    """One line of a stack."""
-
-    path: str
-    line: int
-    function: str
-
-
 def place(stack: str) -> str:
-    """In a few words where a process stands: what it imports, else the innermost frame of the user's code.
+    """Describe where a process is: the package that it imports, else the innermost frame of the user's code.
 
-    ``stack`` is as ``faulthandler`` writes it, innermost first; "" where there is nothing to be said.
+    ``stack`` is as ``faulthandler`` writes it, innermost first. The result is empty if nothing is known.
     """
-    frames = [
-        Frame(found["path"], int(found["line"]), found["function"].strip())
-        for found in map(_FRAME.search, stack.splitlines())
-        if found
-    ]
-    imported = _imported(frames)
-    if imported:
-        return f"importing {imported}"
-    own = [frame for frame in frames if not _LIBRARY.search(frame.path) and not _PACKAGES.search(frame.path)]
-    chosen = own[0] if own else frames[0] if frames else None
-    return f"{chosen.function} at {os.path.basename(chosen.path)}:{chosen.line}" if chosen else ""
-
-
-def _imported(frames: list[Frame]) -> str:
-    """The package that is being imported, seen from outside: the first one whose module is at work."""
+    frames = [frame for frame in map(_FRAME.search, stack.splitlines()) if frame]
     importing = False
     for frame in reversed(frames):
-        if "importlib" in frame.path:
-            importing = True
-        elif importing and frame.function == "<module>":
-            package = _PACKAGES.search(frame.path)
-            if package:
-                return package["name"]
+        importing = importing or "importlib" in frame["path"]
+        package = _PACKAGE.search(frame["path"])
+        if importing and package and frame["function"].strip() == "<module>":
+            return f"importing {package['name']}"
+    own = [f for f in frames if not _LIBRARY.search(f["path"]) and not _PACKAGE.search(f["path"])]
+    for frame in (own or frames)[:1]:
+        return f"{frame['function'].strip()} at {os.path.basename(frame['path'])}:{frame['line']}"
     return ""
+
+
+def start_skew(times: Sequence[tuple[float, float]]) -> str:
+    """Describe how far apart the constructors of a group began and ended; empty if that is little.
+
+    Between nodes it is as exact as their clocks.
+
+    Args:
+        times: beginning and end of each constructor, in seconds, by rank.
+    """
+    if len(times) < 2:
+        return ""
+    began, ended = [begin for begin, _ in times], [end for _, end in times]
+    later, longer = max(began) - min(began), max(ended) - min(ended)
+    if max(later, longer) < _NOTABLE_SKEW_S:
+        return ""
+    last, slowest = began.index(max(began)), ended.index(max(ended))
+    return (
+        f"constructors: rank {last} began last, {later:.1f} s after the first; "
+        f"rank {slowest} ended last, {longer:.1f} s after the first"
+    )
+
+
+def waiting_nodes(hosts: Sequence[str], waiting: Collection[int]) -> str:
+    """Describe how many nodes are ready, and the node with most waiting ranks; empty if there is only one node.
+
+    Args:
+        hosts: by rank.
+        waiting: the ranks that are not ready.
+    """
+    total = Counter(hosts)
+    left = Counter(hosts[rank] for rank in waiting)
+    if len(total) < 2 or not left:
+        return ""
+    host, missing = max(left.items(), key=lambda item: item[1])
+    there = f"{total[host] - missing} of {total[host]} on {host}"
+    return f"{len(total) - len(left)} of {len(total)} nodes ready; {there}"

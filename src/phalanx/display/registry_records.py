@@ -1,20 +1,17 @@
-"""What each driver publishes of its run, for others on the cluster to see: plain values, as JSON. Pure."""
+"""Records that each driver publishes of its run, for others on the cluster to see: plain values, as JSON. Pure."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from phalanx.errors import PhalanxError
 from phalanx.wire.messages import SideChannel
 
-RUN_PREFIX = "run/"
-GROUP_PREFIX = "group/"
-FLOW_PREFIX = "flow/"
+#: Beginning of the keys of handles on channels, "channel/<job>/<name>"; their bytes are read by other drivers only.
 CHANNEL_PREFIX = "channel/"
-"""Of what a handle on a channel is made from: "channel/<job>/<name>"; bytes that only other drivers read."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,13 @@ class GroupRecord:
 
     @property
     def key(self) -> str:
-        """Where it is published."""
-        return f"{GROUP_PREFIX}{self.run}/{self.number}"
+        """The key under which it is published."""
+        return f"group/{self.run}/{self.number}"
+
+    @property
+    def full_name(self) -> str:
+        """Its run and its name."""
+        return f"{self.run}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,13 @@ class RunRecord:
 
     @property
     def key(self) -> str:
-        """Where it is published."""
-        return f"{RUN_PREFIX}{self.run}"
+        """The key under which it is published."""
+        return f"run/{self.run}"
 
 
 @dataclass(frozen=True)
 class ChannelEntry:
-    """One channel, as its owner saw it at ``changed``. That and ``oldest``, of what waits, are Unix times."""
+    """One channel, as its owner saw it at ``changed``. That and ``oldest``, of the waiting items, are Unix times."""
 
     run: str
     name: str
@@ -97,82 +99,66 @@ class ChannelEntry:
 
     @property
     def key(self) -> str:
-        """Where it is published."""
-        return f"{FLOW_PREFIX}{self.run}/{self.name}"
+        """The key under which it is published."""
+        return f"flow/{self.run}/{self.name}"
 
 
-def to_bytes(entry: RunRecord | GroupRecord | ChannelEntry) -> bytes:
-    """An entry as it is published."""
-    return json.dumps(asdict(entry)).encode()
+def to_bytes(record: RunRecord | GroupRecord | ChannelEntry) -> bytes:
+    """Return a record as it is published."""
+    return json.dumps(asdict(record)).encode()
 
 
 @dataclass(frozen=True)
 class ClusterRegistry:
-    """All entries of a cluster."""
+    """All records of a cluster; ``handles`` are the keys of handles on channels."""
 
     runs: tuple[RunRecord, ...]
     groups: tuple[GroupRecord, ...]
     channels: tuple[ChannelEntry, ...] = ()
     handles: tuple[str, ...] = ()
-    """Keys of what handles on channels are made from."""
 
     def groups_of(self, run: str) -> tuple[GroupRecord, ...]:
-        """The groups of a run, in the order in which they were made."""
+        """Return the groups of a run, in the order in which they were made."""
         return tuple(group for group in self.groups if group.run == run)
 
     def stale(self, alive_jobs: Iterable[str], alive_names: Iterable[str]) -> list[str]:
-        """Keys of what dead drivers have left.
+        """Return the keys of records that dead drivers have left.
 
         A detached group outlives its driver for as long as a process named ``<group>:0`` is there.
         """
         jobs, names = set(alive_jobs), set(alive_names)
-        dead = {run.run for run in self.runs if run.job not in jobs}
-        known = {run.run for run in self.runs}
-        gone = [
+        alive = {run.run for run in self.runs if run.job in jobs}
+        lost = [
             group
             for group in self.groups
-            if (group.run in dead or group.run not in known)
-            and not (group.detached and f"{group.name}:0" in names)
+            if group.run not in alive and not (group.detached and f"{group.name}:0" in names)
         ]
-        left = {group.run for group in self.groups if group not in gone}
-        empty = [run for run in self.runs if run.run in dead and run.run not in left]
-        flows = [flow.key for flow in self.channels if flow.run in dead or flow.run not in known]
+        kept = alive | {group.run for group in self.groups if group not in lost}
+        runs = [run.key for run in self.runs if run.run not in kept]
+        channels = [channel.key for channel in self.channels if channel.run not in alive]
         handles = [key for key in self.handles if key.split("/")[1] not in jobs]
-        return [*(entry.key for entry in (*gone, *empty)), *flows, *handles]
-
-    def without(self, keys: Iterable[str]) -> ClusterRegistry:
-        """The same without some entries."""
-        out = set(keys)
-        return ClusterRegistry(
-            tuple(run for run in self.runs if run.key not in out),
-            tuple(group for group in self.groups if group.key not in out),
-            tuple(channel for channel in self.channels if channel.key not in out),
-            tuple(key for key in self.handles if key not in out),
-        )
+        return [*(group.key for group in lost), *runs, *channels, *handles]
 
     def find(self, text: str) -> GroupRecord:
-        """The group of that name, or the only one whose name begins, or else ends like this.
+        """Return the group of that name, or the only group whose name begins, or else ends like this.
 
-        ``<run>/<name>`` where names repeat. Groups of verl's have a random beginning before the name of their class.
+        ``<run>/<name>`` if names repeat. Groups of verl have a random beginning before the name of their class.
 
         Raises:
-            NoSuchGroup: there is none, or several; with a list of those that there are.
+            NoSuchGroup: if there is none, or several; with a list of those that exist.
         """
-        named = [group for group in self.groups if text in (group.name, _full(group))]
+        named = [group for group in self.groups if text in (group.name, group.full_name)]
         if not named:
-            named = [g for g in self.groups if g.name.startswith(text) or _full(g).startswith(text)]
+            named = [g for g in self.groups if g.name.startswith(text) or g.full_name.startswith(text)]
         if not named:
             named = [group for group in self.groups if group.name.endswith(text)]
         if len(named) == 1:
             return named[0]
-        there = ", ".join(sorted(map(_full, named or self.groups)))
+        there = ", ".join(sorted(group.full_name for group in named or self.groups))
         if named:
             raise NoSuchGroup(f"{text!r} could be any of {there}: give more of the name, or <run>/<name>")
-        raise NoSuchGroup(
-            f"there is no group {text!r}; there are: {there}"
-            if there
-            else f"there is no group {text!r}: no driver on this cluster has one"
-        )
+        reason = f"; there are: {there}" if there else ": no driver on this cluster has one"
+        raise NoSuchGroup(f"there is no group {text!r}{reason}")
 
 
 class NoSuchGroup(PhalanxError):
@@ -180,42 +166,27 @@ class NoSuchGroup(PhalanxError):
 
 
 def read_notices(entries: Mapping[str, bytes]) -> ClusterRegistry:
-    """The entries behind their keys; what another version wrote otherwise is left out."""
+    """Return the records by their keys; records in the format of another version are left out."""
     runs: list[RunRecord] = []
     groups: list[GroupRecord] = []
     channels: list[ChannelEntry] = []
-    handles: list[str] = []
     for key, data in sorted(entries.items()):
-        if key.startswith(CHANNEL_PREFIX):
-            handles.append(key)
-            continue
-        try:
-            value = json.loads(data)
-            if key.startswith(RUN_PREFIX):
-                runs.append(RunRecord(**value))
-            elif key.startswith(GROUP_PREFIX):
-                groups.append(_group(value))
-            elif key.startswith(FLOW_PREFIX):
-                channels.append(ChannelEntry(**value))
-        except (TypeError, ValueError, KeyError):
-            continue
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            kind = key.partition("/")[0]
+            if kind == "run":
+                runs.append(RunRecord(**json.loads(data)))
+            elif kind == "group":
+                value = json.loads(data)
+                for rank in value["ranks"]:
+                    rank["side"] = SideChannel(*rank["side"]) if rank["side"] else None
+                groups.append(
+                    GroupRecord(**value | {"ranks": tuple(RankRecord(**r) for r in value["ranks"])})
+                )
+            elif kind == "flow":
+                channels.append(ChannelEntry(**json.loads(data)))
     return ClusterRegistry(
         tuple(sorted(runs, key=lambda run: run.started)),
         tuple(sorted(groups, key=lambda group: (group.run, group.number))),
         tuple(sorted(channels, key=lambda channel: (channel.run, channel.name))),
-        tuple(handles),
+        tuple(key for key in sorted(entries) if key.startswith(CHANNEL_PREFIX)),
     )
-
-
-def _group(value: dict[str, Any]) -> GroupRecord:
-    ranks: Sequence[dict[str, Any]] = value.pop("ranks")
-    return GroupRecord(**value, ranks=tuple(map(_rank, ranks)))
-
-
-def _rank(value: dict[str, Any]) -> RankRecord:
-    side = value.pop("side")
-    return RankRecord(**value, side=SideChannel(*side) if side else None)
-
-
-def _full(group: GroupRecord) -> str:
-    return f"{group.run}/{group.name}"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint
-from phalanx.display.progress import bar, place, terminal
-from phalanx.display.start_skew import by_node
+from phalanx.display.progress import bar, place, terminal, waiting_nodes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +85,7 @@ class Starting:
             return 0, ""
         if not waiting:
             return len(self._refs), ""
-        nodes = by_node(self._hosts, waiting)
+        nodes = waiting_nodes(self._hosts, waiting)
         return len(self._refs) - len(waiting), f"{nodes}; {self._now}" if nodes else self._now
 
     def _doing(self, rank: int) -> str:

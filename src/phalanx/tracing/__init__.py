@@ -1,1 +1,1 @@
-"""What happened, as events: recorded, merged, written to files and pages."""
+"""Events of calls: recorded, merged, and written to files and pages."""

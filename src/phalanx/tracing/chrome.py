@@ -1,185 +1,112 @@
-"""Traces in the JSON that Perfetto's UI and chrome://tracing open, and in JSON lines.
+"""Traces in the JSON that Perfetto's UI and chrome://tracing open.
 
 The format: "Trace Event Format" (Google, 2016). Complete events ("X") for slices, metadata ("M") for names and order,
-flow events ("s", "f") for the arrows, counters ("C") for what waits in channels. Times are microseconds, here since the
-start of the trace. Besides these the file holds the trace itself under the key "phalanx", which viewers pass over and
-``phalanx trace`` reads.
+flow events ("s", "f") for the arrows, counters ("C"). Times are microseconds since the start of the trace. The file
+also has the trace itself under the key "phalanx", which viewers ignore and ``phalanx trace`` reads.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from phalanx.tracing.entries import entries
-from phalanx.tracing.events import Counter, Trace, TrackKey
-from phalanx.tracing.slices import Slice, driver_slices, rank_slices, sources_of
+from phalanx.tracing.events import Trace, TrackKey
+from phalanx.tracing.slices import DrawnTrack, drawn_tracks, sources_of
 
 DRIVER_PID = 1
 
 
-def to_chrome(trace: Trace) -> Iterator[str]:
-    """The text of the file, in pieces."""
-    yield '{"displayTimeUnit":"ms","otherData":'
-    yield json.dumps({"title": trace.title, "host": trace.host, "began_ns": str(trace.began)})
-    yield ',"traceEvents":[\n'
-    separator = ""
-    for event in events(trace):
-        yield separator + json.dumps(event, separators=(",", ":"), default=str)
-        separator = ",\n"
-    yield '\n],"phalanx":[\n'
-    separator = ""
-    for entry in entries(trace):
-        yield separator + json.dumps(entry, separators=(",", ":"), default=str)
-        separator = ",\n"
+def to_chrome(trace: Trace, entries: Iterable[str]) -> Iterator[str]:
+    """Return the text of the file, in pieces; ``entries`` are the JSON texts of the trace itself."""
+    head = json.dumps({"title": trace.title, "host": trace.host, "began_ns": str(trace.began)})
+    events_ = (json.dumps(event, separators=(",", ":"), default=str) for event in events(trace))
+    yield f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['
+    yield from _joined(events_)
+    yield '\n],"phalanx":['
+    yield from _joined(entries)
     yield "\n]}\n"
 
 
-def to_jsonl(trace: Trace) -> Iterator[str]:
-    """The trace as JSON lines, in pieces: what it is, then a line per track, call and span."""
-    for entry in entries(trace):
-        yield json.dumps(entry, separators=(",", ":"), default=str) + "\n"
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    separator = "\n"
+    for text in texts:
+        yield separator + text
+        separator = ",\n"
 
 
 def events(trace: Trace) -> Iterator[dict[str, Any]]:
-    """The events of the file: names first, then slices, then arrows."""
-    threads = itertools.count(1)
-    tids: dict[tuple[Any, int], int] = {}
-    drivers, ranks = driver_slices(trace), rank_slices(trace)
-    yield from _process(DRIVER_PID, f"driver {trace.host} ({trace.pid})", 0)
-    for name, slices in drivers.items():
-        yield from _lanes(DRIVER_PID, name, name, slices, tids, threads)
-    pids: dict[tuple[str, int], int] = {}
-    for key in sorted(ranks, key=lambda one: (trace.groups.index(one.group), one.epoch, one.rank)):
-        if (key.group, key.epoch) not in pids:
-            pid = pids[key.group, key.epoch] = DRIVER_PID + 1 + len(pids)
-            epoch = f" (epoch {key.epoch})" if key.epoch else ""
-            yield from _process(pid, f"group {key.group}{epoch}", pid)
-        label = _label(trace, key)
-        yield from _lanes(pids[key.group, key.epoch], key, label, ranks[key], tids, threads)
-    for name, slices in drivers.items():
-        yield from (_slice(one, DRIVER_PID, tids[name, one.lane], trace.began) for one in slices)
-    for key, slices in ranks.items():
-        pid = pids[key.group, key.epoch]
-        yield from (_slice(one, pid, tids[key, one.lane], trace.began) for one in slices)
+    """Return the events of the file: names first, then slices, counters and arrows."""
+    tracks = drawn_tracks(trace)
+    tids = itertools.count(1)
+    pids: dict[tuple[bool, str], int] = {(True, "driver"): DRIVER_PID}
+    threads: dict[tuple[TrackKey | str, int], dict[str, int]] = {}
+    yield from _metadata("process", {"pid": DRIVER_PID, "tid": 0}, f"driver {trace.host} ({trace.pid})", 0)
+    for track in tracks:
+        process = (isinstance(track.key, str), track.group)
+        if process not in pids:
+            pids[process] = len(pids) + 1
+            group = {"pid": pids[process], "tid": 0}
+            yield from _metadata("process", group, f"group {track.group}", pids[process])
+        name = " · ".join([track.label, *([track.place, str(track.pid)] if track.place else [])])
+        for lane in range(max((one.lane for one in track.slices), default=0) + 1):
+            threads[track.key, lane] = thread = {"pid": pids[process], "tid": next(tids)}
+            label = f"{name} ({lane + 1})" if lane else name
+            yield from _metadata("thread", thread, label, thread["tid"])
+    for track in tracks:
+        yield from _slices(track, threads, trace.began)
     for counter in trace.counters:
-        yield from _counted(counter, trace.began)
-    yield from _arrows(trace, drivers, ranks, pids, tids)
+        for index, at in enumerate(counter.at):
+            values = {name: series[index] for name, series in counter.values.items()}
+            place = {"pid": DRIVER_PID, "tid": 0, "ts": (at - trace.began) / 1e3}
+            yield {"ph": "C", "name": counter.name, **place, "args": values}
+    yield from _arrows(trace, tracks, threads)
 
 
-def _counted(counter: Counter, zero: int) -> Iterator[dict[str, Any]]:
-    for place, at in enumerate(counter.at):
-        values = {name: series[place] for name, series in counter.values.items()}
-        yield {
-            "ph": "C",
-            "name": counter.name,
-            "pid": DRIVER_PID,
-            "tid": 0,
-            "ts": (at - zero) / 1e3,
-            "args": values,
-        }
+def _metadata(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", **thread, "name": f"{kind}_name", "args": {"name": name}}
+    yield {"ph": "M", **thread, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
-def _label(trace: Trace, key: TrackKey) -> str:
-    track = next((one for one in trace.tracks if one.key == key), None)
-    return f"rank {key.rank}" + (f" · {track.place} · {track.pid}" if track else "")
-
-
-def _process(pid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
-    yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": order}}
-
-
-def _lanes(
-    pid: int,
-    key: Any,
-    label: str,
-    slices: list[Slice],
-    tids: dict[tuple[Any, int], int],
-    threads: Iterator[int],
+def _slices(
+    track: DrawnTrack, threads: dict[tuple[TrackKey | str, int], dict[str, int]], zero: int
 ) -> Iterator[dict[str, Any]]:
-    """A thread for each lane of a track, made known by name."""
-    for lane in range(max((one.lane for one in slices), default=0) + 1):
-        tid = tids[key, lane] = next(threads)
-        name = label if lane == 0 else f"{label} ({lane + 1})"
-        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
-        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
-
-
-def _slice(one: Slice, pid: int, tid: int, zero: int) -> dict[str, Any]:
-    arguments: dict[str, Any] = dict(one.attributes)
-    if one.call is not None:
-        arguments["call"] = one.call
-    if one.error is not None:
-        arguments["error"] = one.error
-    if one.open:
-        arguments["unfinished"] = True
-    made = {
-        "ph": "X",
-        "name": one.name,
-        "cat": one.kind,
-        "pid": pid,
-        "tid": tid,
-        "ts": (one.start - zero) / 1e3,
-        "dur": one.duration / 1e3,
-    }
-    return {**made, "args": arguments} if arguments else made
+    for one in track.slices:
+        more = {"call": one.call, "error": one.error, "unfinished": one.open or None}
+        arguments = one.attributes | {name: value for name, value in more.items() if value is not None}
+        times = {"ts": (one.start - zero) / 1e3, "dur": one.duration / 1e3}
+        event = {"ph": "X", "name": one.name, "cat": one.kind, **threads[track.key, one.lane], **times}
+        yield {**event, "args": arguments} if arguments else event
 
 
 def _arrows(
-    trace: Trace,
-    drivers: dict[str, list[Slice]],
-    ranks: dict[TrackKey, list[Slice]],
-    pids: dict[tuple[str, int], int],
-    tids: dict[tuple[Any, int], int],
+    trace: Trace, tracks: list[DrawnTrack], threads: dict[tuple[TrackKey | str, int], dict[str, int]]
 ) -> Iterator[dict[str, Any]]:
-    """From the driver to each rank, and from a call whose result is an argument to the call that got it."""
+    """Return the arrows from the driver to each rank, and from a call to the call that got its result by reference."""
     numbers = itertools.count(1)
     calls = {call.id: call for call in trace.calls}
-    on_driver = {
-        one.call: (DRIVER_PID, tids[group, one.lane])
-        for group, slices in drivers.items()
-        for one in slices
+    threads_of_calls = {
+        (track.key, one.call): threads[track.key, one.lane]
+        for track in tracks
+        for one in track.slices
         if one.kind == "call"
     }
-    on_rank = {
-        (key, one.call): (pids[key.group, key.epoch], tids[key, one.lane])
-        for key, slices in ranks.items()
-        for one in slices
-        if one.kind == "call"
-    }
+
+    def arrow(name: str, start: dict[str, int], start_at: int, end: dict[str, int], end_at: int) -> Any:
+        common = {"id": next(numbers), "name": name, "cat": "flow"}
+        yield {"ph": "s", **common, **start, "ts": (min(start_at, end_at) - trace.began) / 1e3}
+        yield {"ph": "f", "bp": "e", **common, **end, "ts": (end_at - trace.began) / 1e3}
+
     for call in trace.calls:
         for index, part in enumerate(call.parts):
-            target = on_rank.get((call.key(part), call.id))
-            if target is None or part.received is None:
+            if part.received is None:
                 continue
-            yield from _arrow(
-                next(numbers),
-                "call",
-                on_driver[call.id],
-                part.sent or call.began,
-                target,
-                part.received,
-                trace.began,
+            rank = threads_of_calls[call.key(part), call.id]
+            yield from arrow(
+                "call", threads_of_calls[call.group, call.id], part.sent or call.began, rank, part.received
             )
-            for source in sources_of(call, index, calls):
-                start = on_rank.get((calls[source[0].id].key(source[1]), source[0].id))
-                at = source[1].returned
-                if start is not None and at is not None:
-                    yield from _arrow(next(numbers), "result", start, at, target, part.received, trace.began)
-
-
-def _arrow(
-    number: int,
-    name: str,
-    start: tuple[int, int],
-    start_at: int,
-    end: tuple[int, int],
-    end_at: int,
-    zero: int,
-) -> Iterator[dict[str, Any]]:
-    common = {"id": number, "name": name, "cat": "flow"}
-    yield {"ph": "s", **common, "pid": start[0], "tid": start[1], "ts": (min(start_at, end_at) - zero) / 1e3}
-    yield {"ph": "f", "bp": "e", **common, "pid": end[0], "tid": end[1], "ts": (end_at - zero) / 1e3}
+            for source, source_part in sources_of(call, index, calls):
+                start = threads_of_calls.get((source.key(source_part), source.id))
+                if start is not None and source_part.returned is not None:
+                    yield from arrow("result", start, source_part.returned, rank, part.received)

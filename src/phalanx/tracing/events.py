@@ -1,18 +1,22 @@
-"""What a trace is made of: calls, the share of each rank in them, spans, and the tracks that they lie on. Values only.
+"""The events of a trace: calls with the part of each rank, spans and counters, on tracks. Values only.
 
-All times are whole nanoseconds of the driver's wall clock. None stands for what has not happened, or what nobody
-saw: the end of a call on a rank that was killed in it, the arrival of a result that was never asked for.
+All times are whole nanoseconds of the driver's wall clock. None stands for an event that has not happened, or that
+was not seen: the end of a call on a rank that was killed in it, the arrival of a result that was never asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from phalanx.wire.method_names import full_name
 
-#: Name under which the constructors of a group stand in a trace.
+#: Name of the constructors of a group in a trace.
 STARTING = "__init__"
+
+#: The times of a part, in their order.
+PART_TIMES = ("encoded", "sent", "received", "started", "finished", "returned", "fetched")
 
 
 class TrackKey(NamedTuple):
@@ -37,18 +41,18 @@ class Track:
 
     @property
     def place(self) -> str:
-        """The accelerator that it had, or its process."""
+        """The accelerator that it had, or its host."""
         return f"{self.host} GPU {','.join(self.accelerators)}" if self.accelerators else f"{self.host} CPU"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """One rank's share of a call.
+    """One rank's part of a call.
 
     ``encoded``: its message was ready; ``sent``: the backend had it; ``received``: the rank took it up; ``started``:
     its arguments were there, the method began; ``finished``: the method was over; ``returned``: its output was
-    encoded, the rank was free; ``fetched``: the driver had the output. ``items`` is how many it yielded, where its
-    items were to come one by one.
+    encoded, the rank was free; ``fetched``: the driver had the output. ``items`` is the number of items that it
+    streamed.
     """
 
     rank: int
@@ -66,10 +70,13 @@ class Part:
     items: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """One call of a group. ``asked`` is when somebody began to wait for its value, ``ended`` when they had it or its
-    error. ``sources`` are the ids of calls whose results are its arguments by reference."""
+    """One call of a group.
+
+    ``asked`` is when a thread began to wait for its value, ``ended`` when it had the value or the error. ``sources``
+    are the ids of calls whose results are its arguments by reference.
+    """
 
     id: int
     group: str
@@ -84,7 +91,7 @@ class Call:
     stored_bytes: int = 0
     error: str | None = None
     sources: tuple[int, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: Sequence[Part] = ()
 
     @property
     def name(self) -> str:
@@ -99,36 +106,42 @@ class Call:
     @property
     def returned(self) -> int | None:
         """When the last rank was through; None while one is not."""
-        times = [part.returned for part in self.parts]
-        known = [time for time in times if time is not None]
-        return max(known) if known and len(known) == len(times) else None
+        times = [part.returned or 0 for part in self.parts]
+        return max(times) if times and all(times) else None
 
     @property
     def fetched(self) -> int | None:
-        """When the last output was in the driver's hands."""
+        """When the last output was on the driver."""
         return max((part.fetched for part in self.parts if part.fetched is not None), default=None)
 
     @property
     def last_seen(self) -> int:
         """The latest time that is known of it."""
         own = [self.began, self.planned, self.joined, self.ended]
-        found = [time for part in self.parts for time in _times(part)]
-        return max(time for time in [*own, *found] if time is not None)
+        return max(
+            time or 0 for time in (*own, *(getattr(p, name) for p in self.parts for name in PART_TIMES))
+        )
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of its messages."""
+        return sum(part.message_bytes for part in self.parts)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes that its ranks returned."""
+        return sum(part.result_bytes for part in self.parts)
 
     def key(self, part: Part) -> TrackKey:
-        """The track on which a part of it lies."""
+        """Return the track of a part."""
         return TrackKey(self.group, self.epoch, part.rank)
-
-
-def _times(part: Part) -> tuple[int | None, ...]:
-    return (part.encoded, part.sent, part.received, part.started, part.finished, part.returned, part.fetched)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that the user named, on a rank's track or (``track`` None) on the driver's.
+    """Work that the user named, on a rank's track or (``track`` None) on the driver's.
 
-    ``call`` is the id of the call in which it lies; ``ended`` is None for one that was never left.
+    ``call`` is the id of the call around it; ``ended`` is None for a span that was never left.
     """
 
     name: str
@@ -142,10 +155,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """How much there was of something, from each time in ``at`` on: what waits in a channel, what an engine draws.
-
-    ``values`` has a series for each thing that is counted, as long as ``at``.
-    """
+    """Quantities over time, such as the items of a channel: ``values`` has a series for each, as long as ``at``."""
 
     name: str
     at: tuple[int, ...]
@@ -154,7 +164,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How far a host's clock was found to be ahead of the driver's, and by how much that may be wrong, in ns."""
+    """How far a host's clock is ahead of the driver's, and the uncertainty of that, in ns."""
 
     host: str
     offset: int
@@ -163,7 +173,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that was recorded between ``began`` and ``ended``."""
+    """All events between ``began`` and ``ended``."""
 
     began: int
     ended: int
@@ -179,7 +189,6 @@ class Trace:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups in the order in which they first appear."""
-        return tuple(
-            dict.fromkeys([*(track.key.group for track in self.tracks), *(call.group for call in self.calls)])
-        )
+        """The groups in the order of their first appearance."""
+        names = [*(track.key.group for track in self.tracks), *(call.group for call in self.calls)]
+        return tuple(dict.fromkeys(names))

@@ -1,29 +1,45 @@
-"""Traces as files: the suffix chooses the format."""
+"""Files of traces: the suffix chooses the format; ``.json`` and ``.jsonl`` can be read back.
+
+Both contain the events as JSON objects: the head, then tracks, calls, spans and counters. Times of calls and spans are
+relative to the start of the trace and times of parts to the start of their call, so that files of long runs stay small.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.tracing import chrome, html
-from phalanx.tracing.entries import from_entries
-from phalanx.tracing.events import Trace
+from phalanx.tracing.events import PART_TIMES, Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
 
-CHROME, LINES, HTML = ".json", ".jsonl", ".html"
-SUFFIXES = (CHROME, LINES, HTML)
+SUFFIXES = (".json", ".jsonl", ".html")
 _PERFETTO = (".pftrace", ".perfetto-trace")
+_FORMAT = "phalanx-trace"
+_VERSION = 1
+_HEAD = ("began", "ended", "host", "pid", "title", "notes")
+_CALL_TIMES = ("planned", "asked", "joined", "ended")
+_PART_FIELDS: tuple[str, ...] = (
+    "rank",
+    *PART_TIMES,
+    "message_bytes",
+    "argument_bytes",
+    "result_bytes",
+    "error",
+    "items",
+)
 
 
 def check_path(path: Path) -> None:
-    """Raise unless a trace can be written in the format that the suffix names.
+    """Check that the suffix names a format.
 
     Raises:
-        DeclarationError: no such format.
+        DeclarationError: if it does not.
     """
     if path.suffix in _PERFETTO:
         raise DeclarationError(
@@ -36,10 +52,10 @@ def check_path(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise unless a file can be made beside where a trace is to be written; makes the folder.
+    """Check that a file can be made in the folder of a trace; make the folder.
 
     Raises:
-        DeclarationError: it cannot, with the system's reason.
+        DeclarationError: if it cannot, with the system's reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,51 +69,132 @@ def check_writable(path: Path) -> None:
 
 
 def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None = None) -> Path:
-    """Write a trace; the file is there as a whole or not at all. ``charts`` are curves for an HTML report.
+    """Write a trace, completely or not at all. ``charts`` are curves for an HTML report.
 
     Raises:
         DeclarationError: as :func:`check_path`.
-        OSError: the file cannot be written.
+        OSError: if the file cannot be written.
     """
     check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
+    if path.suffix == ".html":
+        texts = html.to_html(trace, charts or {})
+    elif path.suffix == ".json":
+        texts = chrome.to_chrome(trace, lines)
+    else:
+        texts = (f"{line}\n" for line in lines)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(_texts(trace, path.suffix, charts or {}))
-        part.replace(path)
+        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(texts)
+        unfinished.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return path
 
 
-def _texts(trace: Trace, suffix: str, charts: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    if suffix == HTML:
-        return html.to_html(trace, charts)
-    return chrome.to_chrome(trace) if suffix == CHROME else chrome.to_jsonl(trace)
-
-
 def load(path: Path) -> Trace:
-    """The trace in a file that was written as ``.json`` or ``.jsonl``.
+    """Read the trace in a file that was written as ``.json`` or ``.jsonl``.
 
     Raises:
-        DeclarationError: it is not a trace of phalanx, or one in a format that cannot be read back.
-        OSError: it cannot be read.
+        DeclarationError: if it is not a trace of phalanx, or in a format that cannot be read back.
+        OSError: if it cannot be read.
     """
-    if path.suffix not in (CHROME, LINES):
+    if path.suffix not in (".json", ".jsonl"):
         raise DeclarationError(
             f"{path}: expected a trace that px.trace wrote as .json or .jsonl; the other formats are for viewers only"
         )
-    return from_entries(_entries(path), str(path))
-
-
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
-            if path.suffix == LINES:
-                yield from (json.loads(line) for line in file if line.strip())
+            if path.suffix == ".jsonl":
+                content: Any = [json.loads(line) for line in file if line.strip()]
             else:
                 content = json.load(file)
-                yield from content.get("phalanx", ()) if isinstance(content, dict) else ()
-    except (ValueError, UnicodeDecodeError) as error:
+                content = content.get("phalanx", ()) if isinstance(content, dict) else ()
+    except ValueError as error:  # of JSON or of UTF-8
         raise DeclarationError(f"{path} is no JSON, or it was cut off: {error}") from error
+    return from_entries(content, str(path))
+
+
+def entries(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Return a trace as plain data: its head, then tracks, calls, spans and counters."""
+    head = {name: getattr(trace, name) for name in _HEAD}
+    clocks = [asdict(clock) for clock in trace.clocks]
+    yield {"kind": _FORMAT, "version": _VERSION, **head, "clocks": clocks}
+    for track in trace.tracks:
+        yield {"kind": "track", **_values(track)}
+    for call in trace.calls:
+        values = _moved(_values(call), _CALL_TIMES, -call.began)
+        parts = [list(_moved(_values(part), PART_TIMES, -call.began).values()) for part in call.parts]
+        yield {"kind": "call", **_moved(values, ("began",), -trace.began), "parts": parts}
+    for span in trace.spans:
+        yield {"kind": "span", **_moved(_values(span), ("began", "ended"), -trace.began)}
+    for counter in trace.counters:
+        yield {"kind": "counter", **_values(counter), "at": [time - trace.began for time in counter.at]}
+
+
+def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
+    """Return the trace of :func:`entries`; entries of unknown kinds are left out.
+
+    Raises:
+        DeclarationError: if they are not of a trace; ``where`` names in the message what was read.
+    """
+    try:
+        return _trace(iter(entries), where)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DeclarationError(
+            f"{where} is not a trace of phalanx, or it is damaged: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _trace(entries: Iterator[dict[str, Any]], where: str) -> Trace:
+    head = next(entries, None)
+    if head is None:
+        raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
+    if head["kind"] != _FORMAT:
+        raise DeclarationError(
+            f"{where} does not begin as a trace of phalanx does; expected one that px.trace(...) wrote"
+        )
+    if head["version"] != _VERSION:
+        raise DeclarationError(
+            f"{where} was written by another version of phalanx (format {head['version']}, here {_VERSION}); read it "
+            "with that version"
+        )
+    zero = head["began"]
+    read: dict[str, list[Any]] = {"track": [], "call": [], "span": [], "counter": []}
+    for entry in entries:
+        kind = entry["kind"]
+        values = {name: value for name, value in entry.items() if name != "kind"}
+        if kind == "track":
+            values["key"], values["accelerators"] = TrackKey(*entry["key"]), tuple(entry["accelerators"])
+            read[kind].append(Track(**values))
+        elif kind == "call":
+            began = values["began"] = entry["began"] + zero
+            parts = [dict(zip(_PART_FIELDS, part, strict=False)) for part in entry["parts"]]
+            values["parts"] = tuple(Part(**_moved(part, PART_TIMES, began)) for part in parts)
+            values["sources"] = tuple(entry["sources"])
+            read[kind].append(Call(**_moved(values, _CALL_TIMES, began)))
+        elif kind == "span":
+            values["track"] = None if entry["track"] is None else TrackKey(*entry["track"])
+            read[kind].append(Span(**_moved(values, ("began", "ended"), zero)))
+        elif kind == "counter":
+            values["at"] = tuple(time + zero for time in entry["at"])
+            values["values"] = {name: tuple(series) for name, series in entry["values"].items()}
+            read[kind].append(Counter(**values))
+    events: dict[str, Any] = {f"{kind}s": tuple(found) for kind, found in read.items()}
+    events |= {name: head[name] for name in _HEAD}
+    events["clocks"], events["notes"] = (
+        tuple(Clock(**clock) for clock in head["clocks"]),
+        tuple(head["notes"]),
+    )
+    return Trace(**events)
+
+
+def _values(event: Any) -> dict[str, Any]:
+    return {field.name: getattr(event, field.name) for field in fields(event)}
+
+
+def _moved(values: dict[str, Any], names: Sequence[str], by: int) -> dict[str, Any]:
+    """Return the values with some times, those that are known, later by ``by``."""
+    return values | {name: values[name] + by for name in names if values[name] is not None}

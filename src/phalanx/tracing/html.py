@@ -4,21 +4,57 @@ from __future__ import annotations
 
 import datetime
 import html
+import itertools
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
-from phalanx.tracing.charts import counter_charts, user_charts
-from phalanx.tracing.events import STARTING, Call, Trace
-from phalanx.tracing.slices import Slice, driver_slices, rank_slices
+from phalanx.tracing.counters import resampled
+from phalanx.tracing.events import STARTING, Trace
+from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import Summary, summarize
 
 _KINDS = {"call": 0, "phase": 1, "span": 2}
+_PALETTE = (
+    "#4c78d0", "#e0913a", "#489e68", "#9a72c9", "#2b9ca3",
+    "#c39a1f", "#d06aa0", "#94704f", "#5fa9da", "#84933a",
+)  # fmt: skip
+_PHASES = {
+    "await results": "#d5dae1",
+    "arguments": "#d7b04a",
+    "return": "#7fb6d9",
+    "plan": "#b79ce0",
+    "send": "#8fb7e8",
+    "start processes": "#8fb7e8",
+    "wait": "#b9c1cc",
+    "in the background": "#d5dae1",
+    "fetch": "#7fc4a0",
+    "join": "#e0a56b",
+}
+_FIRST, _GAP, _HEADING = 16, 4, 24  # heights in the timeline: of a call, between tracks, of a group's name
 _MANY_SLICES = 150_000
 _SHORT_NS = 100_000
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 640, 220, 10, 26, 8  # of a chart
+_DIGIT_WIDTH = 8  # of a digit of the largest font of labels
+_POINTS = 320
+_RANK_COUNTER = re.compile(r"^(.*) rank (\d+)$")
+_TIMELINE = """<section class="card">
+<div class="bar"><h2>Timeline</h2>
+<span class="soft">drag to move, Ctrl + wheel to zoom, click for a call's ranks, double-click to fill the view</span>
+<button id="in" title="zoom in (W)">+</button>
+<button id="out" title="zoom out (S)">&minus;</button>
+<button id="all" title="all (0)">all</button></div>
+<div class="legend">{legend}</div>
+<canvas class="axis"></canvas>
+<div class="view" tabindex="0" aria-label="timeline"><canvas></canvas><div class="labels">{labels}</div></div>
+<div class="chosen"></div>
+</section>
+"""
 
 
 def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -> Iterator[str]:
@@ -30,27 +66,27 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
     """
     summary = summarize(trace)
     title = html.escape(trace.title or "Trace")
+    when = datetime.datetime.fromtimestamp(trace.began / 1e9).astimezone()
+    below = html.escape(f"{when:%Y-%m-%d %H:%M:%S %Z}, driver {trace.host}, process {trace.pid}")
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield f'<title>{title}</title>\n<link rel="icon" href="data:,">\n'
     yield f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>\n"
-    yield _header(trace, title)
-    yield _tiles(trace, summary)
-    if summary.notes:
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in summary.notes)
-        yield f'<div class="card notes">{notes}</div>\n'
-    curves = "".join(user_charts(charts or {}))
-    if curves:
-        yield f'<section class="card charts">{curves}</section>\n'
-    yield _TIMELINE
-    counted = "".join(counter_charts(trace))
-    if counted:
-        yield f'<section class="card charts many">{counted}</section>\n'
+    yield f'<header><div><h1>{title}</h1><div class="soft">{below}</div></div>'
+    yield f'<button id="theme" title="light or dark">◐</button></header>\n{_tiles(trace, summary)}'
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in summary.notes)
+    curves = "".join(line_chart(name, {"": list(values)}) for name, values in (charts or {}).items())
+    counted = "".join(_counter_charts(trace))
+    data, labels = _timeline(trace)
+    yield f'<div class="card notes">{notes}</div>\n' if notes else ""
+    yield f'<section class="card charts">{curves}</section>\n' if curves else ""
+    yield _TIMELINE.format(legend=_legend(data), labels=labels)
+    yield f'<section class="card charts many">{counted}</section>\n' if counted else ""
     if summary.table.rows:
         heading = f"<h2>{html.escape(summary.table.title)}</h2>"
         yield f'<section class="card">{heading}<div class="wide">{_table(summary.table)}</div></section>\n'
     yield '</main>\n<div class="tip"></div>\n<script type="application/json" id="data">'
-    yield json.dumps(_data(trace), separators=(",", ":"), default=str).replace("<", "\\u003c")
+    yield json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c")
     yield f"</script>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
 
 
@@ -58,149 +94,24 @@ def _asset(name: str) -> str:
     return files("phalanx.tracing").joinpath("page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _header(trace: Trace, title: str) -> str:
-    when = datetime.datetime.fromtimestamp(trace.began / 1e9).astimezone()
-    below = f"{when:%Y-%m-%d %H:%M:%S %Z}, driver {trace.host}, process {trace.pid}"
-    return (
-        f'<header><div><h1>{title}</h1><div class="soft">{html.escape(below)}</div></div>'
-        '<button id="theme" title="light or dark">◐</button></header>\n'
-    )
-
-
 def _tiles(trace: Trace, summary: Summary) -> str:
     calls = [call for call in trace.calls if call.method != STARTING]
     failed = sum(call.error is not None for call in calls)
-    sent = sum(call.stored_bytes + sum(part.message_bytes for part in call.parts) for call in calls)
-    returned = sum(part.result_bytes for call in calls for part in call.parts)
-    tiles = [
-        (_seconds(trace.ended - trace.began), "traced"),
-        (f"{len(calls):,}", "calls"),
-        (f"{failed:,}", "failed"),
-        (f"{len(trace.tracks):,}", "ranks"),
-        (size(sent), "to ranks"),
-        (size(returned), "from ranks"),
-    ]
+    tiles = {
+        "traced": _seconds(trace.ended - trace.began),
+        "calls": f"{len(calls):,}",
+        "failed": f"{failed:,}",
+        "ranks": f"{len(trace.tracks):,}",
+        "to ranks": size(sum(call.stored_bytes + call.message_bytes for call in calls)),
+        "from ranks": size(sum(call.result_bytes for call in calls)),
+    }
     if summary.idle:
-        mean = sum(summary.idle.values()) / len(summary.idle)
-        tiles.append((f"{mean:.0f} %", "idle, mean of ranks"))
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile{" bad" if name == "failed" and failed else ""}"><b>{html.escape(value)}</b>'
-            f"<span>{html.escape(name)}</span></div>"
-            for value, name in tiles
-        )
-        + "</div>\n"
+        tiles["idle, mean of ranks"] = f"{sum(summary.idle.values()) / len(summary.idle):.0f} %"
+    texts = (
+        f'<div class="tile{" bad" if name == "failed" and failed else ""}"><b>{value}</b><span>{name}</span></div>'
+        for name, value in tiles.items()
     )
-
-
-_TIMELINE = """<section class="card">
-<div class="bar"><h2>Timeline</h2>
-<span class="soft">drag to move, Ctrl + wheel to zoom, click for a call's ranks, double-click to fill the view</span>
-<button id="in" title="zoom in (W)">+</button>
-<button id="out" title="zoom out (S)">&minus;</button>
-<button id="all" title="all (0)">all</button></div>
-<div class="legend"></div>
-<canvas class="axis"></canvas>
-<div class="view" tabindex="0" aria-label="timeline"><canvas></canvas><div class="labels"></div></div>
-<div class="chosen"></div>
-</section>
-"""
-
-
-def _table(table: Table) -> str:
-    numeric = [
-        all(row[i] is None or isinstance(row[i], int | float) for row in table.rows)
-        for i in range(len(table.columns))
-    ]
-    kinds = ["number" if is_number else "text" for is_number in numeric]
-    head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in zip(table.columns, kinds, strict=True))
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}">{_cell(name, value)}</td>'
-            for name, value, kind in zip(table.columns, row, kinds, strict=True)
-        )
-        + "</tr>"
-        for row in table.rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(column: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, int | float):
-        return size(int(value)) if "bytes" in column else _number(value)
-    return html.escape(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
-
-
-def _data(trace: Trace) -> dict[str, Any]:
-    """What the page's script draws."""
-    drivers, ranks = driver_slices(trace), rank_slices(trace)
-    names: dict[str, int] = {}
-    texts: dict[str, int] = {}
-    count = sum(map(len, drivers.values())) + sum(map(len, ranks.values()))
-    least = _SHORT_NS if count > _MANY_SLICES else 0
-    places = {track.key: track.place for track in trace.tracks}
-    tracks: list[dict[str, Any]] = []
-    index_of = {call.id: index for index, call in enumerate(trace.calls)}
-
-    def add(group: str, label: str, place: str, slices: Sequence[Slice], driver: bool) -> None:
-        kept = [one for one in slices if one.kind != "phase" or one.duration >= least]
-        flat = [number for one in kept for number in _numbers(one, trace.began, names, texts, index_of)]
-        facts = {str(i): one.attributes for i, one in enumerate(kept) if one.attributes}
-        tracks.append(
-            {"group": group, "label": label, "place": place, "slices": flat, "facts": facts, "driver": driver}
-        )
-
-    for name, slices in drivers.items():
-        add("driver", name, "", slices, True)
-    order = {group: index for index, group in enumerate(trace.groups)}
-    for key in sorted(ranks, key=lambda one: (order.get(one.group, 0), one.epoch, one.rank)):
-        group = f"{key.group} (epoch {key.epoch})" if key.epoch else key.group
-        add(group, f"rank {key.rank}", places.get(key, ""), ranks[key], False)
-    methods = dict.fromkeys(names[call.name] for call in trace.calls if call.name in names)
-    called = (call.began - trace.began for call in trace.calls if call.method != STARTING)
-    return {
-        "length": trace.ended - trace.began,
-        "first": max(0, min(called, default=0)),
-        "names": list(names),
-        "methods": list(methods),
-        "texts": list(texts),
-        "tracks": tracks,
-        "calls": [_facts(call) for call in trace.calls],
-    }
-
-
-def _numbers(
-    one: Slice, zero: int, names: dict[str, int], texts: dict[str, int], index_of: Mapping[int, int]
-) -> tuple[int, ...]:
-    name = names.setdefault(one.name, len(names))
-    text = -1 if one.error is None else texts.setdefault(one.error, len(texts))
-    call = index_of.get(one.call, -1) if one.call is not None else -1
-    return (
-        one.start - zero,
-        one.duration,
-        one.lane,
-        one.depth,
-        name,
-        _KINDS[one.kind],
-        call,
-        int(one.open),
-        text,
-    )
-
-
-def _facts(call: Call) -> dict[str, Any]:
-    return {
-        "group": call.group,
-        "name": call.name,
-        "ranks": len(call.parts),
-        "sent": sum(part.message_bytes for part in call.parts),
-        "stored": call.stored_bytes,
-        "back": sum(part.result_bytes for part in call.parts),
-    }
+    return f'<div class="tiles">{"".join(texts)}</div>\n'
 
 
 def _seconds(ns: int) -> str:
@@ -210,10 +121,196 @@ def _seconds(ns: int) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _number(value: float) -> str:
-    if isinstance(value, int) or value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+def _table(table: Table) -> str:
+    columns = list(zip(*table.rows, strict=True))
+    kinds = ["number" if all(_is_number(value) for value in column) else "text" for column in columns]
+    head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in zip(table.columns, kinds, strict=True))
+    rows = (
+        "".join(
+            f'<td class="{kind}">{_cell(name, value)}</td>'
+            for name, value, kind in zip(table.columns, row, kinds, strict=True)
+        )
+        for row in table.rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-__all__ = ["to_html"]
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int | float):
+        if "bytes" in column:
+            return size(int(value))
+        return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
+    return html.escape(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+
+
+def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
+    """Return the data that the page's script draws, and the labels of its rows.
+
+    Texts are numbered, and a slice is nine numbers: start, duration, lane, depth, name, kind, call, open, error.
+    """
+    drawn = drawn_tracks(trace)
+    names: dict[str, int] = {}
+    texts: dict[str, int] = {}
+    least = _SHORT_NS if sum(len(track.slices) for track in drawn) > _MANY_SLICES else 0
+    numbers = {call.id: number for number, call in enumerate(trace.calls)}
+
+    def flat(one: Slice) -> tuple[int, ...]:
+        name = names.setdefault(one.name, len(names))
+        text = -1 if one.error is None else texts.setdefault(one.error, len(texts))
+        call = -1 if one.call is None else numbers.get(one.call, -1)
+        place = (one.start - trace.began, one.duration, one.lane, one.depth)
+        return (*place, name, _KINDS[one.kind], call, int(one.open), text)
+
+    rows: list[dict[str, Any]] = []
+    labels: list[str] = []
+    top, striped, nested = 0, False, 6 if len(drawn) > 24 else 12
+    for track in drawn:
+        if not rows or rows[-1]["group"] != track.group:
+            rows.append({"group": track.group, "top": top, "height": _HEADING, "heading": True})
+            labels.append(f'<div class="group" style="top:{top + 5}px">{html.escape(track.group)}</div>')
+            top, striped = top + _HEADING, True
+        kept = [one for one in track.slices if one.kind != "phase" or one.duration >= least]
+        lane = _FIRST + nested * max((one.depth for one in kept), default=0) + _GAP
+        height, striped = lane * (1 + max((one.lane for one in kept), default=0)), not striped
+        label, where = html.escape(track.label), html.escape(track.place)
+        labels.append(
+            f'<div class="track" data-track="{label}" title="{label} {where}" style="top:{top + 1}px">{label} '
+            f"<small>{where}</small></div>"
+        )
+        row = {
+            "group": track.group,
+            "label": track.label,
+            "place": track.place,
+            "driver": isinstance(track.key, str),
+        }
+        row |= {"top": top, "height": height, "lane": lane, "striped": striped}
+        row |= {"slices": [number for one in kept for number in flat(one)]}
+        row |= {"facts": {str(number): one.attributes for number, one in enumerate(kept) if one.attributes}}
+        rows.append(row)
+        top += height
+    called = [call.began - trace.began for call in trace.calls if call.method != STARTING]
+    methods = dict.fromkeys(call.name for call in trace.calls if call.name in names)
+    colors = {names[phase]: color for phase, color in _PHASES.items() if phase in names}
+    colors |= {
+        names[method]: color for method, color in zip(methods, itertools.cycle(_PALETTE), strict=False)
+    }
+    page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
+    page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
+    return {**page, "texts": list(texts), "rows": rows, "total": top, "calls": _call_facts(trace)}, "".join(
+        labels
+    )
+
+
+def _call_facts(trace: Trace) -> list[dict[str, Any]]:
+    return [
+        {
+            "group": call.group,
+            "name": call.name,
+            "ranks": len(call.parts),
+            "sent": call.message_bytes,
+            "stored": call.stored_bytes,
+            "back": call.result_bytes,
+        }
+        for call in trace.calls
+    ]
+
+
+def _legend(data: dict[str, Any]) -> str:
+    """Return the colors of methods, which can be faded, and of phases."""
+    parts: list[str] = []
+    for number in [*data["methods"], *(number for number in data["colors"] if number not in data["methods"])]:
+        name, box = html.escape(data["names"][number]), f'<i style="background:{data["colors"][number]}"></i>'
+        button = f'<button data-name="{number}" title="show or fade {name}">{box}{name}</button>'
+        parts.append(button if number in data["methods"] else f"<span>{box}{name}</span>")
+    return "".join(parts)
+
+
+def _counter_charts(trace: Trace) -> Iterator[str]:
+    """Return a chart for each series of the trace's counters, with a line per rank that counts it."""
+    seconds = (trace.ended - trace.began) / 1e9
+    charts: dict[str, dict[str, list[float]]] = {}
+    for counter in trace.counters:
+        of_rank = _RANK_COUNTER.match(counter.name)
+        name, label = (of_rank[1], f"rank {of_rank[2]}") if of_rank else (counter.name, "")
+        for series, values in counter.values.items():
+            curve = resampled(counter.at, values, trace.began, trace.ended, _POINTS)
+            charts.setdefault(f"{name}: {series}, over {seconds:.3g} s", {})[label] = curve
+    for title, lines in charts.items():
+        yield line_chart(title, lines, seconds)
+
+
+def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float | None = None) -> str:
+    """Return a chart of some lines as SVG.
+
+    Args:
+        title: of the chart.
+        lines: values at equal distances, by label. A single line without a label is drawn with its running mean.
+        seconds: length of the horizontal axis; None: the values are numbered from 1.
+    """
+    heading = f'<div class="chart"><h2>{html.escape(title)}</h2>'
+    known = [value for values in lines.values() for value in values if math.isfinite(value)]
+    if not known:
+        return f'{heading}<p class="soft">no values</p></div>'
+    low, high = min([*known, 0.0]), max(known)
+    marks = _marks(low, high if high > low else low + 1.0, 4)
+    left = max(46, 12 + _DIGIT_WIDTH * max(len(_label(mark)) for mark in marks))
+    last = max(1, max(len(values) for values in lines.values()) - 1)
+
+    def x(index: float) -> float:
+        return left + (_WIDTH - left - _RIGHT) * index / last
+
+    def y(value: float) -> float:
+        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (marks[-1] - value) / (marks[-1] - marks[0])
+
+    def polyline(values: Sequence[float], kind: str = "", color: str = "", label: str = "") -> str:
+        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values) if math.isfinite(v))
+        style, name = color and f' style="stroke:{color}"', label and f"<title>{label}</title>"
+        return f'<polyline class="{kind}"{style} points="{points}">{name}</polyline>'
+
+    parts = [heading, f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">']
+    for mark in marks:
+        parts.append(
+            f'<line class="grid" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>'
+        )
+        parts.append(f'<text x="{left - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{_label(mark)}</text>')
+    if seconds:
+        ticks = [(last * at / seconds, _label(at)) for at in _marks(0.0, seconds, 5) if at <= seconds]
+    else:
+        ticks = [(place, str(place + 1)) for place in (round(last * tick / 5) for tick in range(6))]
+    for place, label in ticks:
+        anchor = "end" if place > 0.97 * last else "middle"
+        parts.append(f'<text x="{x(place):.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{label}</text>')
+    if list(lines) == [""]:
+        return "".join([*parts, polyline(lines[""], "each"), polyline(_means(lines[""])), "</svg></div>"])
+    keys: list[str] = []
+    for (label, values), color in zip(lines.items(), itertools.cycle(_PALETTE), strict=False):
+        parts.append(polyline(values, "", color, label))
+        keys.append(f'<span><i style="background:{color}"></i>{label}</span>')
+    return "".join([*parts, f'</svg><div class="keys">{"".join(keys)}</div></div>'])
+
+
+def _means(values: Sequence[float]) -> list[float]:
+    """Return the running means of values."""
+    window = max(1, len(values) // 30)
+    spans = (values[max(0, i - window + 1) : i + 1] for i in range(len(values)))
+    return [sum(span) / len(span) for span in spans]
+
+
+def _marks(low: float, high: float, parts: int) -> list[float]:
+    """Return round numbers at even distances, about ``parts`` of them, from at most ``low`` to at least ``high``."""
+    rough = (high - low) / parts
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [step * place for place in range(math.floor(low / step), math.ceil(high / step - 1e-9) + 1)]
+
+
+def _label(value: float) -> str:
+    """Return the label of a number at an axis: 0.25, 7.5, 12,500."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,10 @@
-"""What the driver notes of a trace while it is on, and how that and the ranks' journals become one :class:`Trace`."""
+"""The events that the driver records while a trace is on, and their merge with those of the ranks into one trace.
+
+Clocks of other hosts are estimated from the messages that went back and forth anyway: a message cannot be taken up
+before it was encoded, nor an output be fetched before it was returned. With a clock that is ``offset`` ahead of the
+driver's, ``returned - fetched <= offset <= received - encoded`` (Cristian, "Probabilistic clock synchronization",
+1989). The tightest bounds of all calls give the estimate, half their distance its uncertainty.
+"""
 
 from __future__ import annotations
 
@@ -9,100 +15,81 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.tracing.clocks import bounds_of, corrected, corrected_span, estimate
 from phalanx.tracing.counters import Points
 from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
-from phalanx.tracing.span_writer import Reading, describe, plain
+from phalanx.tracing.span_writer import SpanLog, describe, plain
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
 LIMIT = 2_000_000
 
 
-class Draft:
-    """A call while it is under way: times are put down here, one attribute each."""
+@dataclass(eq=False)
+class TracedEpoch:
+    """One epoch of a group: its tracks, and the content of its ranks' files.
 
-    __slots__ = (
-        "__weakref__",
-        "asked",
-        "began",
-        "encoded",
-        "ended",
-        "error",
-        "fetched",
-        "id",
-        "joined",
-        "message_bytes",
-        "method",
-        "number",
-        "place",
-        "planned",
-        "ranks",
-        "role",
-        "sent",
-        "sources",
-        "stored_bytes",
-    )
+    ``shares_clock``: its ranks tell the time by the driver's clock, on whichever host they are.
+    """
 
-    def __init__(self, id_: int, place: Place, role: str, method: str, began: int) -> None:
-        self.id = id_
-        self.place = place
-        self.role = role
-        self.method = method
-        self.began = began
-        self.number = 0
-        self.ranks: Sequence[int] = ()
-        self.planned: int | None = None
-        self.asked: int | None = None
-        self.joined: int | None = None
-        self.ended: int | None = None
-        self.error: str | None = None
-        self.stored_bytes = 0
-        self.sources: list[int] = []
-        self.encoded: list[int] = []
-        self.sent: list[int] = []
-        self.message_bytes: list[int] = []
-        self.fetched: dict[int, int] = {}
+    group: str
+    epoch: int
+    shares_clock: bool = False
+    tracks: list[Track] = field(default_factory=list[Track])
+    readings: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
+    notes: list[str] = field(default_factory=list[str])
+
+
+class OpenCall:
+    """A call that is recorded; its times are filled in as it proceeds. ``number`` is its number on the ranks."""
+
+    def __init__(self, call: Call, number: int, of: TracedEpoch) -> None:
+        self.call = call
+        self.number = number
+        self.of = of
+        self._encoding, self._sending = iter(call.parts), iter(call.parts)
 
     def composed(self, nbytes: int) -> None:
-        """The message of the next rank is made, of so many bytes."""
-        self.encoded.append(time.time_ns())
-        self.message_bytes.append(nbytes)
+        """Record that the message of the next rank is made, of ``nbytes`` bytes."""
+        part = next(self._encoding, None)
+        if part is not None:
+            part.encoded, part.message_bytes = time.time_ns(), nbytes
 
     def posted(self) -> None:
-        """It was sent."""
-        self.sent.append(time.time_ns())
+        """Record that the message of the next rank was sent."""
+        part = next(self._sending, None)
+        if part is not None:
+            part.sent = time.time_ns()
 
     def arrived(self, rank: int | None = None) -> None:
-        """The output of a rank is here; None: of all."""
+        """Record that the output of a rank is here; None: of all."""
         now = time.time_ns()
-        for position, one in enumerate(self.ranks):
-            if rank is None or one == rank:
-                self.fetched.setdefault(position, now)
+        for part in self.call.parts:
+            if part.fetched is None and rank in (None, part.rank):
+                part.fetched = now
 
-    def end(self, error: BaseException | None) -> None:
-        """Its value is there, or its error."""
-        self.ended = time.time_ns()
-        self.error = None if error is None else describe(error)
+    def ended(self, error: BaseException | None) -> None:
+        """Record its value or its error."""
+        self.call.ended = time.time_ns()
+        self.call.error = None if error is None else describe(error)
 
-    def parts(self, reading: dict[TrackKey, Reading]) -> Iterable[Part]:
-        """Its parts, with what the ranks' journals say of them."""
-        for position, rank in enumerate(self.ranks):
-            journal = reading.get(TrackKey(self.place.group, self.place.epoch, rank))
-            seen = (journal.parts.get(self.number) if journal else None) or Part(rank)
+    def merged_parts(self) -> Iterator[Part]:
+        """Return its parts, with the times and bytes of the ranks."""
+        for part in self.call.parts:
+            reading = self.of.readings.get(self.call.key(part))
+            seen = (reading.parts.get(self.number) if reading else None) or part
             yield Part(  # not replace(), which takes twice as long: there are as many as ranks, for each call
-                rank,
-                _at(self.encoded, position),
-                _at(self.sent, position),
+                part.rank,
+                part.encoded,
+                part.sent,
                 seen.received,
                 seen.started,
                 seen.finished,
                 seen.returned,
-                self.fetched.get(position),
-                _at(self.message_bytes, position) or 0,
+                part.fetched,
+                part.message_bytes,
                 seen.argument_bytes,
                 seen.result_bytes,
                 seen.error,
@@ -110,53 +97,32 @@ class Draft:
             )
 
 
-def _at(values: Sequence[int], position: int) -> int | None:
-    return values[position] if position < len(values) else None
-
-
-@dataclass
-class Place:
-    """One epoch of a group: its tracks, and what was read of its ranks' journals."""
-
-    group: str
-    epoch: int
-    shares_clock: bool = False
-    """Whether its ranks tell the time by the driver's own clock, wherever they are."""
-    tracks: list[Track] = field(default_factory=list[Track])
-    readings: dict[TrackKey, Reading] = field(default_factory=dict[TrackKey, Reading])
-    notes: list[str] = field(default_factory=list[str])
-
-
 class TraceRecorder:
-    """Everything that this process notes while at least one trace is on. ``id`` names the ranks' journals."""
+    """The events of this process while at least one trace is on. ``id`` names the ranks' files."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.id = secrets.token_hex(4)
         self.dropped = 0
+        self.ids = itertools.count(1)
         self._limit = limit
         self._kept = 0
-        self._ids = itertools.count(1)
-        self._drafts: deque[Draft] = deque()
+        self._calls: deque[OpenCall] = deque()
         self._spans: dict[int, Span] = {}
         self._points: dict[str, Points] = {}
         self._lock = threading.Lock()
 
-    def call(self, place: Place, role: str, method: str, began: int) -> Draft:
-        """Note a call that begins."""
-        return Draft(next(self._ids), place, role, method, began)
-
-    def keep(self, draft: Draft) -> None:
-        """Keep a call whose ranks and number are known."""
+    def keep(self, call: OpenCall) -> None:
+        """Keep a call."""
         with self._lock:
-            self._drafts.append(draft)
-            self._kept += len(draft.ranks)
-            while self._kept > self._limit and len(self._drafts) > 1:
-                self._kept -= len(self._drafts.popleft().ranks)
+            self._calls.append(call)
+            self._kept += len(call.call.parts)
+            while self._kept > self._limit and len(self._calls) > 1:
+                self._kept -= len(self._calls.popleft().call.parts)
                 self.dropped += 1
 
     def enter(self, name: str, attributes: dict[str, Any]) -> int:
-        """Note that a span of the driver begins."""
-        number = next(self._ids)
+        """Record that a span of the driver begins; return the number for :meth:`leave`."""
+        number = next(self.ids)
         with self._lock:
             self._spans[number] = Span(name, time.time_ns(), attributes=plain(attributes))
             if len(self._spans) > self._limit:
@@ -164,153 +130,135 @@ class TraceRecorder:
         return number
 
     def leave(self, number: int, error: BaseException | None) -> None:
-        """Note that it ends."""
+        """Record that a span ends."""
+        text = None if error is None else describe(error)
         with self._lock:
-            found = self._spans.get(number)
-            if found is not None:
-                text = None if error is None else describe(error)
-                self._spans[number] = replace(found, ended=time.time_ns(), error=text)
+            if number in self._spans:
+                self._spans[number] = replace(self._spans[number], ended=time.time_ns(), error=text)
 
     def count(self, name: str, values: Mapping[str, float]) -> None:
-        """Note how much there is of something from now on."""
+        """Record quantities from now on."""
         with self._lock:
             self._points.setdefault(name, Points()).add(time.time_ns(), values)
 
-    def trace(self, places: Sequence[Place], began: int, ended: int, title: str = "") -> Trace:
-        """What was recorded of the calls and spans that began between two times."""
+    def trace(self, epochs: Sequence[TracedEpoch], began: int, ended: int, title: str = "") -> Trace:
+        """Return the calls and spans that began between two times, and the counters."""
         with self._lock:
-            drafts, spans = list(self._drafts), list(self._spans.values())
+            calls, spans = list(self._calls), list(self._spans.values())
             counted = [points.counter(name, began, ended) for name, points in self._points.items()]
-        here = [draft for draft in drafts if began <= draft.began <= ended]
-        seen = [span for span in spans if began <= span.began <= ended]
-        made = assemble(places, here, seen, began, ended, title, self.dropped)
-        return replace(made, counters=(*(one for one in counted if one is not None), *made.counters))
-
-
-def assemble(
-    places: Sequence[Place],
-    drafts: Sequence[Draft],
-    spans: Sequence[Span],
-    began: int,
-    ended: int,
-    title: str = "",
-    dropped: int = 0,
-) -> Trace:
-    """The driver's notes and the ranks' journals as one trace, with the clocks of other hosts corrected."""
-    here = socket.gethostname()
-    readings = {key: reading for place in places for key, reading in place.readings.items()}
-    tracks = {track.key: track for place in places for track in place.tracks}
-    parts = {draft.id: list(draft.parts(readings)) for draft in drafts}
-    apart = [draft for draft in drafts if not draft.place.shares_clock]
-    clocks = _clocks(apart, parts, tracks, here)
-    offsets = {clock.host: clock.offset for clock in clocks}
-
-    def offset(key: TrackKey) -> int:
-        return offsets.get(tracks[key].host, 0) if key in tracks else 0
-
-    calls = [
-        _call(
-            draft,
-            [
-                corrected(part, offset(TrackKey(draft.place.group, draft.place.epoch, part.rank)))
-                for part in parts[draft.id]
-            ],
+        calls = [call for call in calls if began <= call.call.began <= ended]
+        spans = [span for span in spans if began <= span.began <= ended]
+        counters = [counter for counter in counted if counter is not None]
+        notes = [
+            f"The first {self.dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
+        ]
+        return merge(
+            epochs, calls, spans, counters, Trace(began, ended, title=title), notes if self.dropped else ()
         )
-        for draft in drafts
-    ]
-    of_ranks = _spans_of_ranks(readings, drafts, offset, began, ended)
-    called = {(call.group, call.epoch) for call in calls}
-    called |= {(span.track.group, span.track.epoch) for span in of_ranks if span.track is not None}
-    return Trace(
-        began=began,
-        ended=ended,
+
+
+def merge(
+    epochs: Sequence[TracedEpoch],
+    calls: Sequence[OpenCall],
+    spans: Sequence[Span],
+    counters: Sequence[Counter],
+    frame: Trace,
+    notes: Iterable[str] = (),
+) -> Trace:
+    """Return the events of the driver and the ranks as one trace, on the driver's clock.
+
+    ``frame`` has the beginning, the end and the title of the trace.
+    """
+    here = socket.gethostname()
+    readings = {key: reading for epoch in epochs for key, reading in epoch.readings.items()}
+    tracks = {track.key: track for epoch in epochs for track in epoch.tracks}
+    parts = {call.call.id: list(call.merged_parts()) for call in calls}
+    elsewhere: dict[str, list[Part]] = {}
+    for call in calls:
+        for part in () if call.of.shares_clock else parts[call.call.id]:
+            track = tracks.get(call.call.key(part))
+            if track is not None and track.host != here:
+                elsewhere.setdefault(track.host, []).append(part)
+    estimates = [estimate_clock(host, bounding) for host, bounding in elsewhere.items()]
+    clocks = tuple(clock for clock in estimates if clock is not None)
+    by_host = {clock.host: clock.offset for clock in clocks}
+    offsets = {key: by_host[track.host] for key, track in tracks.items() if track.host in by_host}
+    merged: list[Call] = []
+    for call in calls:
+        for part in parts[call.call.id]:
+            _correct(part, offsets.get(call.call.key(part), 0))
+        sources = tuple(dict.fromkeys(call.call.sources))
+        merged.append(replace(call.call, sources=sources, parts=tuple(parts[call.call.id])))
+    rank_spans = list(_rank_spans(readings, calls, offsets, frame))
+    called = {(call.group, call.epoch) for call in merged}
+    called |= {(span.track.group, span.track.epoch) for span in rank_spans if span.track is not None}
+    own_notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
+    if any(reading.full for reading in readings.values()):
+        own_notes.append("A rank wrote more than it may; the rest of its part is left out.")
+    return replace(
+        frame,
         host=here,
         pid=os.getpid(),
-        title=title,
         tracks=tuple(track for key, track in tracks.items() if (key.group, key.epoch) in called),
-        calls=tuple(sorted(calls, key=lambda call: (call.began, call.id))),
-        spans=tuple(sorted([*spans, *of_ranks], key=lambda span: span.began)),
+        calls=tuple(sorted(merged, key=lambda call: (call.began, call.id))),
+        spans=tuple(sorted([*spans, *rank_spans], key=lambda span: span.began)),
         clocks=clocks,
-        counters=_counted(readings, offset, began, ended),
-        notes=tuple(_notes(places, called, readings, dropped)),
+        counters=(*counters, *_rank_counters(readings, offsets, frame)),
+        notes=(*own_notes, *notes),
     )
 
 
-def _spans_of_ranks(
-    readings: Mapping[TrackKey, Reading],
-    drafts: Sequence[Draft],
-    offset: Callable[[TrackKey], int],
-    began: int,
-    ended: int,
-) -> list[Span]:
-    """The spans that ranks noted within these calls, or within no call in this time."""
-    numbers = {(draft.place.group, draft.place.epoch, draft.number): draft.id for draft in drafts}
-    found: list[Span] = []
+def estimate_clock(host: str, parts: Iterable[Part]) -> Clock | None:
+    """Estimate the clock of a host from parts with the times of its ranks; None if one side has no bound.
+
+    Clocks that drift, or are set during the trace, give bounds that contradict each other: the middle is taken then as
+    well, and the uncertainty says how far the bounds are apart.
+    """
+    lows: list[int] = []
+    highs: list[int] = []
+    for part in parts:
+        if part.returned is not None and part.fetched is not None:
+            lows.append(part.returned - part.fetched)
+        if part.received is not None and part.encoded is not None:
+            highs.append(part.received - part.encoded)
+    if not lows or not highs:
+        return None
+    low, high = max(lows), min(highs)
+    return Clock(host, (low + high) // 2, abs(high - low) // 2 + 1)
+
+
+def _correct(part: Part, offset: int) -> None:
+    """Move the rank's times of a part to the driver's clock."""
+    for name in ("received", "started", "finished", "returned") if offset else ():
+        time_ns = getattr(part, name)
+        setattr(part, name, None if time_ns is None else time_ns - offset)
+
+
+def _rank_spans(
+    readings: Mapping[TrackKey, SpanLog],
+    calls: Iterable[OpenCall],
+    offsets: Mapping[TrackKey, int],
+    frame: Trace,
+) -> Iterator[Span]:
+    """Return the spans of ranks within these calls, or outside calls in the time of the trace."""
+    ids = {(call.of.group, call.of.epoch, call.number): call.call.id for call in calls}
     for key, reading in readings.items():
+        offset = offsets.get(key, 0)
         for span in reading.spans:
-            call = numbers.get((key.group, key.epoch, span.call)) if span.call is not None else None
-            moved = corrected_span(replace(span, call=call), offset(key))
-            if call is not None or (span.call is None and began <= moved.began <= ended):
-                found.append(moved)
-    return found
+            call = None if span.call is None else ids.get((key.group, key.epoch, span.call))
+            began, ended = span.began - offset, None if span.ended is None else span.ended - offset
+            if call is not None or (span.call is None and frame.began <= began <= frame.ended):
+                yield replace(span, began=began, ended=ended, call=call)
 
 
-def _notes(
-    places: Sequence[Place],
-    called: Collection[tuple[str, int]],
-    readings: Mapping[TrackKey, Reading],
-    dropped: int,
-) -> Iterable[str]:
-    """What a reader of the trace has to know."""
-    for place in places:
-        if (place.group, place.epoch) in called:
-            yield from place.notes
-    if dropped:
-        yield f"The first {dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
-    if any(reading.full for reading in readings.values()):
-        yield "A rank wrote more than it may; the rest of its part is left out."
-
-
-def _counted(
-    readings: Mapping[TrackKey, Reading], offset: Callable[[TrackKey], int], began: int, ended: int
-) -> tuple[Counter, ...]:
-    """What ranks counted, under the names that they gave it."""
-    found: dict[str, Points] = {}
+def _rank_counters(
+    readings: Mapping[TrackKey, SpanLog], offsets: Mapping[TrackKey, int], frame: Trace
+) -> Iterator[Counter]:
+    points: dict[str, Points] = {}
     for key, reading in readings.items():
         for name, at, values in reading.counts:
-            found.setdefault(name, Points()).add(at - offset(key), values)
-    made = (points.counter(name, began, ended) for name, points in sorted(found.items()))
-    return tuple(one for one in made if one is not None)
-
-
-def _call(draft: Draft, parts: Sequence[Part]) -> Call:
-    return Call(
-        id=draft.id,
-        group=draft.place.group,
-        epoch=draft.place.epoch,
-        role=draft.role,
-        method=draft.method,
-        began=draft.began,
-        planned=draft.planned,
-        asked=draft.asked,
-        joined=draft.joined,
-        ended=draft.ended,
-        stored_bytes=draft.stored_bytes,
-        error=draft.error,
-        sources=tuple(dict.fromkeys(draft.sources)),
-        parts=tuple(parts),
-    )
-
-
-def _clocks(
-    drafts: Sequence[Draft], parts: dict[int, list[Part]], tracks: dict[TrackKey, Track], here: str
-) -> tuple[Clock, ...]:
-    """The clocks of hosts that are not the driver's own."""
-    by_host: dict[str, list[Part]] = {}
-    for draft in drafts:
-        for part in parts[draft.id]:
-            track = tracks.get(TrackKey(draft.place.group, draft.place.epoch, part.rank))
-            if track is not None and track.host != here:
-                by_host.setdefault(track.host, []).append(part)
-    found = (estimate(host, map(bounds_of, given)) for host, given in by_host.items())
-    return tuple(clock for clock in found if clock is not None)
+            points.setdefault(name, Points()).add(at - offsets.get(key, 0), values)
+    for name in sorted(points):
+        counter = points[name].counter(name, frame.began, frame.ended)
+        if counter is not None:
+            yield counter

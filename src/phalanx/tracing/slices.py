@@ -1,24 +1,23 @@
-"""From events to what is drawn: slices that nest, on lanes that never overlap. Pure."""
+"""Slices that a viewer draws of a trace: they nest, on lanes that never overlap. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.tracing.events import STARTING, Call, Part, Span, Trace, TrackKey
 
-#: The phase in which a rank waits for a result that it gets by reference and that is not there yet.
+#: The phase in which a rank waits for a result that it gets by reference.
 AWAITING = "await results"
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A named stretch of time on a lane of a track, in ns.
+    """A named interval on a lane of a track, in ns.
 
-    ``kind``: "call" (a call on the driver, or a rank's share of one), "phase" of a call, or "span". ``depth`` counts
-    the slices around it. ``open`` says that its end was never seen: it is drawn to where the trace ends. ``part`` is
-    the rank whose share it is.
+    ``kind``: "call" (a call on the driver, or a rank's part of it), "phase" of a call, or "span". ``depth`` counts
+    the slices around it. ``open``: its end was not seen, and it is drawn to the end of the trace.
     """
 
     name: str
@@ -28,7 +27,6 @@ class Slice:
     lane: int = 0
     depth: int = 0
     call: int | None = None
-    rank: int | None = None
     open: bool = False
     error: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -38,148 +36,138 @@ class Slice:
         return self.end - self.start
 
 
+class DrawnTrack(NamedTuple):
+    """The slices of a rank, or of the calls of a group or the spans on the driver (``key`` is the name then)."""
+
+    key: TrackKey | str
+    group: str
+    label: str
+    place: str
+    pid: int
+    slices: list[Slice]
+
+
+def drawn_tracks(trace: Trace) -> list[DrawnTrack]:
+    """Return the tracks from top to bottom: the driver's, then those of each group by epoch and rank."""
+    drawn = [DrawnTrack(name, "driver", name, "", 0, slices) for name, slices in driver_slices(trace).items()]
+    ranks = rank_slices(trace)
+    tracks = {track.key: track for track in trace.tracks}
+    order = {group: number for number, group in enumerate(trace.groups)}
+    for key in sorted(ranks, key=lambda key: (order.get(key.group, 0), key.epoch, key.rank)):
+        group = f"{key.group} (epoch {key.epoch})" if key.epoch else key.group
+        place, pid = (tracks[key].place, tracks[key].pid) if key in tracks else ("", 0)
+        drawn.append(DrawnTrack(key, group, f"rank {key.rank}", place, pid, ranks[key]))
+    return drawn
+
+
 def driver_slices(trace: Trace) -> dict[str, list[Slice]]:
-    """The driver's tracks by name: one for the calls of each group, one for its own spans where there are any."""
-    made: dict[str, list[Slice]] = {}
-    for group in trace.groups:
-        found = [_of_call(call, trace.ended) for call in trace.calls if call.group == group]
-        made[group] = place(found)
-    spans = [[_of_span(span, trace.ended)] for span in trace.spans if span.track is None]
-    if spans:
-        made["spans"] = place(spans)
-    return made
+    """Return the slices on the driver: the calls of each group by its name, and its own spans."""
+    slices = {
+        group: place([_driver_family(call, trace.ended) for call in trace.calls if call.group == group])
+        for group in trace.groups
+    }
+    spans = [[_span_slice(span, trace.ended)] for span in trace.spans if span.track is None]
+    return slices | ({"spans": place(spans)} if spans else {})
 
 
 def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
-    """What each rank did: its share of each call with the phases and spans in it."""
+    """Return the slices of each rank: its parts of calls with their phases and spans, and other spans."""
     families: dict[TrackKey, list[list[Slice]]] = {track.key: [] for track in trace.tracks}
-    of_call: dict[tuple[TrackKey, int], list[Slice]] = {}
+    family_of_call: dict[tuple[TrackKey, int], list[Slice]] = {}
     calls = {call.id: call for call in trace.calls}
     for call in trace.calls:
         for index, part in enumerate(call.parts):
-            family = _of_part(call, index, calls, trace.ended)
-            if family:
+            if part.received is not None:
+                family = _rank_family(call, index, part.received, calls, trace.ended)
                 families.setdefault(call.key(part), []).append(family)
-                of_call[call.key(part), call.id] = family
+                family_of_call[call.key(part), call.id] = family
     for span in trace.spans:
         if span.track is None:
             continue
-        around = of_call.get((span.track, span.call)) if span.call is not None else None
-        made = _of_span(span, trace.ended)
-        if around is not None:
-            around.append(_within(made, around[0]))
-        else:
+        made = _span_slice(span, trace.ended)
+        around = family_of_call.get((span.track, span.call)) if span.call is not None else None
+        if around is None:
             families.setdefault(span.track, []).append([made])
+            continue
+        start = min(max(made.start, around[0].start), around[0].end)
+        around.append(replace(made, start=start, end=max(start, min(made.end, around[0].end))))
     return {key: place(found) for key, found in families.items()}
 
 
-def _of_call(call: Call, until: int) -> list[Slice]:
-    """A call as the driver saw it: plan, send, wait, fetch, join."""
-    end = call.ended if call.ended is not None else (call.last_seen if call.returned else until)
-    whole = Slice(
-        call.name,
-        call.began,
-        max(end, call.began),
-        "call",
-        call=call.id,
-        open=call.ended is None and call.returned is None,
-        error=call.error,
-    )
-    return [whole, *_phases_of_call(call, whole)]
-
-
-def _phases_of_call(call: Call, whole: Slice) -> Iterator[Slice]:
-    sending = "start processes" if call.method == STARTING else "send"
-    marks: list[tuple[str, int | None]] = [("plan", call.planned), (sending, call.sent)]
+def _driver_family(call: Call, until: int) -> list[Slice]:
+    """Return a call as the driver saw it, and its phases: plan, send, wait, fetch, join."""
+    is_open = call.ended is None and call.returned is None
+    end = call.ended if call.ended is not None else until if is_open else call.last_seen
+    end = max(end, call.began)
+    whole = Slice(call.name, call.began, end, "call", call=call.id, open=is_open, error=call.error)
+    marks = [("plan", call.planned), ("start processes" if call.method == STARTING else "send", call.sent)]
     if call.asked is not None:
         idle = call.asked if call.sent is not None and call.asked > call.sent else None
-        fetched = call.fetched
         returned = None if call.returned is None else max(call.returned, call.asked)
-        if fetched is not None and returned is not None:
-            returned = min(returned, fetched)
-        marks += [("in the background", idle), ("wait", returned), ("fetch", fetched), ("join", call.joined)]
-    at = call.began
-    for name, end in marks:
-        if end is None or end <= at:
-            continue
-        yield Slice(name, at, min(end, whole.end), "phase", depth=1, call=call.id)
-        at = min(end, whole.end)
-    if at < whole.end and call.ended is not None and call.joined is None and call.asked is not None:
-        yield Slice("wait", at, whole.end, "phase", depth=1, call=call.id)
-
-
-def _of_part(call: Call, index: int, calls: Mapping[int, Call], until: int) -> list[Slice]:
-    """A rank's share: waiting for results of other calls, arguments, the method itself, return."""
-    part = call.parts[index]
-    if part.received is None:
-        return []
-    ends = [part.returned, part.finished, part.started]
-    known = next((end for end in ends if end is not None), part.received)
-    is_open = part.returned is None
-    end = max(until, known) if is_open else known
-    whole = Slice(
-        call.name,
-        part.received,
-        max(end, part.received),
-        "call",
-        call=call.id,
-        rank=part.rank,
-        open=is_open,
-        error=part.error,
-    )
-    family = [whole]
-    there = results_there(call, index, calls)
-    marks = (
-        (AWAITING, part.received, there),
-        ("arguments", part.received if there is None else there, part.started),
-        ("return", part.finished, part.returned),
-    )
-    for name, start, stop in marks:
-        if start is not None and stop is not None and stop > start:
-            family.append(
-                Slice(name, start, min(stop, whole.end), "phase", depth=1, call=call.id, rank=part.rank)
-            )
+        if call.fetched is not None and returned is not None:
+            returned = min(returned, call.fetched)
+        marks += [
+            ("in the background", idle),
+            ("wait", returned),
+            ("fetch", call.fetched),
+            ("join", call.joined),
+        ]
+        if call.ended is not None and call.joined is None:
+            marks.append(("wait", end))
+    at, family = call.began, [whole]
+    for name, mark in marks:
+        if mark is not None and min(mark, end) > at:
+            family.append(Slice(name, at, min(mark, end), "phase", depth=1, call=call.id))
+            at = min(mark, end)
     return family
 
 
-def _of_span(span: Span, until: int) -> Slice:
-    end = span.ended if span.ended is not None else max(until, span.began)
+def _rank_family(call: Call, index: int, received: int, calls: Mapping[int, Call], until: int) -> list[Slice]:
+    """Return a rank's part of a call, and its phases: waiting for results of other calls, arguments, return."""
+    part = call.parts[index]
+    known = [time for time in (part.returned, part.finished, part.started) if time is not None]
+    end = max(received, *known[:1], until if part.returned is None else 0)
+    whole = Slice(
+        call.name, received, end, "call", call=call.id, open=part.returned is None, error=part.error
+    )
+    arrived = _results_arrival(call, index, calls)
+    phases = (
+        (AWAITING, received, arrived),
+        ("arguments", received if arrived is None else arrived, part.started),
+        ("return", part.finished, part.returned),
+    )
+    return [
+        whole,
+        *(
+            Slice(name, start, min(stop, end), "phase", depth=1, call=call.id)
+            for name, start, stop in phases
+            if start is not None and stop is not None and stop > start
+        ),
+    ]
+
+
+def _span_slice(span: Span, until: int) -> Slice:
+    end = max(span.began, until if span.ended is None else span.ended)
+    is_open = span.ended is None
     return Slice(
-        span.name,
-        span.began,
-        max(end, span.began),
-        "span",
-        call=span.call,
-        rank=span.track.rank if span.track else None,
-        open=span.ended is None,
-        error=span.error,
-        attributes=dict(span.attributes),
+        span.name, span.began, end, "span", 0, 0, span.call, is_open, span.error, dict(span.attributes)
     )
 
 
-def _within(inner: Slice, outer: Slice) -> Slice:
-    """The slice cut to what lies in the other."""
-    start = min(max(inner.start, outer.start), outer.end)
-    return replace(inner, start=start, end=max(start, min(inner.end, outer.end)))
-
-
 def sources_of(call: Call, index: int, calls: Mapping[int, Call]) -> Iterator[tuple[Call, Part]]:
-    """Which part of each source call the part at ``index`` is drawn to come from.
+    """Return the part of each source call that the part at ``index`` is drawn to come from.
 
-    That at the same place where both calls have as many ranks; else the one that returned last.
+    It is the part at the same place if both calls have as many ranks; else the part that returned last.
     """
     for number in call.sources:
         source = calls.get(number)
-        if source is None or not source.parts:
-            continue
-        if len(source.parts) == len(call.parts):
-            yield source, source.parts[index]
-        else:
-            yield source, max(source.parts, key=lambda part: part.returned or 0)
+        if source is not None and source.parts:
+            last = max(source.parts, key=lambda part: part.returned or 0)
+            yield source, source.parts[index] if len(source.parts) == len(call.parts) else last
 
 
-def results_there(call: Call, index: int, calls: Mapping[int, Call]) -> int | None:
-    """When the results that the part at ``index`` gets by reference were there; None where it did not wait for them."""
+def _results_arrival(call: Call, index: int, calls: Mapping[int, Call]) -> int | None:
+    """Return when the results that a part gets by reference were there; None if it did not wait for them."""
     part = call.parts[index]
     times = [source.returned for _, source in sources_of(call, index, calls) if source.returned is not None]
     if part.received is None or not times or max(times) <= part.received:
@@ -188,49 +176,39 @@ def results_there(call: Call, index: int, calls: Mapping[int, Call]) -> int | No
 
 
 def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
-    """Lanes and depths for families of slices: the first of a family spans the others.
+    """Return the slices of families with lanes and depths; the first slice of a family spans the others.
 
-    A family goes to the lowest lane that is free in its time, so that a lane's slices either nest or lie apart.
+    A family goes to the lowest lane that is free in its time, so that slices of a lane either nest or lie apart.
     Within a family, slices that overlap without nesting (threads, tasks) get lanes of their own.
     """
-    free: list[int] = []  # by lane, the end of what lies there
+    free: list[int] = []  # by lane, the end of its last family
     placed: list[Slice] = []
-    for family in sorted(families, key=lambda one: (one[0].start, -one[0].end)):
-        inner, height = _nested(family)
-        lane = _lowest(free, family[0].start, height)
+    for family in sorted(families, key=lambda family: (family[0].start, -family[0].end)):
+        nested, height = _nested(family)
+        lane = 0
+        while any(end > family[0].start for end in free[lane : lane + height]):
+            lane += 1
         free += [0] * (lane + height - len(free))
-        for offset in range(height):
-            free[lane + offset] = max(free[lane + offset], family[0].end)
-        placed += [_at(one, one.lane + lane, one.depth) for one in inner]
+        free[lane : lane + height] = [max(end, family[0].end) for end in free[lane : lane + height]]
+        placed += [replace(one, lane=one.lane + lane) if lane else one for one in nested]
     return placed
 
 
-def _at(one: Slice, lane: int, depth: int) -> Slice:
-    """The slice on that lane, at that depth."""
-    return one if one.lane == lane and one.depth == depth else replace(one, lane=lane, depth=depth)
-
-
-def _lowest(free: list[int], start: int, height: int) -> int:
-    lane = 0
-    while any(end > start for end in free[lane : lane + height]):
-        lane += 1
-    return lane
-
-
 def _nested(family: Sequence[Slice]) -> tuple[list[Slice], int]:
-    """The slices of a family with lane and depth, and how many lanes they take."""
+    """Return the slices of a family with lanes and depths, and the number of its lanes."""
     first, *rest = family
     lanes: list[list[Slice]] = [[first]]  # by lane, the slices that are open at the time, outermost first
     placed = [first]
-    for one in sorted(rest, key=lambda slice_: (slice_.start, -slice_.end)):
-        for lane, stack in enumerate(lanes):
-            while stack and stack[-1].end <= one.start and stack[-1] is not first:
+    for inner in sorted(rest, key=lambda one: (one.start, -one.end)):
+        for stack in lanes:
+            while stack and stack[-1].end <= inner.start and stack[-1] is not first:
                 stack.pop()
-            if not stack or one.end <= stack[-1].end:
-                placed.append(_at(one, lane, len(stack)))
-                stack.append(one)
+            if not stack or inner.end <= stack[-1].end:
                 break
         else:
-            placed.append(_at(one, len(lanes), 0))
-            lanes.append([one])
+            stack = list[Slice]()
+            lanes.append(stack)
+        lane = next(number for number, other in enumerate(lanes) if other is stack)
+        placed.append(replace(inner, lane=lane, depth=len(stack)))
+        stack.append(inner)
     return placed, len(lanes)

@@ -1,4 +1,4 @@
-"""``px.span``: a stretch of the user's own work in the trace."""
+"""``px.span``: names work of the user in the trace."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from phalanx.tracing.span_writer import current
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Sink(Protocol):
-    """Who hears of spans."""
+class SpanSink(Protocol):
+    """Receiver of spans: the recorder of this driver, the file of this rank, or a call in it."""
 
     def enter(self, name: str, attributes: dict[str, Any]) -> int:
-        """Note that a span begins; the number to give to ``leave``."""
+        """Record that a span begins; return the number for ``leave``."""
         ...
 
     def leave(self, number: int, error: BaseException | None) -> None:
-        """Note that a span ends."""
+        """Record that a span ends."""
         ...
 
 
-class _Process:
-    """Who hears of spans that lie in no call: the trace of this driver, the journal of this rank, or nobody."""
+class _Receivers:
+    """Receivers of this process, while a trace of this driver, or of this rank's calls, is on."""
 
-    sink: Sink | None = None
+    sink: SpanSink | None = None
+    """Receives spans outside calls."""
     count: Callable[[str, Mapping[str, float]], None] | None = None
-    """Hears how much there is of something, by name, while a trace of this driver, or of this rank's calls, is on."""
+    """Receives counters: a name, and quantities from now on."""
 
 
-process = _Process()
+process = _Receivers()
 
 
 class span:
-    """Name a stretch of work in the trace: ``with px.span("load batch", rows=128): ...``, or ``@px.span("score")``.
+    """Name work in the trace: ``with px.span("load batch", rows=128): ...``, or ``@px.span("score")``.
 
-    In a worker it lies on its rank's track, inside the call that it is in; elsewhere on the driver's. Functions,
-    ``async`` ones too, can be decorated. While no trace is on it costs about a microsecond. One object may be
-    entered again, but only by one thread or task at a time; what it decorates has no such limit.
+    In a worker it is on its rank's track, inside the call around it; elsewhere on the driver's. Functions, also
+    ``async`` functions, can be decorated. While no trace is on it costs about a microsecond. An object may be
+    entered again, but only by one thread or task at a time; a decorated function has no such limit.
 
     Args:
-        name: what the slice is called.
-        **attributes: shown with it; anything but numbers and text is turned into text.
+        name: of the slice.
+        **attributes: shown with it; values other than numbers and text are turned into text.
     """
 
     __slots__ = ("_attributes", "_name", "_open")
@@ -53,7 +54,7 @@ class span:
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name = name
         self._attributes = attributes
-        self._open: list[tuple[Sink | None, int]] | None = None  # made when somebody hears of it
+        self._open: list[tuple[SpanSink | None, int]] | None = None  # made when a trace is on
 
     def __enter__(self) -> span:
         sink = current.get() or process.sink

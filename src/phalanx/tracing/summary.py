@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.display.tables import Table
-from phalanx.tracing.durations import busy_ns, clipped, parts_by_track, ready_at, union
 from phalanx.tracing.events import STARTING, Call, Trace, TrackKey
+from phalanx.tracing.slices import AWAITING, rank_slices
 
 _MS = 1e6
 _SHOWN_FAILURES = 8
@@ -57,16 +57,22 @@ class Summary:
 
 def summarize(trace: Trace) -> Summary:
     """Return the summary of a trace."""
-    calls = [call for call in trace.calls if call.method != STARTING]
-    ranks = len({track.key for track in trace.tracks})
-    seconds = (trace.ended - trace.began) / 1e9
-    where = f"{len(trace.groups)} groups on {ranks} ranks"
-    title = f"{trace.title or 'trace'}: {seconds:.3g} s, {len(calls)} calls of {where}"
+    count = sum(call.method != STARTING for call in trace.calls)
+    where = f"{len(trace.groups)} groups on {len(trace.tracks)} ranks"
+    title = f"{trace.title or 'trace'}: {(trace.ended - trace.began) / 1e9:.3g} s, {count} calls of {where}"
     idle = idle_shares(trace)
-    rows = [_row(name, found, idle) for name, found in _by_method(trace.calls).items()]
+    methods: dict[str, list[Call]] = {}
+    for call in trace.calls:
+        methods.setdefault(f"{call.group}.{call.name}", []).append(call)
+    rows = [_row(name, calls, idle) for name, calls in methods.items()]
     rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])
+    clocks = [
+        f"The clock of {clock.host} is {clock.offset / _MS:+.3f} ms from the driver's (± "
+        f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
+        for clock in trace.clocks
+    ]
     table = Table("Calls, from the plan to the value or the last return", _COLUMNS, tuple(rows))
-    return Summary(title, table, idle, (*trace.notes, *_clock_notes(trace), *_failures(trace)))
+    return Summary(title, table, idle, (*trace.notes, *clocks, *_failures(trace)))
 
 
 def idle_shares(trace: Trace) -> dict[TrackKey, float]:
@@ -74,47 +80,41 @@ def idle_shares(trace: Trace) -> dict[TrackKey, float]:
 
     Time in which a rank waits for the results of other calls counts as idle.
     """
-    calls = {call.id: call for call in trace.calls}
-    parts = parts_by_track(trace)
-    found: dict[TrackKey, float] = {}
+    starting = {call.id for call in trace.calls if call.method == STARTING}
+    slices = rank_slices(trace)
+    shares: dict[TrackKey, float] = {}
     for track in trace.tracks:
-        start = max(trace.began, track.opened or trace.began, ready_at(parts[track.key]))
-        window = (start, max(start, min(track.closed or trace.ended, trace.ended)))
-        busy = [
-            time
-            for call, index in parts[track.key]
-            if call.method != STARTING and (time := busy_ns(call, index, calls, trace.ended)) is not None
-        ]
-        if window[1] > window[0]:
-            worked = union(clipped(busy, [window]))
-            found[track.key] = _rounded(100.0 * (1 - worked / (window[1] - window[0])))
-    return found
-
-
-def _by_method(calls: Iterable[Call]) -> dict[str, list[Call]]:
-    found: dict[str, list[Call]] = {}
-    for call in calls:
-        found.setdefault(f"{call.group}.{call.name}", []).append(call)
-    return found
+        busy: dict[int | None, tuple[int, int]] = {}
+        began, ended = max(trace.began, track.opened or 0), min(track.closed or trace.ended, trace.ended)
+        for one in slices[track.key]:
+            if one.kind == "call" and one.call in starting:
+                began = max(began, one.end)
+            elif one.kind == "call":
+                busy[one.call] = (one.start, one.end)
+            elif one.name == AWAITING and one.call in busy:
+                busy[one.call] = (one.end, busy[one.call][1])
+        worked, reached = 0, began
+        for start, end in sorted(busy.values()):
+            worked += max(0, min(end, ended) - max(start, reached))
+            reached = max(reached, end)
+        if ended > began:
+            shares[track.key] = _rounded(100.0 * (1 - worked / (ended - began)))
+    return shares
 
 
 def _row(name: str, calls: Sequence[Call], idle: dict[TrackKey, float]) -> tuple[Any, ...]:
     ends = [(call.began, call.ended if call.ended is not None else call.returned) for call in calls]
     times = sorted((end - began) / _MS for began, end in ends if end is not None)
-    parts = [part for call in calls for part in call.parts]
-    last = max(call.epoch for call in calls)
-    shares = [
-        share for key, share in sorted(idle.items()) if (key.group, key.epoch) == (calls[0].group, last)
-    ]
+    epoch = (calls[0].group, max(call.epoch for call in calls))
     return (
         name,
         len(calls),
         sum(call.error is not None for call in calls),
         _percentile(times, 50),
         _percentile(times, 95),
-        sum(part.message_bytes for part in parts) + sum(call.stored_bytes for call in calls),
-        sum(part.result_bytes for part in parts),
-        [f"{share:.0f}" for share in shares],
+        sum(call.message_bytes + call.stored_bytes for call in calls),
+        sum(call.result_bytes for call in calls),
+        [f"{share:.0f}" for key, share in sorted(idle.items()) if (key.group, key.epoch) == epoch],
     )
 
 
@@ -123,22 +123,13 @@ def _percentile(times: Sequence[float], percent: int) -> float | None:
     return _rounded(times[max(0, -(-len(times) * percent // 100) - 1)]) if times else None
 
 
-def _clock_notes(trace: Trace) -> tuple[str, ...]:
-    return tuple(
-        f"The clock of {clock.host} is {clock.offset / _MS:+.3f} ms from the driver's (± "
-        f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
-        for clock in trace.clocks
-    )
-
-
 def _failures(trace: Trace) -> list[str]:
     """Return a line for each of the first failures."""
     lines: list[str] = []
     for call in trace.calls:
         at = f"At {(call.began - trace.began) / 1e9:.3g} s, {call.group}.{call.name}"
-        lines += [f"{at} failed on rank {part.rank}: {part.error}" for part in call.parts if part.error]
-        if call.error is not None and not any(part.error for part in call.parts):
-            lines.append(f"{at} failed: {call.error}")
+        ranks = [f"{at} failed on rank {part.rank}: {part.error}" for part in call.parts if part.error]
+        lines += ranks or ([f"{at} failed: {call.error}"] if call.error is not None else [])
     more = len(lines) - _SHOWN_FAILURES
     return [*lines[:_SHOWN_FAILURES], *([f"{more} more failures are in the trace."] if more > 0 else [])]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+import sys
 import threading
 import time
 import warnings
@@ -17,7 +18,6 @@ from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import checked
 from phalanx.channels.staleness import StalenessManager
-from phalanx.display.caller_frame import users_line
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError, WeightsError
 from phalanx.group.group import Group
@@ -247,7 +247,7 @@ class WeightSync:
         warning = self._unchanged.warning(expect_change=expect_change)
         if warning is not None:  # last, since a warning may be an error
             text = f"weights {self.name!r}, version {number}: {warning}"
-            warnings.warn(text, RuntimeWarning, users_line())
+            warnings.warn(text, RuntimeWarning, _user_stack_level())
 
     def newest(self, key: Key) -> int | None:
         """Return the newest version sent to weights of that role and name; 0: none yet; None: not a target."""
@@ -401,3 +401,11 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
             cause = answer if isinstance(answer, PhalanxError) else None
             raise WeightsError(f"{title}: rank {rank} did not respond: {answer}") from cause
     return answers
+
+
+def _user_stack_level() -> int:
+    """Return the number of frames from the caller to the first frame outside the library, for a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("phalanx."):
+        level, frame = level + 1, frame.f_back
+    return level

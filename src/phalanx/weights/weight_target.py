@@ -12,7 +12,6 @@ import torch
 from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.errors import DeclarationError, InternalError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
-from phalanx.tracing.weight_report import span_attributes
 from phalanx.weights.bucket_packing import DeltaPacking
 from phalanx.weights.buckets import Slot
 from phalanx.weights.digests import DIGEST_BYTES, digest_boxes
@@ -106,7 +105,8 @@ class WeightTarget:
 
         deadline, nbytes, notes = Deadline(sync.timeout), 0, dict[int, bytes]()
         for route in self._routes:
-            attributes = span_attributes(sync.number, route.transport, _bytes_by_source(route))
+            sources = {f"bytes from rank {source}": n for source, n in _bytes_by_source(route).items()}
+            attributes = {"weights version": sync.number, "mover": route.transport, **sources}
             with px_span(f"weights {self._key[1]!r}", **attributes):
                 received = route.endpoint.receive(route.streams, write, deadline)
             nbytes += received.nbytes

@@ -48,7 +48,8 @@ class ClusterReader:
 
     def notices(self) -> ClusterRegistry:
         """What drivers that live, and detached groups, have published; what dead ones left is removed."""
-        found = read_notices(self._entries())
+        entries = self._entries()
+        found = read_notices(entries)
         jobs = [job for job, alive in self._client.jobs().items() if alive]
         stale = found.stale(jobs, ())
         if not stale:
@@ -57,7 +58,7 @@ class ClusterReader:
             stale = found.stale(jobs, self._client.actor_names())
         for key in stale:
             self._client.remove(key)
-        return found.without(stale)
+        return read_notices({key: data for key, data in entries.items() if key not in stale})
 
     def nodes(self) -> list[NodeView]:
         """The nodes of the cluster."""

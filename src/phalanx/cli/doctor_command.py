@@ -1,4 +1,4 @@
-"""`phalanx doctor`: what is wrong with this machine, and what to do."""
+"""`phalanx doctor`: problems of this machine, and their fixes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.checks import Finding, facts, findings
 from phalanx.cli.common import Address, AsJson, cluster_reader
 from phalanx.cli.host_info import Machine, gather, variables
+from phalanx.cli.machine_checks import Finding, facts, findings
 from phalanx.config import running_cluster
 from phalanx.errors import PlacementError
 
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 _FINDINGS = 1
 
-
-Gpu = Annotated[
-    bool,
-    typer.Option("--gpu", help="Check CUDA IPC, NCCL and device tensors through a call, and nothing else."),
-]
+_GPU_HELP = "Check CUDA IPC, NCCL and device tensors through a call, and nothing else."
+Gpu = Annotated[bool, typer.Option("--gpu", help=_GPU_HELP)]
 
 
 def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """What is wrong with this machine for running ranks, and what to do about each thing.
+    """Problems of this machine that concern ranks, each with its fix.
 
     Looks at versions, cores, accelerators and variables that hide them, shared memory, limits, ports, huge pages; and
     at what a cluster counts on this host, where one runs. Run it on each node that is suspect.
@@ -44,11 +41,14 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
 
       phalanx doctor --gpu
 
-    Exit codes: 0 nothing is wrong; 1 findings; 2 the cluster that was named does not answer.
+    Exit codes: 0 no findings; 1 findings; 2 the cluster that was named does not answer.
     """
     if gpu:
-        _check_gpu(as_json)
-        return
+        from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
+
+        results = check_devices()
+        typer.echo(json.dumps([result._asdict() for result in results]) if as_json else report(results))
+        raise typer.Exit(_FINDINGS if any(result.result != "ok" for result in results) else 0)
     environment = variables()  # before the cluster is asked, which may show it the user's token
     cluster, why_not = _cluster(address)
     machine = replace(gather(cluster, environment), no_cluster=why_not)
@@ -58,42 +58,29 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
         typer.echo(json.dumps(data, indent=1))
     else:
         Console().print(render(machine, found))
-    if found:
-        raise typer.Exit(_FINDINGS)
-
-
-def _check_gpu(as_json: bool) -> None:
-    """Check the device paths of this machine and print the table."""
-    from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
-
-    results = check_devices()
-    typer.echo(json.dumps([result._asdict() for result in results]) if as_json else report(results))
-    if any(result.result != "ok" for result in results):
-        raise typer.Exit(_FINDINGS)
+    raise typer.Exit(_FINDINGS if found else 0)
 
 
 def _cluster(address: str | None) -> tuple[ClusterReader | None, str]:
-    """The cluster that was named, or the one on this machine; where nobody named one, why there is none."""
-    if address or running_cluster():
-        return cluster_reader(address), ""
+    """Return the cluster that was named, or the one on this machine; otherwise the reason why there is none."""
     try:
-        return cluster_reader(None), ""
+        return cluster_reader(address), ""
     except PlacementError as error:
+        if address or running_cluster():
+            raise
         return None, str(error).splitlines()[0]
 
 
 def render(machine: Machine, found: list[Finding]) -> Any:
-    """The facts, then each finding with its fix."""
+    """Return the facts, then each finding with its fix."""
     wrong = {finding.topic for finding in found}
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for name, value in facts(machine):
+    for name, value in facts(machine).items():
         mark = Text("!", "bold yellow") if name in wrong else Text("✓", "green")
         table.add_row(mark, Text(name, "bold"), Text(value))
     parts: list[Any] = [Text.assemble(("host ", "dim"), (machine.host, "bold")), Padding(table, (1, 0, 1, 2))]
     for number, finding in enumerate(found, 1):
-        head = Text.assemble((f"{number}. {finding.topic}: ", "bold yellow"), finding.what)
-        parts += [head, Padding(Text.assemble(("fix: ", "green"), finding.fix), (0, 0, 1, 3))]
-    if not found:
-        parts.append(Text("Nothing is wrong.", "green"))
-    return Group(*parts)
+        parts.append(Text.assemble((f"{number}. {finding.topic}: ", "bold yellow"), finding.what))
+        parts.append(Padding(Text.assemble(("fix: ", "green"), finding.fix), (0, 0, 1, 3)))
+    return Group(*parts, *([] if found else [Text("Nothing is wrong.", "green")]))

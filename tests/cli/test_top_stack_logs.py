@@ -1,0 +1,170 @@
+"""What `phalanx top`, `stack` and `logs` make of what was seen. Without a cluster."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from phalanx.backends.backend_types import ProcessStatus
+from phalanx.backends.ray.usage import Gpu, Usage, read_gpus
+from phalanx.cli.common import duration, running_calls
+from phalanx.cli.logs_command import Line, Order, merged
+from phalanx.cli.stack_command import by_place
+from phalanx.cli.top_command import rank_data, render
+from phalanx.display.registry_records import ChannelEntry, RankRecord
+
+GIB = 2**30
+IDLE = ProcessStatus(True)
+
+
+def rank(number: int, accelerator: str | None = None) -> RankRecord:
+    return RankRecord(number, "node", "host", 100 + number, accelerator)
+
+
+def busy(seconds: float, **more: Any) -> ProcessStatus:
+    return ProcessStatus(True, {9: seconds}, methods={9: "actor.update"}, **more)
+
+
+def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (), **facts: Any) -> str:
+    """What `top` prints of a group whose ranks have these statuses."""
+    usages = Usage(GIB, 10.0, 50.0), Usage(2 * GIB, 11.0, 52.0)
+    ranks = [rank_data(rank(n), status, *usages, None) for n, status in enumerate(statuses)]
+    group = {
+        "name": "trainer",
+        "label": "Actor",
+        "state": "ready",
+        "changed": 1060.0,
+        "epoch": 0,
+        "pool": "pool-1",
+    }
+    group |= {"cause": None, "weights": {}, "ranks": ranks, **facts}
+    run = {"run": "abc123", "script": "train.py", "pid": 7, "host": "head", "started": 1000.0}
+    run |= {"groups": [group], "channels": [asdict(channel) for channel in channels]}
+    text = io.StringIO()
+    Console(file=text, width=130).print(render({"address": "head:6379", "at": 1120.0, "runs": [run]}, rows))
+    return text.getvalue()
+
+
+def test_a_busy_rank_is_shown_with_its_call_and_use_of_the_machine() -> None:
+    text = shown(busy(12.0), IDLE)
+
+    for part in (
+        "actor.update 12 s",
+        "2.0 GiB",
+        "50%",
+        "idle",
+        "ready for 60 s, 2 ranks of Actor, pool pool-1",
+    ):
+        assert part in text
+
+
+def test_a_rank_that_cannot_be_reached_says_why() -> None:
+    assert "its process is gone" in shown(ProcessStatus(False, note="its process is gone"))
+
+
+def test_what_a_rank_says_of_itself_stands_below_what_it_does() -> None:
+    lines = shown(busy(1.0, told="812 tokens/s")).splitlines()
+
+    below = next(number for number, line in enumerate(lines) if "update 1.0 s" in line) + 1
+    assert "812 tokens/s" in lines[below]
+
+
+def test_a_group_shows_its_cause_and_the_versions_of_its_weights() -> None:
+    text = shown(state="broken", cause="rank 1 died", weights={"policy": "whole(7)"})
+
+    assert "cause: rank 1 died" in text
+    assert "weights policy whole(7)" in text
+
+
+def test_where_not_all_ranks_fit_the_busiest_are_shown() -> None:
+    text = shown(*(busy(float(number)) for number in range(9)), rows=2)
+
+    assert [f"update {n}.0 s" in text for n in (6, 7, 8)] == [False, True, True]
+    assert "7 more ranks" in text
+
+
+def test_channels_of_a_run_are_listed_with_what_waits() -> None:
+    channel = ChannelEntry("abc123", "rollouts", "8 items", 3, 2048, 1, 0, 2, 40, 0, 5, 12.5, 1119.0, 1100.0)
+
+    line = next(line for line in shown(channels=[channel]).splitlines() if "rollouts" in line)
+    assert " ".join(line.split()) == "rollouts 8 items 3 2.0 KiB 20 s 1 0 2 12.5 0 5"
+
+
+def test_a_cluster_without_drivers_says_so() -> None:
+    assert "no driver of Phalanx" in str(render({"address": "head:6379", "at": 0.0, "runs": []}))
+
+
+def test_calls_are_named_as_people_know_them_the_longest_first() -> None:
+    methods = {1: "actor.__phalanx_run__", 2: "update", 3: ""}
+    status = ProcessStatus(True, {1: 0.5, 2: 3.0, 3: 1.0}, methods=methods)
+
+    assert [tuple(call.values()) for call in running_calls(status)] == [
+        ("update", 3.0),
+        ("a call", 1.0),
+        ("actor.run(...)", 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ids", "use"), [("0", 10.0), ("1", 90.0), ("GPU-b", 90.0), ("0,1", 90.0), (None, None)]
+)
+def test_the_use_of_an_accelerator_is_that_of_the_ranks_own(ids: str | None, use: float | None) -> None:
+    gpus = [Gpu("0", "GPU-a", 10.0, 0, 1), Gpu("1", "GPU-b", 90.0, 0, 1)]
+
+    assert rank_data(rank(0, ids), IDLE, None, None, gpus)["gpu_percent"] == use
+
+
+def test_what_nvidia_smi_prints_is_read() -> None:
+    text = "0, GPU-5a, 37, 1024, 81559\n1, GPU-5b, [N/A], 0, 81559\n\nnonsense\n"
+
+    assert read_gpus(text) == [
+        Gpu("0", "GPU-5a", 37.0, 1024 * 2**20, 81559 * 2**20),
+        Gpu("1", "GPU-5b", None, 0, 81559 * 2**20),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (200, "3 min"), (7500, "2 h 5 min")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_ranks_at_the_same_place_are_shown_together() -> None:
+    waits = ProcessStatus(True, {9: 2.0}, stack='File "a.py", line 3 in wait', methods={9: "update"})
+    stands = ProcessStatus(True, stack='File "b.py", line 1 in loop')
+    gone = ProcessStatus(False, note="its process is gone")
+
+    assert by_place([rank(number) for number in range(4)], [waits, stands, waits, gone]) == [
+        ("ranks 0, 2 (host host): at update for 2.0 s", '  File "a.py", line 3 in wait'),
+        ("rank 1 (host host, pid 101): idle", '  File "b.py", line 1 in loop'),
+        ("rank 3 (host host, pid 103): cannot be reached", "  its process is gone"),
+    ]
+
+
+def lines(number: int, *pairs: tuple[str, str]) -> list[Line]:
+    return [Line(number, "", text, at) for at, text in pairs]
+
+
+BY_RANK = [
+    lines(0, ("10:00", "a"), ("10:00", "a2"), ("10:03", "d")),
+    lines(1, ("10:01", "b"), ("10:02", "c")),
+]
+
+
+@pytest.mark.parametrize(
+    ("order", "tail", "texts"),
+    [
+        (Order.RANK, None, ["a", "a2", "d", "b", "c"]),
+        (Order.TIME, None, ["a", "a2", "b", "c", "d"]),
+        (Order.RANK, 0, []),
+        (Order.TIME, 1, ["c", "d"]),
+    ],
+)
+def test_lines_of_several_ranks_are_put_together(order: Order, tail: Any, texts: list[str]) -> None:
+    assert [line.text for line in merged(BY_RANK, order, tail)] == texts
