@@ -19,8 +19,7 @@ from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.messages import Piece, Whole
 from phalanx.wire.outputs import PartInfo
-from phalanx.worker.call_arguments import Arguments
-from phalanx.worker.results import described
+from phalanx.worker.call_values import Arguments, described
 from tests.dispatch.support import meshed, outputs_of, spec_of
 
 ATOMS = st.sampled_from([None, 0, 1, 0.5, float("nan"), "a", b"b"])

@@ -88,18 +88,10 @@ def test_questions_of_the_library_are_answered_whatever_their_epoch(host: Worker
 
 
 def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: WorkerRuntime) -> None:
-    host.run(host_call(questions.enter_epoch, 4, call=70000, epoch=3))
+    host.stay(4)
     assert host.run(message("ping", 4)) == 0
     with pytest.raises(RankFailure):
         host.run(message("ping", 3))
-
-
-def test_a_rank_that_stays_takes_no_call_without_a_message(host: WorkerRuntime) -> None:
-    assert host.run_bare("", "ping") == 0
-    host.enter_epoch(4)
-    with pytest.raises(RankFailure, match="earlier epoch") as raised:
-        host.run_bare("", "ping")
-    assert raised.value.report.kind == "stale"
 
 
 def test_an_async_method_runs_to_its_end(host: WorkerRuntime) -> None:

@@ -10,7 +10,7 @@ import torch
 import phalanx as px
 from phalanx.wire.codec import decode
 from phalanx.wire.outputs import BackendRef
-from phalanx.worker.results import described, encoded
+from phalanx.worker.call_values import described, encoded
 
 
 def test_an_output_is_described_with_its_rows() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankConfig
 from phalanx.wire.outputs import OUTPUT, StreamEnd
-from phalanx.worker.hooks import Hooks, Seen
+from phalanx.worker.handlers import arm_profile, end_profile
+from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import WorkerRuntime
 
 
@@ -109,22 +110,13 @@ def test_what_does_not_yield_has_no_items(host: WorkerRuntime) -> None:
         next(host.stream(message("one")))
 
 
-class Noting:
-    """A hook that notes the end of a call."""
+def test_a_profile_lasts_until_the_last_item(host: WorkerRuntime) -> None:
+    arm_profile(host, "one", ProfileOrder(2))
+    items = host.stream(message("numbers"))
+    next(items)
+    assert host.run(message("one")) == 1  # in the middle of the other call
 
-    def __init__(self) -> None:
-        self.ended: list[BaseException | None] = []
-
-    def begin(self, seen: Seen) -> Callable[[BaseException | None], None]:
-        return self.ended.append
-
-    def finish(self) -> None: ...
-
-
-def test_a_hook_lasts_until_the_last_item() -> None:
-    hooks, noting, source = Hooks(), Noting(), Source()
-    hooks.add("one", noting)
-    items = hooks.around(Seen("", "numbers"), source.numbers, (), {})
-
-    assert (next(items), noting.ended) == (1, [])
-    assert (list(items), noting.ended) == ([2, 3], [None])
+    list(items)
+    report = end_profile(host, "one")
+    assert report.calls == ("numbers", "one")
+    assert report.trace is not None

@@ -1,4 +1,4 @@
-"""From what a message carries to the arguments that a worker method gets."""
+"""Values of a call on its rank: arguments from a message and its references, and outputs as they are sent."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ from typing import Any
 
 from phalanx.collect.join import gather, join_rows
 from phalanx.collect.shares import only_settings, share_of
-from phalanx.dispatch.split import pad_rows, padded_size, piece_of, slice_rows, take_rows
-from phalanx.wire.codec import Policy, decode, decoding, nbytes_of
+from phalanx.dispatch.pytree import flatten
+from phalanx.dispatch.split import (
+    pad_rows,
+    padded_size,
+    piece_of,
+    rows_of,
+    settings_of,
+    slice_rows,
+    take_rows,
+)
+from phalanx.errors import DispatchError
+from phalanx.wire.codec import Policy, decode, decoding, encode, nbytes_of
 from phalanx.wire.decode_options import current_arrival, received
 from phalanx.wire.messages import Assembled, Piece, RankCall, Reference, Stored, Whole
-from phalanx.wire.outputs import PartInfo
+from phalanx.wire.outputs import BackendRef, PartInfo
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
 
+#: Types of outputs that are sent without being encoded.
+PLAIN = (type(None), bool, int, float, str, bytes)
+
 
 class Arguments:
-    """Resolves the tokens of one message; ``fetch`` gets the values behind the backend's references."""
+    """Restores the values behind the tokens of one message; ``fetch`` gets those of the backend's references."""
 
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
         self._refs = refs
@@ -27,14 +40,11 @@ class Arguments:
     def of(self, call: RankCall, device: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of a call, as private memory or as its method declares."""
         policy = Policy.READONLY if call.readonly else Policy.PRIVATE
-        every = device is not None
-        with decoding(policy, restore=self.restore, device=device, every_tensor=every):
-            if call.body is not None:
-                return decode(call.body)
-            return self._fetch([self._refs[-1]])[0]
+        with decoding(policy, restore=self.restore, device=device, every_tensor=device is not None):
+            return self._fetch([self._refs[-1]])[0] if call.body is None else decode(call.body)
 
     def restore(self, token: Any) -> Any:
-        """What stands behind one token."""
+        """Return the value of a token."""
         match token:
             case Stored(index):
                 return self._fetch([self._refs[index]])[0]
@@ -49,14 +59,9 @@ class Arguments:
             case _:
                 raise TypeError(f"unknown token {token!r}")
 
-    @staticmethod
-    def _parts_decoded(policy: Policy) -> AbstractContextManager[None]:
-        """Parts of another call's result arrive as ``policy`` says, on the device of this call's other arguments."""
-        arrival = current_arrival()
-        return decoding(policy, device=arrival.device, every_tensor=arrival.every_tensor)
-
     def _assembled(self, value: Assembled) -> Any:
-        """Parts that lie where others put them; what is joined is copied by that."""
+        """Return stored parts joined, or as a list. A join copies, so its parts may be views."""
+        complete = all(cut[2] for _, cut in value.parts)
         copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
         parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
         if not value.joined:
@@ -65,21 +70,17 @@ class Arguments:
                 for part, (_, cut) in zip(parts, value.parts, strict=True)
             ]
             return [parts[i % len(parts)] for i in range(padded_size(len(parts), value.pad_to_multiple))]
-        whole = all(cut[2] for _, cut in value.parts)
-        joined = join_rows(parts) if copied or not whole else parts[0]
+        joined = join_rows(parts) if copied or not complete else parts[0]
         return pad_rows(joined, value.pad_to_multiple) if value.pad_to_multiple else joined
 
     def _stored_part(self, source: int | bytes, start: int, stop: int, whole: bool, copied: bool) -> Any:
-        policy = Policy.VIEW if copied or not whole else current_arrival().policy
-        with self._parts_decoded(policy):
+        with _decoding_parts(copied=copied or not whole):
             part = decode(source) if isinstance(source, bytes) else self._fetch([self._refs[source]])[0]
-        return part if whole else slice_rows(part, start, stop)  # a view, which is copied when it is joined
+        return part if whole else slice_rows(part, start, stop)  # a view: copied by the join
 
     def _whole(self, whole: Whole) -> Any:
-        """A result as its caller would get it, or one of its even pieces."""
-        # What is joined is copied by that; all else the worker gets as it lies.
-        copied = whole.gather.how == "rows" or whole.rows is not None
-        with self._parts_decoded(Policy.VIEW if copied else current_arrival().policy):
+        """Return a result as its caller would get it, or one of its even pieces."""
+        with _decoding_parts(copied=whole.gather.how == "rows" or whole.rows is not None):
             outputs = self._fetch([self._refs[i] for i in whole.parts])
         result = gather(whole.gather, outputs)
         return result if whole.rows is None else join_rows([piece_of(result, *whole.rows)])
@@ -90,12 +91,11 @@ class Arguments:
         if only_settings(infos):
             return self._fetch([self._refs[piece.parts[0]]])[0]
         share = share_of(piece.gather, infos, piece.index, piece.count, expected_rows=piece.expected_rows)
-        in_place = (
-            len(share.rows) == 1 and share.order is None and current_arrival().policy is Policy.READONLY
-        )
-        with self._parts_decoded(Policy.READONLY if in_place else Policy.VIEW):
+        readonly = current_arrival().policy is Policy.READONLY
+        in_place = readonly and len(share.rows) == 1 and share.order is None
+        with _decoding_parts(copied=not in_place):
             parts = self._fetch([self._refs[piece.parts[place]] for place, _ in share.rows])
-        taken = [_taken(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
+        taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
         received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
@@ -103,5 +103,42 @@ class Arguments:
         return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
 
 
-def _taken(part: Any, rows: Sequence[int]) -> Any:
+def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
+    """Decode parts on the device of the call's arguments: views if they are ``copied`` next, else as those."""
+    arrival = current_arrival()
+    policy = Policy.VIEW if copied else arrival.policy
+    return decoding(policy, device=arrival.device, every_tensor=arrival.every_tensor)
+
+
+def _take(part: Any, rows: Sequence[int]) -> Any:
     return slice_rows(part, rows.start, rows.stop) if isinstance(rows, range) else take_rows(part, rows)
+
+
+def encoded(result: Any) -> Any:
+    """Return an output as it is sent: small plain values as they are, others encoded.
+
+    The backend pickles the references in it, because it counts their holders.
+    """
+    return result if type(result) in PLAIN else encode(result, hoist={BackendRef: lambda ref: ref})
+
+
+def described(result: Any) -> tuple[PartInfo, Any]:
+    """Return the description of an output, and the output as it is sent."""
+    output = encoded(result)
+    nbytes = getattr(output, "nbytes", 0)
+    try:
+        leaves, _ = flatten(result, "")
+        return PartInfo(rows_of(leaves, ""), nbytes, settings_of(leaves)), output
+    except (
+        DispatchError
+    ):  # leaves of different row counts: valid as a result, but not as the rows of another call
+        return PartInfo(None, nbytes), output
+
+
+def sent_bytes(output: Any) -> int:
+    """Return the bytes of an output, or of a described output, as it is sent."""
+    if isinstance(output, tuple):
+        return output[0].nbytes
+    if isinstance(output, bytes | str):
+        return len(output)
+    return getattr(output, "nbytes", 0)
