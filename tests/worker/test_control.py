@@ -21,7 +21,7 @@ from phalanx.wire.messages import RankConfig
 from phalanx.worker.collectives import Collectives
 from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
 from phalanx.worker.worker_runtime import WorkerRuntime
-from tests.worker.test_host import Services
+from tests.worker.test_worker_runtime import Services
 
 if not side_channel.available():
     pytest.skip("there is no side channel on this platform", allow_module_level=True)

@@ -9,7 +9,7 @@ import torch
 
 import phalanx as px
 from phalanx.wire.codec import decode
-from phalanx.wire.outputs import BackendRef
+from phalanx.wire.messages import BackendRef
 from phalanx.worker.call_values import described, encoded
 
 

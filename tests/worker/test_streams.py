@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import phalanx as px
-from phalanx.topology.slots import SlotFacts
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankConfig
-from phalanx.wire.outputs import OUTPUT, StreamEnd
+from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, RankConfig, StreamEnd
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import WorkerRuntime
-
-
-class Services:
-    in_driver = True
-
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
-        return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
-
-    def folder(self) -> str:
-        return ""
-
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
-        return list(refs)
+from tests.worker.test_worker_runtime import Services
 
 
 class Source(px.Worker):

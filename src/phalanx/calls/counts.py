@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from phalanx.calls.listeners import CallInfo, CallListener
 from phalanx.display.metric_buffer import meters
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.decode_options import Meter
-from phalanx.wire.method_names import full_name
+from phalanx.wire.messages import full_name
+from phalanx.wire.unpack import Meter
 
 
 @dataclass

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from phalanx.calls.call import Call
 from phalanx.calls.listeners import CallInfo, CallListener
-from phalanx.wire.messages import Message, RankCall
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import OUTPUT, Message, RankCall
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.calls.listeners import CallInfo
-from phalanx.wire.decode_options import Meter
+from phalanx.wire.unpack import Meter
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import RankOutcome, RankStream, Ref, Ticket
 from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.group.epoch import Epoch
-from phalanx.wire.messages import Message
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from phalanx.wire.method_names import full_name
+from phalanx.wire.messages import full_name
 
 #: Name under which the constructors of a group stand in a trace.
 STARTING = "__init__"

@@ -20,9 +20,8 @@ from phalanx.dispatch.split import (
 )
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import Policy, decode, decoding, encode, nbytes_of
-from phalanx.wire.decode_options import current_arrival, received
-from phalanx.wire.messages import Assembled, Piece, RankCall, Reference, Stored, Whole
-from phalanx.wire.outputs import BackendRef, PartInfo
+from phalanx.wire.messages import Assembled, BackendRef, PartInfo, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.unpack import current_arrival, received
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError
 from phalanx.wire.lazy import lazy
-from phalanx.wire.messages import RUN
-from phalanx.wire.method_names import full_name
+from phalanx.wire.messages import RUN, full_name
 
 if TYPE_CHECKING:
     import torch

@@ -128,12 +128,11 @@ def _note_connections() -> None:
     module._new_process_group_helper = helper  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _PostImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _PostImport(importlib.abc.MetaPathFinder):
     """Runs functions once torch's rendezvous module was imported; the import itself is left to other finders."""
 
     def __init__(self) -> None:
         self.actions: list[Callable[[ModuleType], None]] = []
-        self._inner: Any = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -143,14 +142,12 @@ class _PostImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            self._inner, spec.loader = spec.loader, self
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(self._run, loader.exec_module)
         return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
+    def _run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        exec_module(module)
         for action in self.actions:
             action(module)
 

@@ -23,11 +23,20 @@ from phalanx.tracing.span_writer import Noted
 from phalanx.weights.weight_registry import WeightRegistry
 from phalanx.wire.call_page import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
-from phalanx.wire.decode_options import received
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import ANY_EPOCH, RUN, ProcessInfo, RankCall, RankConfig, is_library_call
-from phalanx.wire.method_names import full_name
-from phalanx.wire.outputs import OUTPUT, BackendRef, StreamEnd
+from phalanx.wire.messages import (
+    ANY_EPOCH,
+    OUTPUT,
+    RUN,
+    BackendRef,
+    ProcessInfo,
+    RankCall,
+    RankConfig,
+    StreamEnd,
+    full_name,
+    is_library_call,
+)
+from phalanx.wire.unpack import received
 from phalanx.worker.async_runner import Loop, iterate_async
 from phalanx.worker.bootstrap import apply, context_of_rank, importing
 from phalanx.worker.call_values import PLAIN, Arguments, described, encoded, sent_bytes
@@ -464,20 +473,18 @@ class WorkerRuntime:
             RankFailure: if it may not.
         """
         if (self._leaves or call.epoch not in (ANY_EPOCH, self._epoch)) and not is_library_call(call.method):
-            raise self.failure(self._stale(call), call.role, call.method, "stale")
+            group, name = self.context.group, full_name(call.role, call.method)
+            epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
+            stale = StaleEpoch(
+                f"group {group!r} has other ranks by now: this call of {name} belongs to {epoch}, the group is in "
+                f"epoch {self._epoch}; make the call again",
+                group=group,
+                epoch=call.epoch,
+                current=self._epoch,
+            )
+            raise self.failure(stale, call.role, call.method, "stale")
         if self._unusable and (torn := self._torn(call.role, call.method)) is not None:
             raise self.failure(torn, call.role, call.method)
-
-    def _stale(self, call: RankCall) -> StaleEpoch:
-        group = self.context.group
-        epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
-        return StaleEpoch(
-            f"group {group!r} has other ranks by now: this call of {full_name(call.role, call.method)} belongs to "
-            f"{epoch}, the group is in epoch {self._epoch}; make the call again",
-            group=group,
-            epoch=call.epoch,
-            current=self._epoch,
-        )
 
     def _torn(self, role: str, method: str) -> WeightsTorn | None:
         """Return why a method may not run on the role's current weights; None if it may, or needs none."""
