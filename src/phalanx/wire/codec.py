@@ -27,6 +27,7 @@ from phalanx.wire.unpack import Policy, current_arrival, decoding, received
 from phalanx.wire.value import Value
 
 __all__ = [
+    "PLAIN_HEAD",
     "Encoded",
     "Policy",
     "current_arrival",
@@ -38,11 +39,12 @@ __all__ = [
     "received",
 ]
 
+PLAIN_HEAD = b"\x80"
+"""First byte of an encoded value without buffers and tokens: pickle's first opcode."""
 _PROTOCOL = 5
 _HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is handed on as a buffer instead of being copied
 
 Hoist = Mapping[type, Callable[[Any], Any]]
-Restore = Callable[[Any], Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -200,29 +202,26 @@ def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
     return take
 
 
-def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Value:
+def decode(data: bytes | Encoded) -> Value:
     """Decode a value, into memory as the `decoding` block around the call sets it (default: private memory).
-
-    Args:
-        restore: returns the object of a token; default: that of `decoding`, else the token itself.
 
     Raises:
         InternalError: if ``data`` is neither an Encoded nor the result of ``to_bytes``.
         Exception: of unpickling, such as ModuleNotFoundError for a class unknown here.
     """
     if isinstance(data, Encoded):
-        return _load(data, restore)
-    if data[:1] == b"\x80":  # pickle's first opcode: a head without buffers and tokens
+        return _load(data)
+    if data[:1] == PLAIN_HEAD:
         return pickle.loads(data)
-    return _load(_split(data), restore)
+    return _load(_split(data))
 
 
 def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
     sent = None if policy is None else Policy(policy)
-    return _load(Encoded(head, list(buffers), own, tokens, sent), None)
+    return _load(Encoded(head, list(buffers), own, tokens, sent))
 
 
-def _load(encoded: Encoded, restore: Restore | None) -> Value:
+def _load(encoded: Encoded) -> Value:
     arrival = current_arrival()
     nbytes = encoded.nbytes
     received.add(nbytes)
@@ -230,8 +229,6 @@ def _load(encoded: Encoded, restore: Restore | None) -> Value:
         arrival.meter.add(nbytes)
     if not encoded.buffers and not encoded.tokens:
         return pickle.loads(encoded.head)
-    if restore is not None:
-        arrival = arrival._replace(restore=restore)
     frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
     before = unpack.open_frame.set(frame)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -45,11 +45,6 @@ class RankFailure(Exception):
         Exception.__init__(self)
         self.report = report
 
-    @property
-    def exception_bytes(self) -> bytes | None:
-        """The exception, packed; None if it cannot be sent."""
-        return self.report.exception_bytes
-
     def __str__(self) -> str:
         report = self.report
         method = f" in {full_name(report.role or '', report.method or '')}" if report.method else ""
@@ -67,14 +62,8 @@ def capture(
     rank: int = UNKNOWN_RANK,
     role: str | None = None,
     method: str | None = None,
-    host: str | None = None,
-    pid: int | None = None,
-    accelerator: str | None = None,
-    node_id: str | None = None,
     kind: FailureKind = "raised",
     hint: str | None = None,
-    log_tail: Sequence[str] = (),
-    log_path: str | None = None,
 ) -> RankFailure:
     """Return the failure to raise in place of `exc`. Never raises, whatever the exception's own methods do.
 
@@ -85,17 +74,11 @@ def capture(
         kind=kind,
         role=None if role is None else encodable(role),
         method=None if method is None else encodable(method),
-        host=host,
-        pid=pid,
-        accelerator=accelerator,
-        node_id=node_id,
         type_name=encodable(type_name_of(type(exc))),
         message=_shortened(text_of(exc), _MESSAGE_LIMIT),
         traceback=_shortened(traceback_of(exc), _TRACEBACK_LIMIT),
         notes=tuple(_notes(exc)),
         hint=hint,
-        log_tail=tuple(log_tail),
-        log_path=log_path,
         exception_bytes=pack(exc),
     )
     return RankFailure(report)
@@ -112,7 +95,7 @@ def undecodable(exc: BaseException) -> RankFailure:
 
 def rebuild(failure: RankFailure) -> BaseException | None:
     """Return the exception as it was raised, or None if this process does not have its class or content."""
-    return unpack(failure.exception_bytes)
+    return unpack(failure.report.exception_bytes)
 
 
 def report_of(failure: RankFailure, *, at: float | None = None) -> RankReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,7 +20,7 @@ from phalanx.dispatch.split import (
     take_rows,
 )
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Policy, decode, decoding, encode, nbytes_of
+from phalanx.wire.codec import PLAIN_HEAD, Policy, decode, decoding, encode, nbytes_of
 from phalanx.wire.messages import Assembled, BackendRef, PartInfo, Piece, RankCall, Reference, Stored, Whole
 from phalanx.wire.unpack import current_arrival, received
 
@@ -29,18 +30,29 @@ Fetch = Callable[[Sequence[Any]], list[Any]]
 PLAIN = (type(None), bool, int, float, str, bytes)
 
 
+def arguments_of(
+    call: RankCall, refs: Sequence[Any], fetch: Fetch, device: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments of a call, as private memory or as its method declares.
+
+    Args:
+        fetch: returns the values of the backend's references.
+        device: where tensors go; None: the CPU.
+    """
+    if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no tokens
+        return pickle.loads(call.body)
+    policy = Policy.READONLY if call.readonly else Policy.PRIVATE
+    restore = Arguments(refs, fetch).restore
+    with decoding(policy, restore=restore, device=device, every_tensor=device is not None):
+        return fetch([refs[-1]])[0] if call.body is None else decode(call.body)
+
+
 class Arguments:
-    """Restores the values behind the tokens of one message; ``fetch`` gets those of the backend's references."""
+    """Restores the values behind the tokens of one message; ``fetch`` returns those of the backend's references."""
 
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
         self._refs = refs
         self._fetch = fetch
-
-    def of(self, call: RankCall, device: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of a call, as private memory or as its method declares."""
-        policy = Policy.READONLY if call.readonly else Policy.PRIVATE
-        with decoding(policy, restore=self.restore, device=device, every_tensor=device is not None):
-            return self._fetch([self._refs[-1]])[0] if call.body is None else decode(call.body)
 
     def restore(self, token: Any) -> Any:
         """Return the value of a token."""

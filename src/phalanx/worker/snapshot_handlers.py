@@ -10,10 +10,10 @@ from phalanx.declare.state_declarations import StateDeclared
 from phalanx.wire.lazy import lazy
 from phalanx.wire.messages import BackendRef
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a driver needs the names of these functions, and no torch
     from phalanx.worker import rank_state, state_copies
     from phalanx.worker.worker_runtime import WorkerRuntime
-else:  # a driver needs the names of these functions, and no torch
+else:
     rank_state = lazy("phalanx.worker.rank_state")
     state_copies = lazy("phalanx.worker.state_copies")
 

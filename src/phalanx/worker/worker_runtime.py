@@ -23,7 +23,7 @@ from phalanx.tracing.span_writer import Noted
 from phalanx.weights.weight_registry import WeightRegistry
 from phalanx.wire.call_page import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
 from phalanx.wire.messages import (
     ANY_EPOCH,
     OUTPUT,
@@ -39,7 +39,7 @@ from phalanx.wire.messages import (
 from phalanx.wire.unpack import received
 from phalanx.worker.async_runner import Loop, iterate_async
 from phalanx.worker.bootstrap import apply, context_of_rank, importing
-from phalanx.worker.call_values import PLAIN, Arguments, described, encoded, sent_bytes
+from phalanx.worker.call_values import PLAIN, Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, Closers, report
 from phalanx.worker.profiling import Profiling
@@ -268,7 +268,9 @@ class WorkerRuntime:
                 self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
                 self._scope.call(call.call, full_name(call.role, call.method)),
             ):
-                result = self.run_to_end(self._invoke(call, refs, note))
+                result = self._invoke(call, refs, note)
+                if isinstance(result, Awaitable):
+                    result = self._loop.run(result)
                 if type(result) in _GENERATORS:
                     items = result if isinstance(result, GeneratorType) else self._loop.iterate(result)
                     result = list(items) if call.keep else deque(items, maxlen=0)
@@ -283,11 +285,7 @@ class WorkerRuntime:
         call = RankCall.unpack(data)
         self._check(call)
         try:
-            with (
-                self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
-                self._scope.listed(call.call, full_name(call.role, call.method)),
-                self._scope.task_step(call.call),
-            ):
+            with self._noting(call, refs) as note, self._scope.task_step(call.call):
                 result = self._invoke(call, refs, note)
                 if isinstance(result, Awaitable):
                     result = await result
@@ -313,7 +311,7 @@ class WorkerRuntime:
             self.journals.off()
         try:
             with self._scope.call(BARE_CALLS + self._bare_calls, full_name(role, method)):
-                function = getattr(self._target(role), method)
+                function = getattr(self.instances.get(role, self.context.roles), method)
                 profiling = self.profiling
                 result = function() if profiling is None else profiling.run(role, method, function, (), {})
                 if type(result) in PLAIN:  # as in `encoded`; first, because it is the quickest check
@@ -337,10 +335,7 @@ class WorkerRuntime:
         self._check(call)
         count = nbytes = 0
         try:
-            with (
-                self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
-                self._scope.listed(call.call, full_name(call.role, call.method)),
-            ):
+            with self._noting(call, refs) as note:
                 with closing(self._items(call, refs, note)) as items:
                     while True:
                         with self._scope.step(call.call):
@@ -370,10 +365,7 @@ class WorkerRuntime:
         self._check(call)
         count = nbytes = 0
         try:
-            with (
-                self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
-                self._scope.listed(call.call, full_name(call.role, call.method)),
-            ):
+            with self._noting(call, refs) as note:
                 async with aclosing(await self._items_async(call, refs, note)) as items:
                     while True:
                         with self._scope.task_step(call.call):
@@ -497,19 +489,28 @@ class WorkerRuntime:
             return None
         return WeightsTorn(f"{full_name(role, method)}: {reason}")
 
+    @contextmanager
+    def _noting(self, call: RankCall, refs: Sequence[Any]) -> Generator[Noted | None]:
+        """Note a call in its trace and on the call page."""
+        with (
+            self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
+            self._scope.listed(call.call, full_name(call.role, call.method)),
+        ):
+            yield note
+
     def _invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any:
         """Call the method of a call with its arguments. Return its result, which may be awaitable or yield."""
         library = is_library_call(call.method)
         if call.debug and not library:
             self.order.append((call.call, full_name(call.role, call.method)))
         before = received.nbytes
-        arguments = Arguments(refs, self._services.fetch)
-        args, kwargs = arguments.of(call, self.device if call.to_device else None)
+        device = self.device if call.to_device else None
+        args, kwargs = arguments_of(call, refs, self._services.fetch, device)
         if note is not None:
             note.started(received.nbytes - before)
         if library:
             return args[0](self, *args[1:], **kwargs)
-        target = self._target(call.role)
+        target = self.instances.get(call.role, self.context.roles)  # a group as a whole has its roles by name
         if call.method == RUN:
             function, args = args[0], (target, *args[1:])
         else:
@@ -517,10 +518,6 @@ class WorkerRuntime:
         if self.profiling is None:
             return function(*args, **kwargs)
         return self.profiling.run(call.role, call.method, function, args, kwargs)
-
-    def _target(self, role: str) -> Any:
-        """Return the object of a role; for a colocated group as a whole, its roles by name."""
-        return self.instances.get(role, self.context.roles)
 
     def _output(self, call: RankCall, result: Any, note: Noted | None) -> Any:
         """Return an output as it is sent: plain small values as they are, others encoded, dropped outputs as None."""
@@ -549,21 +546,20 @@ class WorkerRuntime:
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
         place = self.place
         accelerators = "" if place is None else ",".join(place.accelerator_ids)
-        failure = capture(
-            error,
-            kind="cancelled" if isinstance(error, Interrupted) else kind,
-            rank=-1 if place is None else place.rank,
-            role=role or None,
-            method=method,
+        kind = "cancelled" if isinstance(error, Interrupted) else kind
+        report = capture(error, kind=kind, role=role or None, method=method).report
+        kept = None if upstream is None else upstream.exception_bytes
+        report = replace(
+            report,
+            rank=UNKNOWN_RANK if place is None else place.rank,
             host=socket.gethostname() if place is None else place.host,
             pid=os.getpid(),
             accelerator=f"GPU {accelerators}" if accelerators else None,
             node_id=None if place is None else place.node_id,
             log_path=self._log,
+            exception_bytes=report.exception_bytes if kept is None else kept,
         )
-        if upstream is None or upstream.exception_bytes is None:
-            return failure
-        return RankFailure(replace(failure.report, exception_bytes=upstream.exception_bytes))
+        return RankFailure(report)
 
 
 def _check_yields(source: Any) -> Any:
