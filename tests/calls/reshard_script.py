@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import phalanx as px
-from phalanx.wire.decode_options import received
+from phalanx.wire.unpack import received
 from tests.support.own_cluster import several_nodes
 from tests.support.scripts import tell
 

@@ -18,7 +18,7 @@ ROW = 4096  # bytes of a row of 1024 float32
 
 
 def _received() -> int:
-    from phalanx.wire.decode_options import received
+    from phalanx.wire.unpack import received
 
     return received.nbytes
 

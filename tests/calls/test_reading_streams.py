@@ -11,7 +11,7 @@ import pytest
 from phalanx.backends.backend_types import FetchFailed, RankOutcome
 from phalanx.calls.streams import PendingStream, Reader, Streaming
 from phalanx.wire.failure import capture
-from phalanx.wire.outputs import StreamEnd
+from phalanx.wire.messages import StreamEnd
 
 Ref = tuple[int, int]  # rank and index
 

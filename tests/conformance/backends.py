@@ -29,8 +29,7 @@ from phalanx.backends.backend_types import (
 )
 from phalanx.topology.slots import Slot
 from phalanx.wire.codec import encode
-from phalanx.wire.messages import ANY_EPOCH, BARE, RankCall, RankConfig
-from phalanx.wire.outputs import DESCRIBED, OUTPUT, StreamEnd
+from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, OUTPUT, RankCall, RankConfig, StreamEnd
 from phalanx.worker.factory import make_host
 
 _POOL = "contracts"

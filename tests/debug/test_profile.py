@@ -260,10 +260,10 @@ def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
         px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
         px.WorkerGroup(slots, Profiled) as one,
     ):
-        hooks = one.core.endpoints[0].handle.host.hooks
+        host = one.core.endpoints[0].handle.host
         with one.profile():
-            assert hooks
+            assert host.profiling is not None
             one.add()
 
-        assert not hooks
+        assert host.profiling is None
         assert not one.core.before_end

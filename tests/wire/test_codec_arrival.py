@@ -170,20 +170,14 @@ def test_hoisted_objects_arrive_as_what_restore_gives(route: Any) -> None:
 def test_tokens_stand_in_order_each_object_once() -> None:
     twice = Token("a")
     encoded = encode([twice, Token("b"), (twice,)], hoist={Token: lambda token: token.name})
-    restored = decode(encoded, restore=lambda name: [name])
+    with decoding(restore=lambda name: [name]):
+        restored = decode(encoded)
     assert list(encoded.tokens) == ["a", "b"]
     assert restored[0] is restored[2][0]
 
 
 def test_without_restore_a_token_stands_for_itself() -> None:
     assert in_process([Token("a")], hoist={Token: lambda token: token.name}) == ["a"]
-
-
-def test_restore_of_the_call_wins_over_that_of_the_block() -> None:
-    encoded = encode([Token("a")], hoist={Token: lambda token: token.name})
-    with decoding(restore=str.upper):
-        assert decode(encoded, restore=str.title) == ["A"]
-        assert decode(encoded, restore=lambda name: name * 2) == ["aa"]
 
 
 def test_restore_may_decode_other_values_under_another_policy() -> None:
@@ -193,9 +187,8 @@ def test_restore_may_decode_other_values_under_another_policy() -> None:
         with decoding(Policy.VIEW):
             return decode(stored)
 
-    arrived = decode(
-        encode([np.zeros(1), Token("x"), np.ones(1)], hoist={Token: lambda _: 1}), restore=restore
-    )
+    with decoding(restore=restore):
+        arrived = decode(encode([np.zeros(1), Token("x"), np.ones(1)], hoist={Token: lambda _: 1}))
     assert [(a.tolist(), a.flags.writeable) for a in arrived] == [
         ([0], True),
         ([0, 1, 2], False),
@@ -211,7 +204,8 @@ def test_hoist_may_decline() -> None:
 def test_a_shared_leaf_travels_as_its_token() -> None:
     large, small = torch.zeros(1000), torch.ones(2)
     encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
-    arrived = decode(encoded.to_bytes(), restore=lambda token: large)
+    with decoding(restore=lambda token: large):
+        arrived = decode(encoded.to_bytes())
     assert payload(encoded) == small.nbytes
     assert arrived["a"] is large
     assert arrived["b"][0] is large

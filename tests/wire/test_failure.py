@@ -244,12 +244,10 @@ def test_an_exception_whose_text_raises_says_so() -> None:
 
 
 def test_the_report_holds_what_was_given() -> None:
-    report = capture(
-        ValueError("bad"), rank=2, role="actor", method="update", host="h", pid=9, hint="less"
-    ).report
+    report = capture(ValueError("bad"), rank=2, role="actor", method="update", hint="less").report
 
     assert (report.where(), report.role, report.method, report.type_name, report.message, report.hint) == (
-        "rank 2 (host h, pid 9)",
+        "rank 2",
         "actor",
         "update",
         "ValueError",
@@ -266,9 +264,9 @@ def test_the_report_has_the_exception_once_it_is_taken_from_the_failure() -> Non
 
 
 def test_a_failure_shows_rank_text_and_traceback() -> None:
-    text = str(capture(raised(ValueError("bad")), rank=2, method="update", pid=9))
+    text = str(capture(raised(ValueError("bad")), rank=2, method="update"))
 
-    assert text.startswith("rank 2 (pid 9) raised ValueError: bad in update\n\nTraceback (most recent")
+    assert text.startswith("rank 2 raised ValueError: bad in update\n\nTraceback (most recent")
 
 
 def test_a_failure_is_picklable_also_through_its_subclasses() -> None:

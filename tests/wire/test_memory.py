@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.wire import buffer_pool as recycle
 from phalanx.wire import memory
-from phalanx.wire.memory import allocate, concat_arrays, concat_rows, copy_into, private_copies
+from phalanx.wire.memory import allocate, concat_arrays, concat_rows, private_copies
 
 
 @pytest.fixture(params=[False, True], ids=["one thread", "threads"])
@@ -64,22 +63,8 @@ def test_a_large_block_lies_in_huge_pages() -> None:
 
 
 def test_where_there_is_no_such_memory_a_block_is_plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycle, "pool", None)
+    monkeypatch.setattr(memory, "buffer_pool", None)
     assert allocate(8 << 20).fill_(3)[-1] == 3
-
-
-@pytest.mark.usefixtures("small_thresholds")
-@pytest.mark.parametrize("nbytes", [0, 1, 4, 5, 6, 23])
-def test_copy_into_copies_every_byte(nbytes: int) -> None:
-    source = torch.arange(nbytes, dtype=torch.uint8)
-    target = torch.zeros(nbytes, dtype=torch.uint8)
-    copy_into(target, source.numpy())
-    assert target.tolist() == source.tolist()
-
-
-def test_copy_into_refuses_another_length() -> None:
-    with pytest.raises(ValueError, match="3 bytes given for a destination of 2"):
-        copy_into(bytearray(2), b"abc")
 
 
 @pytest.mark.usefixtures("small_thresholds")
@@ -193,11 +178,9 @@ def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done() -> Non
 @pytest.mark.filterwarnings("ignore:.*fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
 def test_a_forked_child_copies_with_threads_of_its_own() -> None:
-    source = np.ones(memory.PARALLEL_FROM, np.uint8)
-    copy_into(np.zeros_like(source), source)  # starts the parent's threads
+    source = [memoryview(bytes([1]) * memory.PARALLEL_FROM)]
+    private_copies(source)  # starts the parent's threads
     child = os.fork()
     if child == 0:
-        target = np.zeros_like(source)
-        copy_into(target, source)
-        os._exit(0 if target.all() else 1)
+        os._exit(0 if private_copies(source)[0].numpy().all() else 1)  # torch's threads do not survive a fork
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

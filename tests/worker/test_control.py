@@ -18,9 +18,10 @@ from phalanx.wire import call_page as side_channel
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import RankConfig
+from phalanx.worker.collectives import Collectives
 from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
 from phalanx.worker.worker_runtime import WorkerRuntime
-from tests.worker.test_host import Services
+from tests.worker.test_worker_runtime import Services
 
 if not side_channel.available():
     pytest.skip("there is no side channel on this platform", allow_module_level=True)
@@ -66,7 +67,7 @@ def host(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
     made = WorkerRuntime(Services())
     setup = RankConfig(0, 1, 0, 1, "g", 3, {})
     made.setup(setup.pack(pickle.dumps(encode({"": (Worker, (), {})}))), ())
-    monkeypatch.setattr(made._presence, "control", control)
+    monkeypatch.setattr(made, "_scope", control)
     return made
 
 
@@ -86,7 +87,7 @@ def test_a_call_without_a_message_that_is_cancelled_while_it_begins_is_interrupt
 
 
 def test_an_item_of_a_call_that_is_cancelled_while_it_begins_is_not_made(control: Control) -> None:
-    with control.stream(70000, "items") as steps, pytest.raises(Interrupted), steps:
+    with pytest.raises(Interrupted), control.step(70000):
         pytest.fail("the item was made")
     assert control.running == 0
 
@@ -134,14 +135,14 @@ def _open(one: socket.socket) -> bool:
         return True
 
 
-def test_only_connections_of_process_groups_are_cut(control: Control) -> None:
-    before = _connected()
-    with control.making_group():
+def test_only_connections_of_process_groups_are_cut() -> None:
+    collectives, before = Collectives(), _connected()
+    with collectives.noting():
         of_a_group, of_a_store = _connected(), _connected()
-        control.keep_port(of_a_store[0].getsockname()[1])
+        collectives.keep_port(of_a_store[0].getsockname()[1])
     after = _connected()  # such as one of Ray's, made while the rank works
 
-    control._sever()
+    collectives.abort()
 
     assert [_open(one) for one in (*before[1:], *after[1:])] == [True] * 4
     assert [_open(one) for one in of_a_group[1:]] == [False] * 2
@@ -151,10 +152,11 @@ def test_only_connections_of_process_groups_are_cut(control: Control) -> None:
             one.close()
 
 
-def test_a_thread_that_waits_while_a_group_is_made_is_freed(control: Control) -> None:
-    with control.making_group():
+def test_a_thread_that_waits_while_a_group_is_made_is_freed() -> None:
+    collectives = Collectives()
+    with collectives.noting():
         server, client, accepted = _connected()
-        control._sever()
+        collectives.abort()
         assert not _open(client)
     for one in (server, client, accepted):
         one.close()

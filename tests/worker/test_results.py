@@ -9,8 +9,8 @@ import torch
 
 import phalanx as px
 from phalanx.wire.codec import decode
-from phalanx.wire.outputs import BackendRef
-from phalanx.worker.results import described, encoded
+from phalanx.wire.messages import BackendRef
+from phalanx.worker.call_values import described, encoded
 
 
 def test_an_output_is_described_with_its_rows() -> None:

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import phalanx as px
-from phalanx.topology.slots import SlotFacts
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankConfig
-from phalanx.wire.outputs import OUTPUT, StreamEnd
-from phalanx.worker.hooks import Hooks, Seen
+from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, RankConfig, StreamEnd
+from phalanx.worker.handlers import arm_profile, end_profile
+from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import WorkerRuntime
-
-
-class Services:
-    in_driver = True
-
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
-        return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
-
-    def folder(self) -> str:
-        return ""
-
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
-        return list(refs)
+from tests.worker.test_worker_runtime import Services
 
 
 class Source(px.Worker):
@@ -109,22 +95,13 @@ def test_what_does_not_yield_has_no_items(host: WorkerRuntime) -> None:
         next(host.stream(message("one")))
 
 
-class Noting:
-    """A hook that notes the end of a call."""
+def test_a_profile_lasts_until_the_last_item(host: WorkerRuntime) -> None:
+    arm_profile(host, "one", ProfileOrder(2))
+    items = host.stream(message("numbers"))
+    next(items)
+    assert host.run(message("one")) == 1  # in the middle of the other call
 
-    def __init__(self) -> None:
-        self.ended: list[BaseException | None] = []
-
-    def begin(self, seen: Seen) -> Callable[[BaseException | None], None]:
-        return self.ended.append
-
-    def finish(self) -> None: ...
-
-
-def test_a_hook_lasts_until_the_last_item() -> None:
-    hooks, noting, source = Hooks(), Noting(), Source()
-    hooks.add("one", noting)
-    items = hooks.around(Seen("", "numbers"), source.numbers, (), {})
-
-    assert (next(items), noting.ended) == (1, [])
-    assert (list(items), noting.ended) == ([2, 3], [None])
+    list(items)
+    report = end_profile(host, "one")
+    assert report.calls == ("numbers", "one")
+    assert report.trace is not None

@@ -26,7 +26,7 @@ from phalanx.backends.backend_types import (
     Ticket,
 )
 from phalanx.topology.slots import Slot
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import OUTPUT
 from phalanx.wire.value import Value
 
 if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything

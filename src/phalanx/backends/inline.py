@@ -39,8 +39,7 @@ from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import BARE, STORE_VARIABLE, RankConfig
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import BARE, OUTPUT, STORE_VARIABLE, RankConfig
 from phalanx.wire.value import Value
 
 _NODE = "inline"

@@ -12,7 +12,7 @@ from phalanx.backends.backend_types import FetchFailed, Lost, RankOutcome
 from phalanx.errors import CallCancelled
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
-from phalanx.wire.outputs import StreamEnd
+from phalanx.wire.messages import StreamEnd
 from phalanx.wire.value import Value
 
 

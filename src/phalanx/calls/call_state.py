@@ -20,8 +20,8 @@ from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.display.metric_buffer import meters
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.wire.decode_options import Meter
-from phalanx.wire.method_names import full_name
+from phalanx.wire.messages import full_name
+from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
 
 

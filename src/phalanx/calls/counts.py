@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.wire.decode_options import Meter
+from phalanx.wire.unpack import Meter
 
 
 class Counts:

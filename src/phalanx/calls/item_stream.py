@@ -22,7 +22,7 @@ from phalanx.dispatch.plan import GatherPlan
 from phalanx.errors import DispatchError
 from phalanx.session.wait_threads import waiters
 from phalanx.wire.codec import decoding
-from phalanx.wire.outputs import StreamEnd
+from phalanx.wire.messages import StreamEnd
 from phalanx.wire.value import Reduced
 
 Item = TypeVar("Item", covariant=True)

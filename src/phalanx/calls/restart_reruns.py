@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from phalanx.calls.listeners import CallInfo
-from phalanx.wire.messages import Message, RankCall
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import OUTPUT, Message, RankCall
 
 
 @dataclass

@@ -17,8 +17,7 @@ from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.wire.messages import HOST, RankCall
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import HOST, OUTPUT, RankCall
 from phalanx.wire.value import Value
 
 

@@ -27,8 +27,7 @@ from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.session.monitor import monitor
 from phalanx.wire.call_page import BARE_CALLS
-from phalanx.wire.messages import ANY_EPOCH, BARE, HOST, Message, RankCall, titled
-from phalanx.wire.outputs import DESCRIBED, OUTPUT
+from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
 from phalanx.worker import handlers as questions
 
 _BARE = Message(BARE)

@@ -13,9 +13,9 @@ from typing import Any
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
 from phalanx.calls.call_state import Results
-from phalanx.wire.decode_options import received
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.outputs import StreamEnd
+from phalanx.wire.messages import StreamEnd
+from phalanx.wire.unpack import received
 from phalanx.wire.value import Value
 
 _ALL = 1 << 30

@@ -16,7 +16,7 @@ from phalanx.dispatch.batch_metadata import differing
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.split import check_rows, piece_bounds
 from phalanx.errors import DispatchError
-from phalanx.wire.outputs import PartInfo
+from phalanx.wire.messages import PartInfo
 
 _SHOWN = 8
 

@@ -16,8 +16,8 @@ from phalanx.calls.call import Call
 from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 from phalanx.group.group import Group
-from phalanx.worker.hooks import Wanted
-from phalanx.worker.profiling import ProfileOrder, ProfileReport, arm_profile, end_profile
+from phalanx.worker.handlers import arm_profile, end_profile
+from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
 _TOOLS = ("torch", "nsys")
 _ACTIVITIES = ("cpu", "cuda")
@@ -185,10 +185,11 @@ def start_profile(
         )
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise DispatchError(f"{selection.name}.profile(calls={calls!r}): expected a whole number from 1")
-    wanted = Wanted(selection.role, selection.method_names("profile", methods))
+    names = selection.method_names("profile", methods)
     chosen = selection.chosen_ranks("profile", ranks)
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
-    order = ProfileOrder(calls, wanted, tool, None if activities is None else tuple(activities), options)
+    kinds = None if activities is None else tuple(activities)
+    order = ProfileOrder(calls, selection.role, names, tool, kinds, options)
     return Profile(core, chosen, where.absolute(), order)
 
 

@@ -130,13 +130,18 @@ def present(context: WorkerContext) -> Generator[None]:
         _present.reset(token)
 
 
+def current_context() -> WorkerContext | None:
+    """Return the context of the rank that runs this code, None outside of ranks."""
+    return being_made.get() or _present.get() or next(iter(_of_process), None)
+
+
 def present_context() -> WorkerContext:
     """The rank whose code this is.
 
     Raises:
         DeclarationError: it is none's.
     """
-    context = being_made.get() or _present.get() or next(iter(_of_process), None)
+    context = current_context()
     if context is None:
         raise DeclarationError(
             "this was called where there is no worker; call it from a worker's method, or give it the worker"

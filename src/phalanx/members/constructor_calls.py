@@ -15,8 +15,7 @@ from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.members.launch import Launched
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.messages import ANY_EPOCH, HOST, STORE_VARIABLE, Message, RankCall
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import ANY_EPOCH, HOST, OUTPUT, STORE_VARIABLE, Message, RankCall
 from phalanx.worker.rejoining import Rejoin, rejoin
 
 #: What ranks must be told anew to find each other.

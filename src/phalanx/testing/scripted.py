@@ -28,8 +28,7 @@ from phalanx.session import session as cluster
 from phalanx.testing.clock import FakeClock
 from phalanx.testing.timed import FOR_EVER, TimedCalls, TimedRef, plain
 from phalanx.wire.failure import capture
-from phalanx.wire.messages import RankCall
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import OUTPUT, RankCall
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]

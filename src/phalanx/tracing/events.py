@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from phalanx.wire.method_names import full_name
+from phalanx.wire.messages import full_name
 
 #: Name of the constructors of a group in a trace.
 STARTING = "__init__"

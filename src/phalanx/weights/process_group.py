@@ -22,7 +22,7 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.bucket_packing import DeltaPacking, Packing, Read, Write
 from phalanx.weights.buckets import Bucket
 from phalanx.weights.transport import Deadline, Endpoint, Note, Received, lost
-from phalanx.worker.control import control
+from phalanx.worker.collectives import collectives
 
 _POLL_S = 0.0005
 Member = tuple[str, int]
@@ -89,10 +89,9 @@ class ProcessGroupEndpoint(Endpoint):
         spec, peer = self._spec, "the other ranks of the sync"
         host, _, port = spec.store.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
-        channel = control()
         try:
             # the sockets are noted, so that a cancelled call can close them
-            with contextlib.nullcontext() if channel is None else channel.making_group():
+            with collectives.noting():
                 store: Store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
                 store.set_timeout(limit)
                 self._store = PrefixStore(f"weights/{spec.key}/notes", store)

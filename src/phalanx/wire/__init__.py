@@ -1,1 +1,1 @@
-"""What crosses process borders: the codec for arguments and results, and the messages of a call."""
+"""Messages between processes: the codec for arguments and results, exceptions, and the call page."""

@@ -2,13 +2,12 @@
 
 A value becomes a pickle stream (``head``, by cloudpickle, protocol 5) and the bytes of its tensors and arrays
 as they lie in memory (``buffers``). `phalanx.wire.pack` says what is sent of a tensor or array;
-`phalanx.wire.decode_options` says in what memory and on which device it arrives. Nothing global is patched: the
-reductions belong to this pickler alone.
+`phalanx.wire.unpack` in what memory and on which device it arrives. Nothing global is patched: the reductions belong
+to this pickler alone.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 import struct
@@ -22,35 +21,43 @@ import numpy as np
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
-from phalanx.wire.decode_options import Policy, current_arrival, decoding, received
 from phalanx.wire.lazy import is_tensor_type
 from phalanx.wire.tensor_walk import large_leaves, nbytes_of
+from phalanx.wire.unpack import Policy, current_arrival, decoding, received
 from phalanx.wire.value import Value
 
 __all__ = [
+    "PLAIN_HEAD",
     "Encoded",
     "Policy",
+    "current_arrival",
     "decode",
     "decoding",
     "encode",
     "large_leaves",
     "nbytes_of",
+    "received",
 ]
 
+PLAIN_HEAD = b"\x80"
+"""First byte of an encoded value without buffers and tokens: pickle's first opcode."""
 _PROTOCOL = 5
 _HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is handed on as a buffer instead of being copied
 
 Hoist = Mapping[type, Callable[[Any], Any]]
-Restore = Callable[[Any], Any]
 
 
 @dataclass(slots=True, eq=False)
 class Encoded:
-    """An encoded value. Pickling it hands its buffers out of band; unpickling it gives the value.
+    """An encoded value. Pickling it hands its buffers out of band; unpickling it returns the value.
 
-    ``buffers`` are read-only, contiguous views of the caller's memory: write them out before that changes.
-    The first ``own`` of them belong to tensors and arrays, the others to types with out-of-band pickling of
-    their own. ``tokens`` are the hoisted ones in order. ``policy`` is what the sender asked for.
+    Attributes:
+        head: the pickle stream.
+        buffers: read-only, contiguous views of the caller's memory: write them out before that changes.
+        own: number of the first buffers, which belong to tensors and arrays; the others belong to types with
+            out-of-band pickling of their own.
+        tokens: placeholders of replaced objects, in order.
+        policy: request of the sender.
     """
 
     head: bytes
@@ -66,7 +73,7 @@ class Encoded:
         return head + sum([memoryview(buffer).nbytes for buffer in self.buffers]) if self.buffers else head
 
     def to_bytes(self) -> bytes:
-        """The whole value in one bytes object, which `decode` takes: for small values, one copy."""
+        """Return the value in one bytes object for `decode`: for small values, one copy."""
         if not self.buffers and not self.tokens:
             return self.head
         return _join(self)
@@ -87,22 +94,21 @@ def encode(
     shared: Mapping[int, Any] | None = None,
     policy: Policy | None = None,
 ) -> Encoded:
-    """Encode ``value``: anything that cloudpickle takes. The value and what it refers to are not changed.
+    """Encode a value that cloudpickle takes. Nothing in it is changed.
 
-    ``hoist[type(obj)](obj)`` may give a token, any picklable thing but None, that travels in place of the
-    object; ``shared[id(obj)]`` is the token of a tensor, array or other object that was stored before. Types
-    that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced. Each object is
-    replaced once. ``policy`` READONLY makes the value arrive read-only wherever it is decoded.
+    Types that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced by tokens.
+
+    Args:
+        hoist: functions by type that return a token, any picklable object but None, to be sent in place of an object
+            of that type; None: the object itself. Each object is replaced once.
+        shared: tokens by ``id`` of objects that were stored before.
+        policy: READONLY makes the value arrive read-only wherever it is decoded.
 
     Raises:
-        DispatchError: something in the value cannot be pickled; the message names its type and place.
+        DispatchError: if a part cannot be pickled; the error names its type and place.
     """
     if _is_plain(value, _PLAIN_DEPTH):
         return Encoded(pickle.dumps(value, _PROTOCOL))
-    if not shared and type(value) not in (hoist or ()):
-        alone = _encode_alone(value, policy)
-        if alone is not None:
-            return alone
     file = io.BytesIO()
     pickler = _Pickler(file, hoist or {}, shared or {})
     try:
@@ -117,74 +123,24 @@ def encode(
     return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, policy)
 
 
-def _encode_alone(value: Value, policy: Policy | None) -> Encoded | None:
-    """A tensor or array by itself, whose head is one of few; None for anything else.
-
-    As quick as plain values are: streams and channels carry many small ones.
-    """
-    given: Any = value
-    if type(value) is np.ndarray:
-        reduce: Callable[[pack.Sink, Any], Any] = pack.reduce_array
-    elif is_tensor_type(type(value)):
-        reduce = pack.reduce_tensor
-    else:
-        return None
-    sink = pack.Sink()
-    try:
-        reduced = reduce(sink, given)
-    except Exception:  # told in full by the pickler, which meets it too
-        return None
-    if reduced is None or len(reduced) != 2 or reduced[0] not in (unpack.array, unpack.tensor):
-        return None
-    if type(reduced[1][1]) is not str:  # a dtype by itself may have more to say than its equals
-        return None
-    buffers = sink.buffers
-    return Encoded(_head_of(*reduced), buffers, len(buffers), (), policy)
-
-
-@dataclass(frozen=True)
-class _Reduced:
-    """Pickled as a call of ``function``."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.function, self.args
-
-
-@functools.lru_cache(maxsize=1024)
-def _head_of(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """What is said of a tensor or array beside its bytes."""
-    return pickle.dumps(_Reduced(function, args), _PROTOCOL)
-
-
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 _PLAIN_DEPTH = 4
 
 
 def _is_plain(value: Value, depth: int) -> bool:
-    """Whether plain pickle does: atoms in lists, tuples and dicts that are not deep."""
+    """Return whether plain pickle is enough: atoms in lists, tuples and dicts that are not deep."""
     kind = type(value)
-    if kind in _ATOMS:
-        return True
     if kind is dict:
-        return not value or (
-            _all_plain(value, set(map(type, value)), depth)
-            and _all_plain(value.values(), set(map(type, value.values())), depth)
-        )
-    if kind is tuple or kind is list:
-        return not value or _all_plain(value, set(map(type, value)), depth)
-    return False
-
-
-def _all_plain(values: Value, kinds: set[type], depth: int) -> bool:
+        return _is_plain([*value, *value.values()], depth)
+    if kind is not tuple and kind is not list:
+        return kind in _ATOMS
+    kinds = set(map(type, value))
     if kinds <= _ATOMS:
         return True
     if depth == 0 or not kinds <= _PLAIN_KINDS:
         return False
-    for value in values:  # noqa: SIM110 - a generator would double the cost of an empty call
-        if value and not _is_plain(value, depth - 1):
+    for item in value:  # noqa: SIM110 - a generator would double the cost of an empty call
+        if item and not _is_plain(item, depth - 1):
             return False
     return True
 
@@ -207,7 +163,7 @@ class _Pickler(cloudpickle.Pickler):
         self._shared = shared
 
     def again(self, value: Value) -> None:
-        """Pickle ``value`` in the same way, only to see whether that works."""
+        """Pickle ``value`` in the same way, to see whether that works."""
         _Pickler(io.BytesIO(), self._hoist, self._shared).dump(value)
 
     def reducer_override(self, obj: Value) -> Any:
@@ -231,9 +187,9 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Puts what is out of band into a list, as a pickler asks.
+    """Return a pickler's callback that puts out-of-band buffers into a list.
 
-    No method of the pickler: that would hold itself, and every tensor that it saw, until the collector comes by.
+    Not a method of the pickler: it would hold itself, and every tensor that it saw, until a garbage collection.
     """
 
     def take(buffer: pickle.PickleBuffer) -> bool:
@@ -246,29 +202,26 @@ def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
     return take
 
 
-def decode(data: bytes | Encoded, *, restore: Restore | None = None) -> Value:
-    """The value of ``data``, arriving as the `decoding` block around the call says (default: private memory).
-
-    ``restore(token)`` gives the object for a hoisted token; without it, what `decoding` says, and else the
-    token itself.
+def decode(data: bytes | Encoded) -> Value:
+    """Decode a value, into memory as the `decoding` block around the call sets it (default: private memory).
 
     Raises:
-        InternalError: ``data`` is neither an Encoded nor what ``to_bytes`` made.
-        Exception: whatever unpickling raises, such as ModuleNotFoundError for a class unknown here.
+        InternalError: if ``data`` is neither an Encoded nor the result of ``to_bytes``.
+        Exception: of unpickling, such as ModuleNotFoundError for a class unknown here.
     """
     if isinstance(data, Encoded):
-        return _load(data, restore)
-    if data[:1] == b"\x80":  # pickle's first opcode: a head without buffers and tokens
+        return _load(data)
+    if data[:1] == PLAIN_HEAD:
         return pickle.loads(data)
-    return _load(_split(data), restore)
+    return _load(_split(data))
 
 
 def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
     sent = None if policy is None else Policy(policy)
-    return _load(Encoded(head, list(buffers), own, tokens, sent), None)
+    return _load(Encoded(head, list(buffers), own, tokens, sent))
 
 
-def _load(encoded: Encoded, restore: Restore | None) -> Value:
+def _load(encoded: Encoded) -> Value:
     arrival = current_arrival()
     nbytes = encoded.nbytes
     received.add(nbytes)
@@ -276,8 +229,6 @@ def _load(encoded: Encoded, restore: Restore | None) -> Value:
         arrival.meter.add(nbytes)
     if not encoded.buffers and not encoded.tokens:
         return pickle.loads(encoded.head)
-    if restore is not None:
-        arrival = arrival._replace(restore=restore)
     frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
     before = unpack.open_frame.set(frame)
     try:

@@ -1,9 +1,9 @@
-"""Exceptions as bytes that travel anywhere, and back without running the code of their class.
+"""Exceptions as bytes for any process, and back without running the code of their class.
 
-Default pickling of an exception calls its class again with `args`: it fails for every class whose
-`__init__` takes something else, loses `OSError.filename`, and one attribute that cannot be pickled loses all.
-Here class, arguments, attributes and C-level members are pickled one by one; what cannot be pickled is left
-out and named in a note. The bytes hold plain data only: unpickling them needs no class of the user's.
+Default pickling of an exception calls its class again with `args`: it fails for every class whose `__init__` takes
+other arguments, loses `OSError.filename`, and one attribute that cannot be pickled loses all. Here class, arguments and
+attributes, those of C classes too, are pickled one by one; a note names those that cannot be pickled. The bytes hold
+plain data only: unpickling them needs no class of the user's.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ TOTAL_LIMIT = 16 << 20
 """An exception that packs to more bytes than this is not sent as an object, only as text."""
 _DEPTH = 8
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
-# Live objects of the raising process, or what the constructor restores anyway.
+# Live objects of the raising process, or restored by the constructor.
 _SKIPPED_MEMBERS = {"args", "obj", "exceptions", "message"}
 _SKIPPED_STATE = {"_message", "_exceptions"}  # of the exceptiongroup backport
+_MEMBER = (MemberDescriptorType, GetSetDescriptorType)
+_MISSING = object()
 
 
 @dataclass(frozen=True)
 class _Item:
-    """One pickled value; `data` is None where it could not be pickled."""
+    """One pickled value; `data` is None if it could not be pickled."""
 
     name: str
     type_name: str
@@ -57,8 +59,7 @@ class _Packed:
     qualname: str
     by_value: bytes | None
     args: tuple[_Item, ...] = ()
-    members: tuple[_Item, ...] = ()
-    state: tuple[_Item, ...] = ()
+    attributes: tuple[_Item, ...] = ()
     children: tuple[_Packed, ...] | None = None
     cause: _Packed | None = None
     whole: bytes | None = None
@@ -67,25 +68,24 @@ class _Packed:
 
 @dataclass(frozen=True)
 class Parts:
-    """An unpacked exception before it is put together as an instance of some class."""
+    """An unpacked exception before it becomes an instance of a class."""
 
     cls: type[BaseException]
     args: tuple[Any, ...] = ()
-    members: dict[str, Any] = field(default_factory=dict[str, Any])
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     cause: BaseException | None = None
     whole: PhalanxError | None = None
 
 
 def type_name_of(cls: type) -> str:
-    """The name that a traceback shows: with the module, unless that is builtins or __main__."""
+    """Return the name as in a traceback: with the module, unless that is builtins or __main__."""
     module = str(getattr(cls, "__module__", "builtins"))
     qualname = str(getattr(cls, "__qualname__", cls.__name__))
     return qualname if module in ("builtins", "__main__") else f"{module}.{qualname}"
 
 
 def text_of(exc: BaseException) -> str:
-    """`str(exc)`, also of an exception whose `__str__` raises."""
+    """Return `str(exc)`, also of an exception whose `__str__` raises."""
     try:
         return str(exc)
     except Exception as error:
@@ -93,12 +93,12 @@ def text_of(exc: BaseException) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with what UTF-8 cannot hold, a lone surrogate as of a file name, written as an escape."""
+    """Return the text with escapes for characters outside of UTF-8, such as a lone surrogate of a file name."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def pack(exc: BaseException) -> bytes | None:
-    """The exception as bytes, or None where it is too large or too strange to travel."""
+    """Return the exception as bytes, or None if it is too large or cannot be packed."""
     try:
         data = pickle.dumps(_pack(exc, 0), protocol=5)
     except Exception:
@@ -107,40 +107,47 @@ def pack(exc: BaseException) -> bytes | None:
 
 
 def unpack(data: bytes | None) -> BaseException | None:
-    """The exception that `pack` was given, or None where its class is not to be had in this process."""
+    """Return the exception that `pack` was given, or None if this process does not have its class."""
     parts = load_parts(data)
-    if parts is None:
-        return None
     try:
-        return parts.whole or assemble(parts.cls, parts)
+        return None if parts is None else parts.whole or assemble(parts.cls, parts)
     except Exception:
         return None
 
 
 def load_parts(data: bytes | None) -> Parts | None:
-    """What `assemble` needs, or None where the class is not to be had in this process."""
-    if data is None:
-        return None
+    """Return the parts for `assemble`, or None if this process does not have the class."""
     try:
-        return _load(pickle.loads(data))
+        return None if data is None else _load(pickle.loads(data))
     except Exception:
         return None
 
 
 def assemble(cls: type[BaseException], parts: Parts) -> BaseException:
-    """An instance of `cls`, which is `parts.cls` or derives from it, made without any Python `__init__`.
+    """Return an instance of `cls`, which is `parts.cls` or derives from it, without any Python `__init__`.
 
-    Raises whatever the C-level constructor raises if it does not take the arguments.
+    Raises:
+        Exception: of the C constructor, if it does not take the arguments.
     """
-    native = _native_base(cls)
-    exc = native.__new__(cls, *parts.args)
-    # A class may keep other arguments than its base takes: members and state below hold what counts.
+    native: Any = (
+        cls  # the C type that decides the layout, such as OSError: the only one whose `__new__` is safe
+    )
+    while native.__flags__ & _HEAP_TYPE and native.__base__ is not None:
+        native = native.__base__
+    exc: BaseException = native.__new__(cls, *parts.args)
+    # A class may keep other arguments than its base takes: the attributes below restore those.
     with contextlib.suppress(Exception):
         native.__init__(exc, *parts.args)
     object.__setattr__(exc, "args", parts.args)
-    for name, value in parts.members.items():
-        _set_member(exc, name, value)
-    exc.__dict__.update(parts.state)
+    for name, value in parts.attributes.items():
+        found = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
+        member = next((item for item in found if isinstance(item, _MEMBER)), None)
+        if member is None:
+            exc.__dict__[name] = value
+        else:
+            # Read-only members were set by the C constructor.
+            with contextlib.suppress(AttributeError, TypeError):
+                member.__set__(exc, value)
     if parts.cause is not None:
         object.__setattr__(exc, "__cause__", parts.cause)
     return exc
@@ -148,10 +155,9 @@ def assemble(cls: type[BaseException], parts: Parts) -> BaseException:
 
 def _pack(exc: BaseException, depth: int) -> _Packed:
     cls = type(exc)
-    text = text_of(exc)[:10_000]
+    module, text = str(cls.__module__), text_of(exc)[:10_000]
     if isinstance(exc, PhalanxError):
-        whole = pickle.dumps(exc, protocol=5)
-        return _Packed(str(cls.__module__), cls.__qualname__, None, text=text, whole=whole)
+        return _Packed(module, cls.__qualname__, None, text=text, whole=pickle.dumps(exc, protocol=5))
     children = None
     args = exc.args
     if isinstance(exc, _GROUP) and depth < _DEPTH:
@@ -160,12 +166,11 @@ def _pack(exc: BaseException, depth: int) -> _Packed:
         args = (group.message,)
     cause = exc.__cause__
     return _Packed(
-        str(cls.__module__),
+        module,
         cls.__qualname__,
         _dumps(cls),
         args=tuple(_item(f"args[{i}]", value) for i, value in enumerate(args)),
-        members=tuple(_item(name, value) for name, value in _members(exc)),
-        state=tuple(_item(k, v) for k, v in vars(exc).items() if k not in _SKIPPED_STATE),
+        attributes=tuple(_item(name, value) for name, value in _attributes(exc)),
         children=children,
         cause=_pack(cause, depth + 1) if cause is not None and depth < _DEPTH else None,
         text=text,
@@ -174,9 +179,7 @@ def _pack(exc: BaseException, depth: int) -> _Packed:
 
 def _item(name: str, value: Value) -> _Item:
     data = _dumps(value)
-    if data is not None and len(data) > ITEM_LIMIT:
-        data = None
-    return _Item(name, type_name_of(type(value)), data)
+    return _Item(name, type_name_of(type(value)), None if data is None or len(data) > ITEM_LIMIT else data)
 
 
 def _dumps(value: Value) -> bytes | None:
@@ -187,26 +190,18 @@ def _dumps(value: Value) -> bytes | None:
         return None
 
 
-def _members(exc: BaseException) -> Iterator[tuple[str, Any]]:
-    """Attributes that are not in `__dict__`: members of C exceptions (`OSError.filename`) and slots."""
+def _attributes(exc: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield the items of `__dict__`, members of C exceptions (`OSError.filename`) and slots."""
     for cls in type(exc).__mro__:
+        native = not cls.__flags__ & _HEAP_TYPE
         for name, member in vars(cls).items():
-            if not isinstance(member, MemberDescriptorType | GetSetDescriptorType):
-                continue
-            if name in _SKIPPED_MEMBERS and not cls.__flags__ & _HEAP_TYPE:
-                continue
-            if name.startswith("__") and name.endswith("__"):
-                continue
-            value = _member_value(member, exc)
-            if value is not None:
-                yield name, value
-
-
-def _member_value(member: MemberDescriptorType | GetSetDescriptorType, exc: BaseException) -> Value:
-    try:
-        return member.__get__(exc, type(exc))
-    except Exception:
-        return None
+            skipped = name.startswith("__") or (native and name in _SKIPPED_MEMBERS)
+            if isinstance(member, _MEMBER) and not skipped:
+                with contextlib.suppress(Exception):
+                    value = member.__get__(exc, type(exc))
+                    if value is not None:
+                        yield name, value
+    yield from ((name, value) for name, value in vars(exc).items() if name not in _SKIPPED_STATE)
 
 
 def _load(packed: _Packed) -> Parts | None:
@@ -220,26 +215,18 @@ def _load(packed: _Packed) -> Parts | None:
     args = tuple(_loads(item, lost, f"<{item.type_name} that could not be sent>") for item in packed.args)
     if packed.children is not None:
         args = (*args, [_child(child) for child in packed.children])
-    missing = object()
-    members = {item.name: _loads(item, lost, missing) for item in packed.members}
-    state = {item.name: _loads(item, lost, missing) for item in packed.state}
-    state = {name: value for name, value in state.items() if value is not missing}
+    attributes = {item.name: _loads(item, lost, _MISSING) for item in packed.attributes}
+    attributes = {name: value for name, value in attributes.items() if value is not _MISSING}
     if lost:
         note = f"not sent with this exception, since it is too large or cannot be pickled: {', '.join(lost)}"
-        state["__notes__"] = [*state.get("__notes__", ()), note]
+        attributes["__notes__"] = [*attributes.get("__notes__", ()), note]
     if packed.children is not None and sys.version_info < (3, 11):
-        state.update(_message=args[0], _exceptions=tuple(args[1]))
-    return Parts(
-        cls,
-        args,
-        {name: value for name, value in members.items() if value is not missing},
-        state,
-        _child(packed.cause) if packed.cause is not None else None,
-    )
+        attributes.update(_message=args[0], _exceptions=tuple(args[1]))
+    return Parts(cls, args, attributes, None if packed.cause is None else _child(packed.cause))
 
 
 def _child(packed: _Packed) -> BaseException:
-    """A part of a group or a chain; a stand-in with its text where its class is not to be had."""
+    """Return a part of a group or a chain; a stand-in with its text if this process does not have its class."""
     parts = _load(packed)
     if parts is None:
         return PhalanxError(f"{packed.module}.{packed.qualname}: {packed.text}")
@@ -251,50 +238,22 @@ def _loads(item: _Item, lost: list[str], default: Value) -> Value:
         try:
             return pickle.loads(item.data)
         except Exception:
-            # Its class is not importable here, or refuses to be rebuilt: as good as never sent.
+            # Its class is not importable here, or refuses to be rebuilt: as if it was never sent.
             pass
     lost.append(f"{item.name} ({item.type_name})")
     return default
 
 
 def _find_class(packed: _Packed) -> type[BaseException] | None:
-    """The class by its name first: a class of the driver's `__main__` comes back by value as another one."""
-    found = _named_class(packed.module, packed.qualname)
-    if not _is_exception_class(found) and packed.by_value is not None:
-        try:
-            found = pickle.loads(packed.by_value)
-        except Exception:
-            return None
-    return found if _is_exception_class(found) else None
-
-
-def _is_exception_class(found: Value) -> bool:
-    return isinstance(found, type) and issubclass(found, BaseException)
-
-
-def _named_class(module: str, qualname: str) -> Value:
-    try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
-        for name in qualname.split("."):
-            found = getattr(found, name)
-    except Exception:
-        return None
-    return found
-
-
-def _native_base(cls: type[BaseException]) -> Value:
-    """The C type that decides the memory layout, such as OSError: the only one whose `__new__` is safe."""
-    base: type = cls
-    while base.__flags__ & _HEAP_TYPE and base.__base__ is not None:
-        base = base.__base__
-    return base
-
-
-def _set_member(exc: BaseException, name: str, value: Value) -> None:
-    for cls in type(exc).__mro__:
-        member = vars(cls).get(name)
-        if isinstance(member, MemberDescriptorType | GetSetDescriptorType):
-            # Read-only members are those that the C constructor has set already.
-            with contextlib.suppress(AttributeError, TypeError):
-                member.__set__(exc, value)
-            return
+    """Return the class, by its name first: by value, one of the driver's `__main__` would become another class."""
+    with contextlib.suppress(Exception):
+        named: Any = sys.modules.get(packed.module) or importlib.import_module(packed.module)
+        for name in packed.qualname.split("."):
+            named = getattr(named, name)
+        if isinstance(named, type) and issubclass(named, BaseException):
+            return named
+    with contextlib.suppress(Exception):
+        by_value: Any = None if packed.by_value is None else pickle.loads(packed.by_value)
+        if isinstance(by_value, type) and issubclass(by_value, BaseException):
+            return by_value
+    return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Lazy(ModuleType):
-    """Stands for a module until one of its attributes is asked for."""
+    """A module that is imported when one of its attributes is first used."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module(self.__name__), name)
@@ -21,18 +21,18 @@ class _Lazy(ModuleType):
 
 
 def lazy(name: str) -> ModuleType:
-    """The module of that name, imported when the first of its attributes is asked for."""
+    """Return the module of that name, imported when one of its attributes is first used."""
     return _Lazy(name)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a tensor; does not import torch, since there are no tensors before it."""
+    """Return whether ``value`` is a tensor. Does not import torch: before it there are no tensors."""
     return is_tensor_type(type(value))
 
 
 def is_tensor_type(cls: type) -> bool:
-    """Whether instances of ``cls`` are tensors."""
+    """Return whether instances of ``cls`` are tensors."""
     torch = sys.modules.get("torch")
-    # While torch itself is being imported it has no Tensor yet, and nobody has one.
+    # While torch itself is being imported it has no Tensor yet.
     tensor = getattr(torch, "Tensor", None)
     return tensor is not None and issubclass(cls, tensor)

@@ -1,43 +1,32 @@
-"""Memory for received data: large blocks from huge pages, used again; copies and joins on several threads.
+"""Memory for received data: large blocks from huge pages, reused; copies and joins on several threads.
 
-Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as
-into memory that is there already, with 2 MB pages about twice. So large blocks ask the kernel for huge pages
-(transparent ones, ``madvise(MADV_HUGEPAGE)``) and are kept for the next of their size (`phalanx.wire.buffer_pool`);
-where there is no such thing they are plain memory.
+Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as into
+memory that is mapped already, with 2 MB pages about twice, since the kernel clears each page at its first use. So
+large blocks ask the kernel for huge pages (transparent ones, ``madvise(MADV_HUGEPAGE)``), and are kept for the next
+block of their size. If the system has no such pages, they are plain memory.
 """
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.wire import buffer_pool as recycle
-from phalanx.wire.lazy import is_tensor, lazy
+from phalanx.wire.lazy import lazy
 from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
     import torch
 else:
     torch = lazy("torch")
-
-__all__ = [
-    "HUGE_FROM",
-    "PARALLEL_FROM",
-    "allocate",
-    "bytes_at",
-    "bytes_of",
-    "concat_arrays",
-    "concat_rows",
-    "copy_all",
-    "copy_into",
-    "private_copies",
-    "tensor_over",
-]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -49,22 +38,13 @@ PARALLEL_FROM = 8 << 20
 
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
+_HUGE_PAGE = 2 << 20
+_SLACK = 1.25  # a kept block serves for anything that fills at least 1/1.25 of it
+_SHARE_OF_MEMORY = 64  # a process keeps at most this part of the machine's memory
 
 
-def allocate(nbytes: int) -> torch.Tensor:
-    """A new uint8 tensor of ``nbytes`` bytes with arbitrary content, on the CPU.
-
-    From ``HUGE_FROM`` bytes on it is backed by huge pages, which are used again once its last user is gone; its
-    storage cannot be resized then, as that of a tensor made from an array cannot. ``.numpy()`` gives the same
-    memory as an array.
-    """
-    if nbytes >= HUGE_FROM and recycle.pool is not None:
-        return torch.from_numpy(recycle.pool.block(nbytes))
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-
-
-class _Owned:
-    """Memory of ``owner`` in the form in which NumPy takes it."""
+class _Memory:
+    """Memory of ``owner`` in the form that NumPy takes."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -79,48 +59,142 @@ class _Owned:
 
 
 def bytes_at(owner: Value, address: int, nbytes: int) -> Bytes:
-    """The memory at ``address`` as a writable array that keeps ``owner`` alive.
+    """Return the memory at ``address`` as a writable array that keeps ``owner`` alive.
 
-    Used instead of ``Tensor.numpy()``, which forbids the tensor to be resized from then on, and instead of
-    ``torch.from_numpy`` on read-only memory, which warns.
+    ``Tensor.numpy()`` would forbid the tensor to be resized from then on, and ``torch.from_numpy`` warns of read-only
+    memory.
     """
-    return np.asarray(_Owned(owner, address, nbytes))
+    return np.asarray(_Memory(owner, address, nbytes))
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """The memory of a contiguous CPU tensor."""
+    """Return the memory of a contiguous CPU tensor."""
     return bytes_at(tensor, tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+class _Region:
+    """Private anonymous memory that begins on a huge page."""
+
+    __slots__ = ("_map", "address", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+        self._map = mmap.mmap(-1, self.nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.advise("MADV_HUGEPAGE")
+        begin: int = np.frombuffer(self._map, dtype=np.uint8).__array_interface__["data"][0]
+        self.address = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
+
+    def advise(self, advice: str) -> None:
+        try:
+            self._map.madvise(getattr(mmap, advice))
+        except (OSError, AttributeError):  # an older kernel
+            return
+
+
+class _Lease:
+    """The use of a region by one block; ends with the block's last user."""
+
+    __slots__ = ("_pool", "_region")
+
+    def __init__(self, pool: BufferPool, region: _Region) -> None:
+        self._pool, self._region = pool, region
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._region)
+
+
+class BufferPool:
+    """Regions that are not in use, kept for the next blocks; ``most`` bounds their bytes.
+
+    The kernel may take the pages of a kept region back when memory is short (``MADV_FREE``, madvise(2)).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # Its operations are atomic: blocks are freed on any thread, at any time.
+        self._kept: deque[_Region] = deque()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the kept regions."""
+        return sum(region.nbytes for region in list(self._kept))
+
+    def block(self, nbytes: int) -> Bytes:
+        """Return ``nbytes`` of writable memory with arbitrary content, given back with its last user."""
+        region = self._take(nbytes) or _Region(nbytes)
+        return bytes_at(_Lease(self, region), region.address, nbytes)
+
+    def _take(self, nbytes: int) -> _Region | None:
+        """Take the region of about that size that was freed last."""
+        most = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE * _SLACK
+        for region in reversed(list(self._kept)):
+            if nbytes <= region.nbytes <= most:
+                try:
+                    self._kept.remove(region)
+                except ValueError:  # another thread took it
+                    continue
+                return region
+        return None
+
+    def give_back(self, region: _Region) -> None:
+        """Keep a region. Free those kept longest if they are too many bytes."""
+        if region.nbytes > self._most:
+            return
+        region.advise("MADV_FREE")
+        self._kept.append(region)
+        while self.kept_bytes > self._most:
+            try:
+                self._kept.popleft()
+            except IndexError:
+                return
+
+
+def _most_kept() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE_OF_MEMORY
+    except (ValueError, OSError, AttributeError):
+        return 512 << 20
+
+
+#: The blocks of this process; None if the system has no memory of this kind.
+buffer_pool: BufferPool | None = BufferPool(_most_kept()) if sys.platform.startswith("linux") else None
+
+
+def allocate(nbytes: int) -> torch.Tensor:
+    """Return a new uint8 tensor with arbitrary content, on the CPU.
+
+    From ``HUGE_FROM`` bytes on it has huge pages, which are reused after its last user; its storage cannot be resized
+    then, as that of a tensor made from an array cannot. ``.numpy()`` returns the same memory as an array.
+    """
+    if nbytes >= HUGE_FROM and buffer_pool is not None:
+        return torch.from_numpy(buffer_pool.block(nbytes))
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def tensor_over(
     block: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """A tensor on the memory of ``block`` that is no view of it to autograd; strides None: contiguous."""
+    """Return a tensor on the memory of ``block`` that is no view of it to autograd; strides None: contiguous."""
     offset = block.storage_offset() // dtype.itemsize
     place: list[Any] = [block.untyped_storage(), offset, shape, *([] if strides is None else [strides])]
     return torch.empty(0, dtype=dtype, device=block.device).set_(*place)
 
 
 class _Copiers:
-    """The threads that copy, started when first needed, anew in a forked child."""
+    """The threads that copy, started at their first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self.count = 1
 
     def pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._pool is None:
-                self.count = min(_MOST_THREADS, _usable_cores())
-                self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="phalanx-copy")
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+                self._pool = ThreadPoolExecutor(
+                    min(_MOST_THREADS, cores or 1), thread_name_prefix="phalanx-copy"
+                )
             return self._pool
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
 
 
 _copiers = _Copiers()
@@ -135,21 +209,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_copiers)
 
 
-def _run_all(jobs: Sequence[Callable[[], None]]) -> None:
-    """Run the jobs on the copying threads and return when all are done; the first error is raised then."""
+def _run_all(jobs: Sequence[Callable[[], object]]) -> None:
+    """Run the jobs on the copying threads. Return when all are done, and raise the first error then."""
     if len(jobs) == 1:
         jobs[0]()
         return
-    pool = _copiers.pool()
-    running: list[Future[None]] = [pool.submit(job) for job in jobs]
-    errors = [future.exception() for future in running]
-    for error in errors:
-        if error is not None:
-            raise error
+    running = [_copiers.pool().submit(job) for job in jobs]
+    wait(running)
+    for future in running:
+        future.result()
 
 
-def _byte_jobs(dst: Bytes, src: Bytes) -> list[Callable[[], None]]:
-    """Copies of pieces of ``_CHUNK`` bytes; NumPy gives up the interpreter lock in each."""
+def _byte_jobs(dst: Bytes, src: Bytes) -> list[Callable[[], object]]:
+    """Return copies of pieces of ``_CHUNK`` bytes; NumPy releases the interpreter lock in each."""
 
     def piece(start: int) -> Callable[[], None]:
         return lambda: np.copyto(dst[start : start + _CHUNK], src[start : start + _CHUNK])
@@ -157,168 +229,85 @@ def _byte_jobs(dst: Bytes, src: Bytes) -> list[Callable[[], None]]:
     return [piece(start) for start in range(0, dst.nbytes, _CHUNK)]
 
 
-def copy_into(dst: Value, src: Value) -> None:
-    """Copy the bytes of ``src`` to ``dst``: one-dimensional uint8 tensors, arrays or buffers of equal length.
-
-    Large copies are divided over threads (``PARALLEL_FROM``).
-
-    Raises:
-        ValueError: the lengths differ.
-    """
-    to, of = _as_bytes(dst), _as_bytes(src)
-    if to.nbytes != of.nbytes:
-        raise ValueError(
-            f"copy_into: {of.nbytes} bytes given for a destination of {to.nbytes}; expected as many"
-        )
-    if to.nbytes < PARALLEL_FROM:
-        np.copyto(to, of)
-    else:
-        _run_all(_byte_jobs(to, of))
-
-
-def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second tensor of each pair to the first, of the same shape, casting it where types differ.
-
-    What is large is divided over threads.
-    """
-    jobs: list[Callable[[], None]] = []
-    small: list[tuple[torch.Tensor, torch.Tensor]] = []
-    held = 0
-    for dst, src in pairs:
-        if src.device.type != "cpu" or dst.device.type != "cpu":
-            dst.copy_(src.detach())  # in the order of this thread's stream
-        elif dst.nbytes >= _CHUNK and dst.dtype == src.dtype and dst.is_contiguous():
-            jobs += _row_jobs(dst, src.detach())
-        else:
-            small.append((dst, src.detach()))
-            held += dst.nbytes
-            if held >= _CHUNK:
-                jobs.append(_copies(small))
-                small, held = [], 0
-    if small:
-        jobs.append(_copies(small))
-    if jobs:
-        _run_all(jobs)
-
-
-def _copies(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-    def copy() -> None:
-        for dst, src in pairs:
-            dst.copy_(src)
-
-    return copy
-
-
 def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
-    """A copy of each buffer in memory of its own (`allocate`), in parallel where they are large."""
-    if sum(view.nbytes for view in views) < PARALLEL_FROM:
-        return [_private_copy(view) for view in views]
+    """Copy each buffer into memory of its own (`allocate`), in parallel if they are large."""
     blocks = [allocate(view.nbytes) for view in views]
-    pairs = zip(blocks, views, strict=True)
-    _run_all([job for block, view in pairs for job in _byte_jobs(bytes_of(block), _as_bytes(view))])
+    pairs = [
+        (bytes_of(block), np.frombuffer(view, dtype=np.uint8))
+        for block, view in zip(blocks, views, strict=True)
+    ]
+    if sum(view.nbytes for view in views) < PARALLEL_FROM:
+        for dst, src in pairs:
+            dst[:] = src
+    else:
+        _run_all([job for dst, src in pairs for job in _byte_jobs(dst, src)])
     return blocks
 
 
-def _private_copy(view: memoryview) -> torch.Tensor:
-    block = allocate(view.nbytes)
-    bytes_of(block)[:] = view
-    return block
-
-
-def _as_bytes(buffer: Value) -> Bytes:
-    if is_tensor(buffer):
-        return bytes_of(buffer)
-    if isinstance(buffer, np.ndarray):
-        return buffer
-    return np.frombuffer(buffer, dtype=np.uint8)
-
-
 def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensors joined along dim 0, in new memory that none of them shares, detached from any graph.
+    """Join tensors along dim 0, in new memory that none of them shares, detached from any graph.
 
-    Plain CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel where
-    large. All else (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
+    Large plain CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel. All else
+    (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
 
     Raises:
-        ValueError: there are no tensors.
-        RuntimeError: the row shapes differ (from ``torch.cat``).
+        ValueError: if there are no tensors.
+        RuntimeError: if the row shapes differ (from ``torch.cat``).
     """
     if not tensors:
         raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
-    if not _joins_plainly(pieces):  # such as sparse ones, which have no nbytes
+    plain = _have_equal_rows(pieces, torch.Tensor) and all(
+        piece.layout is torch.strided and piece.device.type == "cpu" for piece in pieces
+    )
+    if not plain or sum(piece.nbytes for piece in pieces) < HUGE_FROM:
         return torch.cat(pieces)
-    total = sum(piece.nbytes for piece in pieces)
-    if total < HUGE_FROM:
-        return torch.cat(pieces)
-    first = pieces[0]
-    shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
-    out = tensor_over(allocate(total), first.dtype, shape)
-    jobs: list[Callable[[], None]] = []
-    row = 0
-    for piece in pieces:
-        jobs += _row_jobs(out[row : row + piece.shape[0]], piece)
-        row += piece.shape[0]
-    _run_all(jobs)
+    shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+    out = tensor_over(allocate(sum(piece.nbytes for piece in pieces)), pieces[0].dtype, shape)
+    parts = out.split([piece.shape[0] for piece in pieces])
+    _run_all([job for dst, src in zip(parts, pieces, strict=True) for job in _tensor_jobs(dst, src)])
     return out
 
 
-def _joins_plainly(pieces: Sequence[torch.Tensor]) -> bool:
+def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Join arrays along their first axis, in new writable memory that none of them shares.
+
+    Large plain arrays of one dtype and one row shape are copied straight into huge pages, in parallel. All else goes
+    to ``numpy.concatenate``.
+
+    Raises:
+        ValueError: if there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
+    """
+    if not arrays:
+        raise ValueError("concat_arrays: no arrays given; expected one at least, for dtype and row shape")
+    dtype, total = arrays[0].dtype, sum(array.nbytes for array in arrays)
+    if not _have_equal_rows(arrays, np.ndarray) or dtype.hasobject or total < PARALLEL_FROM:
+        return np.concatenate(arrays)
+    shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
+    out = allocate(total).numpy().view(dtype).reshape(shape)
+    parts = np.split(out, list(itertools.accumulate(map(len, arrays)))[:-1])
+    _run_all([job for dst, src in zip(parts, arrays, strict=True) for job in _array_jobs(dst, src)])
+    return out
+
+
+def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
     first = pieces[0]
-    return first.dim() > 0 and all(
-        type(piece) is torch.Tensor
-        and piece.layout is torch.strided
-        and piece.device.type == "cpu"
+    return first.ndim > 0 and all(
+        type(piece) is kind
         and piece.dtype == first.dtype
-        and piece.dim() == first.dim()
+        and piece.ndim == first.ndim
         and piece.shape[1:] == first.shape[1:]
         for piece in pieces
     )
 
 
-def _row_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], None]]:
+def _tensor_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], object]]:
     if src.is_contiguous() and not src.is_conj() and not src.is_neg():
         return _byte_jobs(bytes_of(dst), bytes_of(src))
-
-    def copy() -> None:
-        dst.copy_(src)
-
-    return [copy]
+    return [lambda: dst.copy_(src)]
 
 
-def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """The arrays joined along their first axis, in new writable memory that none of them shares.
-
-    Plain arrays of one dtype and one row shape are copied straight into huge pages, in parallel, where large;
-    everything else goes to ``numpy.concatenate``.
-
-    Raises:
-        ValueError: there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
-    """
-    if not arrays:
-        raise ValueError("concat_arrays: no arrays given; expected one at least, for dtype and row shape")
-    first = arrays[0]
-    plain = first.ndim > 0 and all(
-        type(array) is np.ndarray
-        and array.dtype == first.dtype
-        and array.shape[1:] == first.shape[1:]
-        and array.ndim == first.ndim
-        for array in arrays
-    )
-    if not plain or first.dtype.hasobject or sum(array.nbytes for array in arrays) < PARALLEL_FROM:
-        return np.concatenate(arrays)
-    shape = (sum(len(array) for array in arrays), *first.shape[1:])
-    out = allocate(sum(array.nbytes for array in arrays)).numpy().view(first.dtype).reshape(shape)
-    jobs: list[Callable[[], None]] = []
-    row = 0
-    for array in arrays:
-        jobs += _array_jobs(out[row : row + len(array)], array)
-        row += len(array)
-    _run_all(jobs)
-    return out
-
-
-def _array_jobs(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> list[Callable[[], None]]:
+def _array_jobs(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> list[Callable[[], object]]:
     if src.flags.c_contiguous:
         return _byte_jobs(dst.reshape(-1).view(np.uint8), src.reshape(-1).view(np.uint8))
     return [lambda: np.copyto(dst, src)]

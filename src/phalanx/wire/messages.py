@@ -1,8 +1,7 @@
-"""What crosses process borders in a call: plain tuples and frozen dataclasses, cheap to pickle.
+"""Messages of a call between processes: plain tuples and frozen dataclasses, cheap to pickle.
 
-A call travels as one ``bytes`` object (Ray passes those on unpickled) and, where something is stored or by
-reference, a list of the backend's references. Inside the encoded arguments such things are replaced by the
-small tokens below, which name references by their index in that list.
+A call is sent as one ``bytes`` object (Ray passes those on unpickled) and, if values are stored or by reference, a
+list of the backend's references. Small tokens in the encoded arguments name references by their index in that list.
 """
 
 from __future__ import annotations
@@ -14,39 +13,64 @@ from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
-from phalanx.wire.outputs import OUTPUT
 from phalanx.wire.value import Value
 
-#: First bytes of every message, so that an actor method can tell it from a plain argument.
+#: First bytes of every message, which tell it from an argument of a user's call.
 MAGIC = b"\x93phalanx\x01"
 
 #: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
 STORE_VARIABLE = "PHALANX_STORE"
 
-#: Method names that the host answers itself: each calls its first argument, a function, with the others.
-RUN = "__phalanx_run__"  # a function of the user's, with the worker before them
-HOST = "__phalanx_host__"  # a function of the library (of execution/questions.py, say), with the host before them
+#: Method names that the runtime handles itself: each calls its first argument, a function, with the others.
+RUN = "__phalanx_run__"  # a user's function, with the worker as first argument
+HOST = "__phalanx_host__"  # a function of the library, with the runtime as first argument
+
+#: Number of objects that a rank returns: its output, or a :class:`PartInfo` before an output that may be passed on by
+#: reference.
+OUTPUT, DESCRIBED = 1, 2
+
+#: Epoch of a call that each rank takes by itself, not together with the other ranks of one epoch.
+ANY_EPOCH = -1
+
+#: The body of a message without arguments.
+NO_ARGUMENTS = pickle.dumps(((), {}), 5)
+
+#: Sent in place of a message for a call without arguments whose output is kept. Every argument costs a process about a
+#: fifth of an empty call, so such a call has none. Its number is the count of such calls that its rank was sent.
+BARE = b""
 
 
 def is_library_call(method: str) -> bool:
-    """Whether a call runs a function of the library; its method may have a title behind ``HOST``, for people."""
+    """Return whether a call runs a function of the library; its method may have a title behind ``HOST``."""
     return method.startswith(HOST)
 
 
 def titled(title: str) -> str:
-    """The method of a library call that people see as ``title``."""
+    """Return the method of a library call that is displayed as ``title``."""
     return f"{HOST} {title}"
 
 
+def full_name(role: str, method: str) -> str:
+    """Return role and method for display, ``actor.update``, or the title of a library call."""
+    if method.startswith(HOST) and method != HOST:
+        return method.partition(" ")[2]
+    return f"{role}.{method}" if role else method
+
+
+def is_message(args: Sequence[Any]) -> bool:
+    """Return whether positional arguments of an actor method are a packed message, not a user's own."""
+    return bool(args) and type(args[0]) is bytes and args[0].startswith(MAGIC)
+
+
 class RankCall(NamedTuple):
-    """What one rank is asked to do.
+    """The call of one rank.
 
-    ``body`` holds the encoded (args, kwargs). None: the last reference does.
-
-    ``epoch`` is the one whose ranks make the call together, and only they take it; ``ANY_EPOCH`` for a call that each
-    rank makes by itself. ``returns`` is one of ``OUTPUT`` and ``DESCRIBED``, the number of objects that the rank
-    gives back.
-    ``trace`` is the id of the trace for which the rank notes what it does; empty: for none.
+    Attributes:
+        epoch: epoch whose ranks make the call together, and only they take it; or ``ANY_EPOCH``.
+        keep: True if the output is sent back.
+        returns: ``OUTPUT`` or ``DESCRIBED``.
+        body: the encoded (args, kwargs); None: the last reference holds them.
+        trace: id of the trace in which the rank notes the call; "": none.
     """
 
     call: int
@@ -65,7 +89,7 @@ class RankCall(NamedTuple):
         return MAGIC + pickle.dumps(tuple(self), 5)
 
     def packed_with(self, body: bytes | None, keep: bool) -> bytes:
-        """As :meth:`pack` does it, for one rank; quicker than with a changed copy."""
+        """Pack with the body and ``keep`` of one rank; faster than a changed copy."""
         call, epoch, role, method, _, returns, readonly, to_device, _, debug, trace = self
         return MAGIC + pickle.dumps(
             (call, epoch, role, method, keep, returns, readonly, to_device, body, debug, trace), 5
@@ -76,34 +100,15 @@ class RankCall(NamedTuple):
         return RankCall(*pickle.loads(memoryview(data)[len(MAGIC) :]))
 
 
-#: Epoch of a call of which its sender does not say that all ranks of one epoch make it together.
-ANY_EPOCH = -1
-
-#: Sent in place of a packed message for a call without arguments whose output is kept. Every argument costs a process
-#: about a fifth of an empty call, so such a call has none. Its number is how many such calls its rank has been sent.
-BARE = b""
-
-
 def packed_bare(number: int, role: str, method: str) -> bytes:
-    """What ``BARE`` stands for, where a process cannot be called without a message."""
-    return MAGIC + pickle.dumps(
-        (number, ANY_EPOCH, role, method, True, OUTPUT, False, False, NO_ARGUMENTS), 5
-    )
-
-
-#: The body of a message without arguments.
-NO_ARGUMENTS = pickle.dumps(((), {}), 5)
+    """Return the message that ``BARE`` stands for, for a process that cannot be called without one."""
+    return RankCall(number, ANY_EPOCH, role, method, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
 
 
 def host_call(function: Callable[..., Any], *args: Value, call: int, epoch: int) -> bytes:
-    """The message that has a rank run ``function(host, *args)``, all of which pickle to a few bytes."""
+    """Return the message that runs ``function(runtime, *args)`` on a rank; the arguments pickle to a few bytes."""
     body = pickle.dumps(((function, *args), {}), 5)
     return RankCall(call, epoch, "", HOST, True, OUTPUT, False, False, body).pack()
-
-
-def is_message(args: Sequence[Any]) -> bool:
-    """Whether positional arguments of an actor method are a packed message (and not a user's own)."""
-    return bool(args) and type(args[0]) is bytes and args[0].startswith(MAGIC)
 
 
 class Message(NamedTuple):
@@ -129,10 +134,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Token: rows ``index`` of ``count`` even pieces of a result whose parts lie on other ranks.
+    """Token: rows ``index`` of ``count`` even pieces of a result whose parts are stored on other ranks.
 
     ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``gather``
-    says how the parts are joined.
+    is the plan that joins the parts.
     """
 
     parts: tuple[int, ...]
@@ -146,9 +151,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Token: a result not here yet, as its caller would get it; ``gather`` says how its parts are joined.
+    """Token: a complete result that has not arrived; ``gather`` is the plan that joins its parts.
 
-    ``rows`` asks for index, count, padding and expected rows of one of its even pieces in place of all of it.
+    ``rows``: index, count, padding and expected rows of one of its even pieces; None: all of it.
     """
 
     parts: tuple[int, ...]
@@ -158,10 +163,9 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Token: a value in parts that others stored: the rows of all of them, or where not ``joined`` their list.
+    """Token: a value in stored parts: their rows joined, or if not ``joined`` their list.
 
-    Each part is the index of its reference, or its encoded bytes, and which rows of it are meant: first, one after
-    the last, and whether these are all.
+    Each part is the index of its reference, or its encoded bytes, and its rows: first, end, and whether these are all.
     """
 
     parts: tuple[tuple[int | bytes, tuple[int, int, bool]], ...]
@@ -169,11 +173,36 @@ class Assembled:
     pad_to_multiple: int | None = None
 
 
-class SideChannel(NamedTuple):
-    """Where a worker process can be asked while it is busy: its own file descriptors, opened through /proc.
+@dataclass(frozen=True)
+class BackendRef:
+    """A backend's reference in an output. The backend pickles it, because it counts the holders."""
 
-    ``started`` is when the process was started, in clock ticks since boot; with the pid it names the process
-    for good. ``mark`` is in the environment of everything that it starts.
+    ref: Any
+
+
+class PartInfo(NamedTuple):
+    """Description of an output that is known without fetching it.
+
+    ``settings`` are path and digest of each leaf without rows, by which outputs are compared. A leaf that is no plain
+    value has no digest.
+    """
+
+    rows: int | None
+    nbytes: int
+    settings: tuple[tuple[str, bytes], ...] = ()
+
+
+class StreamEnd(NamedTuple):
+    """The last item of a stream: the number of items before it."""
+
+    items: int
+
+
+class SideChannel(NamedTuple):
+    """File descriptors of a worker process, opened through /proc while it is busy.
+
+    ``started`` is the start of the process in clock ticks since boot: its identity together with the pid. ``mark`` is
+    in the environment of everything that it starts.
     """
 
     started: int
@@ -184,10 +213,10 @@ class SideChannel(NamedTuple):
 
 
 class ProcessInfo(NamedTuple):
-    """What a worker process reports of itself before it has a rank.
+    """Report of a worker process before it has a rank.
 
-    ``folder`` is where the process may keep files of its own. ``files`` is filled in on the driver once the process
-    is a rank: see :class:`RankConfig`.
+    ``folder`` is for files of the process. ``files`` is filled in on the driver once the process is a rank: see
+    :class:`RankConfig`.
     """
 
     slot: SlotFacts
@@ -201,7 +230,7 @@ class ProcessInfo(NamedTuple):
 
     @property
     def log(self) -> str | None:
-        """The file with what the process prints: the rank's own, or that of the backend before it has a rank."""
+        """The output of the process: the rank's own file, or that of the backend before it has a rank."""
         if self.files and self.log_paths:
             return self.files + ".log"
         return self.log_paths[0] if self.log_paths else None
@@ -209,13 +238,16 @@ class ProcessInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class RankConfig:
-    """What makes a process a rank. Plain data: it is read before any of the user's modules are imported.
+    """Configuration that makes a process a rank. Plain data: it is read before the user's modules are imported.
 
-    ``files`` is the beginning of the path of each file that this rank keeps, ``<folder>/<run>/<group>-<epoch>/rank-3``;
-    the folder is there once the process is a rank, and no other rank's files begin like this.
-    ``serves``: torch's store is in this process. ``rejoining``: other ranks of the group are there already.
-    ``label`` names its roles, or its class, for people. ``had_weights`` and ``published_weights`` are the newest
-    versions that the group's roles had, and published, before, by (role, name).
+    Attributes:
+        files: beginning of the path of each file of this rank, ``<folder>/<run>/<group>-<epoch>/rank-3``. The folder
+            exists once the process is a rank, and no other rank's files begin like this.
+        label: its roles, or its class, for display.
+        serves: True if torch's store is in this process.
+        rejoining: True if other ranks of the group exist already.
+        had_weights: newest versions that the group's roles had before, by (role, name).
+        published_weights: the same for published weights.
     """
 
     rank: int
@@ -242,7 +274,7 @@ class RankConfig:
     published_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def pack(self, body: bytes | None) -> bytes:
-        """With the encoded ``{role: (class, args, kwargs)}`` in ``body``; None: the last reference holds it."""
+        """Pack with the encoded ``{role: (class, args, kwargs)}``; None: the last reference holds it."""
         return MAGIC + pickle.dumps((self, body), 5)
 
     @staticmethod

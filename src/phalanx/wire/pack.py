@@ -1,17 +1,17 @@
 """Tensors and arrays as a small description and their own bytes: the sending side.
 
-What is sent of a tensor or array:
+Sent parts of a tensor or array:
 
 * Only the bytes that it covers, never the rest of its storage. Dense ones (contiguous, or a permutation of
   contiguous, such as a transpose or Fortran order) are not copied and keep their strides; others (a column, a
   step, an expanded or negatively strided one) are made contiguous first, and arrive so.
 * Conjugate and negative bits are resolved: the values are the same, the bits are gone.
 * Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad.
-  ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) travel.
+  ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) are sent.
 * Aliasing inside one value: one object arrives as one object. Different objects that cover exactly the same
   bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share
   memory again. Views that overlap only in part arrive as independent copies.
-* Tensors of an accelerator travel through host memory.
+* Tensors of an accelerator are copied through host memory.
 * Subclasses of ``torch.Tensor`` that do not say how they are pickled keep their type. Those that do (jagged
   nested tensors, DTensor), and sparse, quantised and meta tensors are pickled their own way; the plain
   tensors inside them are sent as above. ``numpy.memmap`` arrives as a plain array.
@@ -19,7 +19,6 @@ What is sent of a tensor or array:
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ Reduced = tuple[Any, ...]
 
 @functools.cache
 def dtype_names() -> dict[torch.dtype, str]:
-    """The dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
+    """Return the dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
     names = (
         *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -64,59 +63,29 @@ def _host() -> torch.device:
     return torch.device("cpu")
 
 
-_SMALL = 1 << 10  # bytes; below, a buffer of its own costs more than being copied into one with others
-
-Place = int | tuple[int, int]
-"""Where the bytes of a tensor or array are: a buffer's number, or a buffer's number and their offset in it."""
-
-
 class Sink:
-    """The buffers of one value, each once, in the order in which they were met. Small ones are put into one."""
+    """The buffers of one value, each once, in the order in which they were met."""
 
     def __init__(self) -> None:
-        self._buffers: list[memoryview] = []
-        self._met: dict[tuple[Any, int, int], tuple[Place, Any]] = {}
-        self._small = bytearray()
-        self._place_of_small = -1
-
-    @property
-    def buffers(self) -> list[memoryview]:
-        """All of them, once the last was met."""
-        if self._small:
-            self._buffers[self._place_of_small] = memoryview(self._small).toreadonly()
-        return self._buffers
+        self.buffers: list[memoryview] = []
+        self._places: dict[tuple[Any, int, int], tuple[int, Any]] = {}
 
     def place_of(
         self, owner: Value, device: torch.device | None, address: int, nbytes: int, read: Callable[[], Any]
-    ) -> Place:
-        """The place of these bytes of ``device``, None for the host; ``read()`` gives them as a uint8 array.
+    ) -> int:
+        """Return the number of the buffer with these bytes of ``device`` (None: the host).
 
-        ``owner`` is kept alive: as long as it is, nothing else can lie at ``address``.
+        ``read()`` returns them as a uint8 array. ``owner`` is kept alive, so that nothing else gets this address.
         """
         key = (device, address, nbytes)
-        met = self._met.get(key)
-        if met is not None:
-            return met[0]
-        place = self._added_small(device, address, nbytes, read) if nbytes < _SMALL else len(self._buffers)
-        if nbytes >= _SMALL:
-            self._buffers.append(memoryview(read()).toreadonly())
-        self._met[key] = place, owner
-        return place
-
-    def _added_small(
-        self, device: torch.device | None, address: int, nbytes: int, read: Callable[[], Any]
-    ) -> tuple[int, int]:
-        if self._place_of_small < 0:
-            self._place_of_small = len(self._buffers)
-            self._buffers.append(memoryview(b""))
-        self._small += bytes(-len(self._small) % unpack.ALIGNMENT)
-        offset = len(self._small)
-        self._small += ctypes.string_at(address, nbytes) if device is None else memoryview(read())
-        return self._place_of_small, offset
+        if key not in self._places:
+            self._places[key] = len(self.buffers), owner
+            self.buffers.append(memoryview(read()).toreadonly())
+        return self._places[key][0]
 
 
 def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
-    """How to pickle ``tensor``, its bytes put into ``sink``; None where it is to be pickled its own way."""
+    """Put the bytes of ``tensor`` into ``sink``. Return how to pickle it; None: its own way."""
     cls = type(tensor)
     if cls is torch.Tensor or cls is torch.nn.Parameter:
         plain = tensor.detach() if tensor.requires_grad else tensor
@@ -141,7 +110,7 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
 
 
 def _pickles_itself(cls: type) -> bool:
-    """Whether the class says how it is pickled, or is not simply memory (a wrapper of other tensors)."""
+    """Return whether the class defines its pickling, or is not simply memory (a wrapper of other tensors)."""
     return (
         cls.__reduce_ex__ not in _plain_reducers()
         or cls.__reduce__ is not torch.Tensor.__reduce__
@@ -160,10 +129,10 @@ def _has_plain_bytes(plain: torch.Tensor) -> bool:
 
 
 def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced | None:
-    """Torch's own pickling of a copy on the host where torch would take more than the tensor's bytes.
+    """Return torch's own pickling of a copy on the host, if torch would take more than the tensor's bytes.
 
-    That is where a view covers less than its storage, or where the storage names an accelerator, to which
-    unpickling would return it.
+    That is the case if a view covers less than its storage, or if the storage names an accelerator, to which unpickling
+    would return it.
     """
     has_storage = plain.layout is torch.strided and not plain.is_nested and plain.device.type != "meta"
     if not has_storage or type(tensor) is not torch.Tensor:
@@ -176,7 +145,7 @@ def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced |
 
 
 def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
-    """(place of the bytes or -1, dtype, shape, strides or None for contiguous, flags)."""
+    """Return place of the bytes or -1, dtype, shape, strides or None for contiguous, and flags."""
     flags = unpack.REQUIRES_GRAD if requires_grad else 0
     device = plain.device
     if device.type != "cpu":
@@ -205,7 +174,7 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:
-    """Whether elements that are ``element`` stride units long fill memory without gap or overlap."""
+    """Return whether elements that are ``element`` stride units long fill memory without gap or overlap."""
     expected = element
     for stride, size in sorted(
         (stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1
@@ -217,7 +186,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1
 
 
 def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
-    """How to pickle ``array``, its bytes put into ``sink``; None for NumPy's own way (arrays of objects)."""
+    """Put the bytes of ``array`` into ``sink``. Return how to pickle it; None: NumPy's own way (arrays of objects)."""
     dtype = array.dtype
     if dtype.hasobject:
         return None
@@ -244,7 +213,7 @@ def _slowest_first(array: np.ndarray[Any, Any]) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """The dtype as NumPy's short text, where the text says all of it."""
+    """Return the dtype as NumPy's short text, None if that does not say all of it."""
     if dtype.names is not None or dtype.subdtype is not None or dtype.metadata is not None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Walks over the tensors and arrays in a value, without encoding it."""
+"""Sizes of values, and their large tensors and arrays, without encoding them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ else:
 __all__ = ["Leaf", "large_leaves", "nbytes_of"]
 
 
-#: The property in which a class of ours that holds no tensors says how many bytes a value takes. Lists of such values
-#: are long, and are not looked into one by one.
+#: Property of a class of ours without tensors: the bytes of a value. Lists of such values are long, and are not walked
+#: one by one.
 TELLS = "__phalanx_nbytes__"
 _NUMBER_BYTES = 8  # bytes; what a number takes in a pickle stream, at most, with its opcode
 _OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
@@ -34,7 +34,7 @@ _TEXTS = frozenset({str, bytes, bytearray})
 
 
 def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
-    """About how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
+    """Return about how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
 
     Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
     by their ``__dict__``. An object that is met twice counts once; one whose type is in ``skip``, or whose id is in
@@ -59,7 +59,7 @@ def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] 
 
 
 def _size_it_tells(item: Value) -> int:
-    """The ``nbytes`` that Arrow tables and the like have; a guess for other objects."""
+    """Return the ``nbytes`` of Arrow tables and similar objects; a guess for others."""
     nbytes = getattr(item, TELLS, None)
     if nbytes is None:
         nbytes = getattr(item, "nbytes", None)
@@ -75,7 +75,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def large_leaves(value: Value, threshold: int) -> list[Leaf]:
-    """The different tensors and arrays of at least ``threshold`` bytes in ``value``, in the order met."""
+    """Return the different tensors and arrays of at least ``threshold`` bytes in ``value``, in the order met."""
     found: list[Leaf] = []
     for item in _walk(value):
         if is_tensor(item):
@@ -88,16 +88,16 @@ def large_leaves(value: Value, threshold: int) -> list[Leaf]:
 
 @dataclasses.dataclass(frozen=True)
 class _Many:
-    """A run of numbers or texts that need no look one by one."""
+    """A run of numbers or texts, walked as one."""
 
     nbytes: int
 
 
 def _walk(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
-    """Every object in the value once, depth first, containers not included; long lists of atoms as one."""
+    """Yield every object in the value once, depth first, without containers; lists of atoms as one."""
     stack: list[Any] = [value]
     seen: set[int] = set(known)
-    alive: list[Any] = []  # what was made on the way, so that no id is used twice
+    alive: list[Any] = []  # lists made on the way, so that no id is used twice
     while stack:
         item = stack.pop()
         kind = type(item)
@@ -116,7 +116,7 @@ def _walk(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()
 
 
 def _children(item: Value) -> list[Any] | None:
-    """What lies inside a container, or None for a leaf."""
+    """Return the contents of a container, or None for a leaf."""
     if is_tensor(item) or isinstance(item, np.ndarray):
         return None
     if isinstance(item, dict | UserDict):
@@ -161,7 +161,7 @@ def _is_filled(cell: Value) -> bool:
 
 
 def _attributes(item: Value) -> list[Any] | None:
-    """The attributes of an object whose class leaves pickling to ``object``."""
+    """Return the attributes of an object whose class leaves pickling to ``object``."""
     cls = type(item)
     plain = not isinstance(item, ModuleType) and (
         cls.__reduce_ex__ is object.__reduce_ex__

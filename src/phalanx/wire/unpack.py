@@ -1,22 +1,21 @@
 """Tensors and arrays from their description and bytes: the receiving side.
 
-The functions here stand in encoded streams by name: renaming one breaks what was encoded before.
+Encoded streams name functions of this module: renaming one breaks the streams of other versions.
 """
 
 from __future__ import annotations
 
-import functools
+import enum
 import math
-from collections.abc import Sequence
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from phalanx.errors import InternalError
-from phalanx.wire.decode_options import DecodeOptions, Policy, current_arrival
 from phalanx.wire.lazy import lazy
-from phalanx.wire.memory import HUGE_FROM, allocate, bytes_at, private_copies, tensor_over
+from phalanx.wire.memory import HUGE_FROM, PARALLEL_FROM, allocate, bytes_at, private_copies, tensor_over
 from phalanx.wire.value import Value
 
 if TYPE_CHECKING:
@@ -25,120 +24,181 @@ else:
     torch = lazy("torch")
 torch_utils: Any = lazy("torch._utils")
 
-__all__ = ["Frame", "array", "open_frame", "parameter", "set_state", "subclass", "tensor", "token"]
-
 REQUIRES_GRAD = 1
 ON_ACCELERATOR = 2
 
-ALIGNMENT = 16  # bytes; the widest element (complex128) wants no more
+_ALIGNMENT = 16  # bytes, of the widest element (complex128)
+_COPIED_TOGETHER = 64 << 10  # bytes: from this size on, buffers are copied in parallel
+
+
+class Policy(enum.Enum):
+    """Memory of a decoded tensor or array."""
+
+    PRIVATE = "private"
+    """Own, writable memory; large pieces in huge pages."""
+
+    READONLY = "readonly"
+    """The encoded bytes themselves, without a copy. Arrays are not writeable. Torch has no read-only tensors:
+    whoever writes to one changes what every other reader of the same object sees."""
+
+    VIEW = "view"
+    """As READONLY, without any promise: for code that copies at once, such as a gather."""
+
+
+class Meter:
+    """Counts the decoded bytes, of heads and buffers. ``on_value`` is called with those of each value."""
+
+    def __init__(self, on_value: Callable[[int], None] | None = None) -> None:
+        self.nbytes = 0
+        self._on_value = on_value
+
+    def add(self, nbytes: int) -> None:
+        """Count one value."""
+        self.nbytes += nbytes
+        if self._on_value is not None:
+            self._on_value(nbytes)
+
+    def passed_over(self, nbytes: int) -> None:
+        """Subtract bytes of a value that are not read, though they were mapped with it."""
+        self.nbytes -= nbytes
+
+
+received = Meter()
+"""Bytes decoded by this process. Of a stored output, only the rows that are read count."""
+
+
+class DecodeOptions(NamedTuple):
+    """The settings of a `decoding` block."""
+
+    policy: Policy = Policy.PRIVATE
+    restore: Callable[[Any], Any] | None = None
+    device: Any = None
+    every_tensor: bool = False
+    meter: Meter | None = None
+
+
+_DEFAULT = DecodeOptions()
+_arrival: ContextVar[DecodeOptions] = ContextVar("phalanx_arrival", default=_DEFAULT)
+
+
+def current_arrival() -> DecodeOptions:
+    """Return the settings of the innermost `decoding` block of this thread or task."""
+    return _arrival.get()
+
+
+class decoding:
+    """Set how everything that is decoded inside arrives, in this thread or asyncio task only.
+
+    Args:
+        restore: returns the object of a token; None: the token itself.
+        device: where tensors go that were on an accelerator when they were sent; None: the CPU. Arrays stay on the
+            CPU.
+        every_tensor: True to send all tensors there.
+        meter: counts the decoded bytes.
+    """
+
+    __slots__ = ("_settings", "_token")
+    _token: Token[DecodeOptions]
+
+    def __init__(
+        self,
+        policy: Policy = Policy.PRIVATE,
+        *,
+        restore: Callable[[Any], Any] | None = None,
+        device: Value = None,
+        every_tensor: bool = False,
+        meter: Meter | None = None,
+    ) -> None:
+        self._settings = DecodeOptions(policy, restore, device, every_tensor, meter)
+
+    def __enter__(self) -> None:
+        self._token = _arrival.set(self._settings)
+
+    def __exit__(self, *_: object) -> None:
+        _arrival.reset(self._token)
 
 
 class Frame:
-    """The buffers and tokens of one value while it is decoded, each buffer turned into memory once."""
+    """The buffers and tokens of one value while it is decoded; each becomes memory, or an object, once.
+
+    ``policy`` is the sender's: read-only wins over the receiver's private, and a view over both.
+    """
 
     def __init__(
         self, buffers: Sequence[Any], tokens: Sequence[Any], policy: Policy | None, arrival: DecodeOptions
     ) -> None:
         self._views = [memoryview(buffer).toreadonly() for buffer in buffers]
         self._tokens = tokens
-        self._private = arrival.policy_for(policy) is Policy.PRIVATE
+        self._private = arrival.policy is Policy.PRIVATE and policy is not Policy.READONLY
         self._restore = arrival.restore
-        self._blocks: dict[Place, torch.Tensor] = {}
-        self._arrays: dict[Place, bytearray] = {}
-        self._windows: dict[int, torch.Tensor] = {}
-        self._as_type: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._on_device: dict[Place, torch.Tensor] = {}
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._arrays: dict[int, bytearray] = {}
+        self._on_device: dict[int, torch.Tensor] = {}
         self._objects: dict[int, Any] = {}
         if self._private and arrival.device is None and len(buffers) > 1:
-            self._blocks = dict(enumerate(private_copies(self._views)))
+            self._copy_together()
 
-    def block(self, place: Place, nbytes: int, device: torch.device | None = None) -> torch.Tensor:
-        """A tensor of any type over the bytes at ``place``: private memory, a view, or a copy on ``device``."""
+    def _copy_together(self) -> None:
+        if sum(view.nbytes for view in self._views) >= PARALLEL_FROM:
+            large = [place for place, view in enumerate(self._views) if view.nbytes >= _COPIED_TOGETHER]
+            copies = private_copies([self._views[place] for place in large])
+            self._blocks = dict(zip(large, copies, strict=True))
+
+    def block(self, place: int, device: torch.device | None = None) -> torch.Tensor:
+        """Return a tensor of any type over the bytes of a buffer: private memory, a view, or a copy on ``device``."""
+        view = self._views[place]
         if device is not None:
             if place not in self._on_device:
-                self._on_device[place] = self._window(place, nbytes).to(device)
+                self._on_device[place] = _window(view).to(device)
             return self._on_device[place]
         if place not in self._blocks:
-            self._blocks[place] = (
-                self._copied(place, nbytes) if self._private else self._window(place, nbytes)
-            )
+            if not self._private:
+                self._blocks[place] = _window(view)
+            elif place in self._arrays:  # an array has these bytes already
+                self._blocks[place] = torch.frombuffer(self._arrays[place], dtype=torch.uint8)
+            else:
+                (self._blocks[place],) = private_copies([view])
         return self._blocks[place]
-
-    def _copied(self, place: Place, nbytes: int) -> torch.Tensor:
-        if place in self._arrays:  # an array has these bytes already
-            return torch.frombuffer(self._arrays[place], dtype=torch.uint8)
-        if isinstance(place, int):
-            return private_copies([self._views[place]])[0]
-        return self._window(place, nbytes).clone()
-
-    def _window(self, place: Place, nbytes: int) -> torch.Tensor:
-        if isinstance(place, int):
-            return _window(self._views[place])
-        index, offset = place
-        if index not in self._windows:
-            self._windows[index] = _window(self._views[index])
-        return self._windows[index][offset : offset + nbytes]
 
     def tensor(
         self,
-        place: Place,
+        place: int,
         dtype: torch.dtype,
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None,
         device: torch.device | None,
     ) -> torch.Tensor:
-        """The bytes at ``place`` as a tensor."""
-        alone = self._private and device is None and place not in self._blocks and place not in self._arrays
-        if alone and isinstance(place, tuple) and dtype in _copied_as_they_are():
-            whole, start = self._typed(place[0], dtype), place[1] // dtype.itemsize
-            self._blocks[place] = whole.as_strided(shape, strides or _contiguous(shape), start).clone()
-            return self._blocks[place]
-        nbytes = math.prod(shape) * dtype.itemsize
-        if alone and isinstance(place, int) and nbytes < HUGE_FROM:
-            self._blocks[place] = _copied(self._views[place], dtype, shape, strides)
-            return self._blocks[place]
-        return tensor_over(self.block(place, nbytes, device), dtype, shape, strides)
+        """Return the bytes of a buffer as a tensor."""
+        view = self._views[place]
+        shared = place in self._blocks or place in self._arrays
+        if not self._private or device is not None or shared or view.nbytes >= HUGE_FROM:
+            return tensor_over(self.block(place, device), dtype, shape, strides)
+        # A small dense tensor: quicker than over a block of bytes.
+        strides = _contiguous(shape) if strides is None else strides
+        made = self._blocks[place] = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        bytes_at(made, made.data_ptr(), view.nbytes)[:] = view
+        return made
 
-    def _typed(self, index: int, dtype: torch.dtype) -> torch.Tensor:
-        """All small bytes in a buffer as numbers of one type."""
-        if (index, dtype) not in self._as_type:
-            nbytes = self._views[index].nbytes
-            whole = self._window((index, 0), nbytes - nbytes % dtype.itemsize)
-            self._as_type[index, dtype] = whole.view(dtype)
-        return self._as_type[index, dtype]
-
-    def array_buffer(self, place: Place, nbytes: int = 0) -> Value:
-        """The bytes at ``place`` as what arrays and other types take: writable exactly where it is private."""
-        index, start = (place, 0) if isinstance(place, int) else place
-        size = self._views[index].nbytes if isinstance(place, int) else nbytes
+    def array_buffer(self, place: int) -> Value:
+        """Return the bytes of a buffer for arrays and other types: writable exactly if they are private."""
+        view = self._views[place]
         if not self._private:
-            return self._whole(index)[start : start + size]
-        # A tensor has these bytes already, or huge pages are to.
-        if place in self._blocks or size >= HUGE_FROM:
-            return self._private_bytes(place, size).numpy()
+            return _aligned(view).data.toreadonly()
+        if place in self._blocks or view.nbytes >= HUGE_FROM:  # a tensor has these bytes, or huge pages will
+            block = self.block(place)
+            is_bytes = block.dtype is torch.uint8 and block.dim() == 1
+            return (block if is_bytes else tensor_over(block, torch.uint8, (view.nbytes,))).numpy()
         if place not in self._arrays:
-            self._arrays[place] = bytearray(self._views[index][start : start + size])
+            self._arrays[place] = bytearray(view)
         return self._arrays[place]
 
-    def _private_bytes(self, place: Place, nbytes: int) -> torch.Tensor:
-        block = self.block(place, nbytes)
-        if block.dtype is torch.uint8 and block.dim() == 1:
-            return block
-        return tensor_over(block, torch.uint8, (nbytes,))
-
-    def _whole(self, index: int) -> memoryview:
-        return _aligned(self._views[index]).data.toreadonly()
-
     def token(self, index: int) -> Value:
-        """The object for hoisted token ``index``, restored once."""
+        """Return the object of a token, restored once."""
         if index not in self._objects:
             given = self._tokens[index]
             self._objects[index] = given if self._restore is None else self._restore(given)
         return self._objects[index]
 
-
-Place = int | tuple[int, int]
-"""Where bytes are: a buffer's number, or a buffer's number and an offset in it; -1 for no bytes."""
 
 open_frame: ContextVar[Frame | None] = ContextVar("phalanx_open_frame", default=None)
 
@@ -153,31 +213,13 @@ def _frame() -> Frame:
 
 
 def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
-    """The bytes without a copy; a copy only where they start at an address that no element may have."""
-    found = np.frombuffer(view, dtype=np.uint8)
-    if found.__array_interface__["data"][0] % ALIGNMENT:
-        block = allocate(found.nbytes).numpy()
-        block[:] = found
-        return block
-    return found
-
-
-@functools.cache
-def _copied_as_they_are() -> frozenset[torch.dtype]:
-    """The dtypes that torch can copy; the bytes of others are copied."""
-    floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
-    return frozenset({*floats, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
-
-
-def _copied(
-    view: memoryview, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
-) -> torch.Tensor:
-    """A dense tensor of its own with these bytes; quicker than one over a block of bytes."""
-    made = torch.empty_strided(
-        shape, _contiguous(shape) if strides is None else strides, dtype=dtype, device="cpu"
-    )
-    bytes_at(made, made.data_ptr(), view.nbytes)[:] = view
-    return made
+    """Return the bytes; a copy only if they begin at an address that no element may have."""
+    given = np.frombuffer(view, dtype=np.uint8)
+    if given.__array_interface__["data"][0] % _ALIGNMENT == 0:
+        return given
+    block = allocate(given.nbytes).numpy()
+    block[:] = given
+    return block
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -187,74 +229,55 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _window(view: memoryview) -> torch.Tensor:
-    """The bytes as a tensor without a copy; torch has no read-only ones."""
+    """Return the bytes as a tensor without a copy; torch has no read-only tensors."""
     memory = _aligned(view)
     return torch.from_numpy(bytes_at(memory, memory.__array_interface__["data"][0], memory.nbytes))
 
 
-def tensor(
-    place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
+def _tensor(
+    place: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
 ) -> torch.Tensor:
-    """A tensor over the bytes at ``place``, with ``strides`` in elements (None: contiguous)."""
-    made = _over_block(place, getattr(torch, dtype), shape, strides, _target(flags))
+    kind, device = getattr(torch, dtype), None
+    arrival = current_arrival()
+    if arrival.device is not None and (arrival.every_tensor or flags & ON_ACCELERATOR):
+        target = torch.device(arrival.device)
+        device = None if target.type == "cpu" else target
+    if place == -1:
+        return torch.empty_strided(shape, strides or (), dtype=kind, device=device or "cpu")
+    return _frame().tensor(place, kind, shape, strides, device)
+
+
+def tensor(
+    place: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
+) -> torch.Tensor:
+    """Return a tensor over a buffer (-1: no bytes), with ``strides`` in elements (None: contiguous)."""
+    made = _tensor(place, dtype, shape, strides, flags)
     return made.requires_grad_() if flags & REQUIRES_GRAD else made
 
 
-def _target(flags: int) -> torch.device | None:
-    arrival = current_arrival()
-    if arrival.device is None or not (arrival.every_tensor or flags & ON_ACCELERATOR):
-        return None
-    device = torch.device(arrival.device)
-    return None if device.type == "cpu" else device
+def parameter(*description: Any) -> torch.nn.Parameter:
+    """Return a Parameter; arguments as for `tensor`."""
+    return torch.nn.Parameter(_tensor(*description), requires_grad=bool(description[-1] & REQUIRES_GRAD))
 
 
-def _over_block(
-    place: Place,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    device: torch.device | None,
-) -> torch.Tensor:
-    if place == -1:
-        return torch.empty_strided(shape, strides or (), dtype=dtype, device=device or "cpu")
-    return _frame().tensor(place, dtype, shape, strides, device)
-
-
-def parameter(
-    place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
-) -> torch.nn.Parameter:
-    """As `tensor`, a Parameter."""
-    plain = _over_block(place, getattr(torch, dtype), shape, strides, _target(flags))
-    return torch.nn.Parameter(plain, requires_grad=bool(flags & REQUIRES_GRAD))
-
-
-def subclass(
-    cls: type[torch.Tensor],
-    place: Place,
-    dtype: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    flags: int,
-) -> torch.Tensor:
-    """As `tensor`, of a subclass, without calling its constructor."""
-    plain = _over_block(place, getattr(torch, dtype), shape, strides, _target(flags))
-    return torch.Tensor._make_subclass(cls, plain, bool(flags & REQUIRES_GRAD))
+def subclass(cls: type[torch.Tensor], *description: Any) -> torch.Tensor:
+    """Return an object of a subclass without calling its constructor; other arguments as for `tensor`."""
+    plain = _tensor(*description)
+    return torch.Tensor._make_subclass(cls, plain, bool(description[-1] & REQUIRES_GRAD))
 
 
 def set_state(obj: torch.Tensor, state: Value) -> None:
-    """Give a tensor the attributes that it had."""
+    """Restore the attributes of a tensor."""
     torch_utils._set_obj_state(obj, state)
 
 
-def array(place: Place, dtype: Value, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Value:
-    """An array over the bytes at ``place``, with ``strides`` in bytes (None: C order)."""
+def array(place: int, dtype: Value, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Value:
+    """Return an array over a buffer (-1: no bytes), with ``strides`` in bytes (None: C order)."""
     if place == -1:
         return np.empty(shape, dtype)
-    kind = np.dtype(dtype)
-    buffer = _frame().array_buffer(place, math.prod(shape) * kind.itemsize)
-    return np.ndarray(shape, kind, buffer=buffer, strides=strides)
+    return np.ndarray(shape, np.dtype(dtype), buffer=_frame().array_buffer(place), strides=strides)
 
 
 def token(index: int) -> Value:
-    """The object that travelled as token ``index``."""
+    """Return the object of token ``index``."""
     return _frame().token(index)

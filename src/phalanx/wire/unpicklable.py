@@ -1,4 +1,4 @@
-"""Where in a value the thing is that cannot be pickled."""
+"""Path to the part of a value that cannot be pickled, for errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Try = Callable[[Any], None]
 
 
 def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str:
-    """The message for ``error`` from pickling ``value``; ``attempt(part)`` pickles a part or raises."""
+    """Return the message for ``error`` from pickling ``value``; ``attempt(part)`` pickles a part or raises."""
     path, part = _search(value, attempt)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return (
@@ -29,7 +29,7 @@ def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str
 
 
 def _search(value: Value, attempt: Try) -> tuple[str, Any]:
-    """The innermost part that fails and its path: ``args[0]['lock']`` for the arguments of a call."""
+    """Return the innermost part that fails, and its path: ``args[0]['lock']`` for the arguments of a call."""
     path, part = "", value
     for _ in range(_DEEPEST):
         named = _parts_of_call(part) if not path and _is_call(part) else _parts(part, path)
@@ -77,7 +77,7 @@ def _parts(value: Value, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What cloudpickle sends along with a function: captured variables, globals that it names, defaults."""
+    """Yield the values that cloudpickle sends along with a function: captured variables, named globals, defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # raised for a name that is bound only later
             yield name, cell.cell_contents

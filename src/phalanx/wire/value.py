@@ -1,11 +1,11 @@
-"""What users hand to the library and get back."""
+"""Types of users' values."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
 Value: TypeAlias = Any
-"""A user's value: an argument of a call, an output, or a part of one. Nothing is known of it but that it pickles."""
+"""A user's value: an argument of a call, an output, or a part. It may have any type that pickles."""
 
 Reduced: TypeAlias = str | tuple[Any, ...]
-"""What ``__reduce__`` gives: how pickle makes an object again."""
+"""The result of ``__reduce__``, by which pickle recreates an object."""

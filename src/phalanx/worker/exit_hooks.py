@@ -1,42 +1,42 @@
-"""What a rank does at its end: closers that the library registers while it makes things that must not stay.
+"""Cleanup at the end of a rank, registered by the library while it creates things that must not outlive the rank.
 
-They run after the users' own ``close()``, also where that raised; where the process exits without one, but in good
-order, they run then. A process that is killed runs nothing: what must not outlive its rank then has no name (anonymous
-memory, abstract sockets), so that it ends with the process.
+The hooks run after the users' own ``close()``, also if that raised, and at an orderly exit of a process that was not
+closed. A killed process runs nothing, so whatever must not outlive its rank has no name (anonymous memory, abstract
+sockets) and ends with the process.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
+from phalanx.declare.context import current_context
 from phalanx.errors import InternalError
+
+#: Key of a rank's hooks in ``WorkerContext.shared``.
+CLOSERS = "closers"
 
 
 class Closers:
-    """The closers of one rank: each runs once, the one that was registered last first."""
+    """The exit hooks of one rank: each runs once, in reverse order of registration."""
 
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process
         self._lock = threading.Lock()
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        #: Whether others go on without this rank: what it holds for them is handed over, however long that takes.
+        #: True if the group continues without this rank: what it holds for others is handed over first.
         self.hands_over = False
-        #: The rank in words, once it is one: "rank 2 of group 'actor'".
+        #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""
-        #: Called with the reason if the rank ends without having run its closers.
+        #: Called with the reason if the rank ends without having run its hooks.
         self.if_lost: list[Callable[[str], object]] = []
-        if own_process:
-            _of_process[:] = [self]
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have ``callback(*args)`` run at the end of the rank."""
+        """Run ``callback(*args)`` at the end of the rank."""
         with self._lock:
             if self._own_process and not self._waiting:
                 atexit.unregister(self.run)
@@ -44,7 +44,7 @@ class Closers:
             self._waiting.append((callback, args))
 
     def run(self) -> list[BaseException]:
-        """Run what is waiting; what some of them raised, which is printed as well."""
+        """Run the registered hooks. Print their errors, and return them."""
         errors: list[BaseException] = []
         while True:
             with self._lock:
@@ -57,30 +57,18 @@ class Closers:
                 report(f"closer {getattr(callback, '__qualname__', callback)}", error)
                 errors.append(error)
 
-    @contextlib.contextmanager
-    def current(self) -> Generator[None]:
-        """The time in which :func:`at_close` of this thread means this rank, where several share a process."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
-
-
-_of_process: list[Closers] = []
-_current: ContextVar[Closers | None] = ContextVar("phalanx_closers", default=None)
-
 
 def current_closers() -> Closers | None:
-    """Those of the rank whose code this is; None where there is no rank."""
-    return _current.get() or next(iter(_of_process), None)
+    """Return the exit hooks of the rank that runs this code, None outside of ranks."""
+    context = current_context()
+    return None if context is None else context.shared.get(CLOSERS)
 
 
 def at_close(callback: Callable[..., object], *args: Any) -> None:
-    """Have ``callback(*args)`` run at the end of the rank whose code this is, once, before what was registered earlier.
+    """Run ``callback(*args)`` once at the end of the rank that runs this code, before earlier hooks.
 
     Raises:
-        InternalError: this is no rank.
+        InternalError: if no rank runs this code.
     """
     closers = current_closers()
     if closers is None:
@@ -91,7 +79,7 @@ def at_close(callback: Callable[..., object], *args: Any) -> None:
     closers.add(callback, *args)
 
 
-def report(what: str, error: BaseException) -> None:
-    """Print what went wrong at the end of a rank, into its log."""
-    sys.stderr.write(f"phalanx: {what} raised {type(error).__name__}:\n")
+def report(title: str, error: BaseException) -> None:
+    """Print an error at the end of a rank into its log."""
+    sys.stderr.write(f"phalanx: {title} raised {type(error).__name__}:\n")
     traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""What a backend calls in a new worker process. Light: nothing heavy is imported before the process is a rank."""
+"""Creates the runtime of a new worker process. Light: a driver names this function without importing the runtime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def make_host(services: Any) -> Any:
-    """The host of this process."""
+    """Return the runtime of this worker process."""
     from phalanx.worker.worker_runtime import WorkerRuntime  # heavy
 
     return WorkerRuntime(services)

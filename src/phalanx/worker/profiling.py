@@ -1,24 +1,22 @@
-"""A rank's part of ``group.profile``: a profiler that runs while the calls run that were asked for."""
+"""Profiles of a rank for ``group.profile``: a profiler that runs around the requested calls."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Generator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError
 from phalanx.wire.lazy import lazy
-from phalanx.worker.hooks import End, Only, Seen, Wanted
-from phalanx.worker.worker_runtime import WorkerRuntime
+from phalanx.wire.messages import RUN, full_name
 
 if TYPE_CHECKING:
     import torch
     import torch.profiler as torch_profiler
-
 else:
     torch = lazy("torch")
     torch_profiler = lazy("torch.profiler")
@@ -26,26 +24,40 @@ else:
 #: Set by Nsight Systems in every process that it profiles.
 NSYS_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 
-_only = Only(
-    "a profile is under way in this process already, and there is one profiler per process: end the other one first "
-    "(.wait()); with backend='inline' all ranks are one process, so profile one rank at a time or use the ray backend"
-)
+#: Key of the profile that runs in this process; a process has one profiler, however many ranks.
+_running_profile = ""
 
 
 @dataclass(frozen=True)
 class ProfileOrder:
-    """What to profile: the next ``calls`` that fit, by which tool, for which activities ("cpu", "cuda")."""
+    """The calls to profile, and how.
+
+    Attributes:
+        calls: number of calls.
+        role: role of the calls; "": every role.
+        methods: names of the methods, with or without their role; None: every method.
+        tool: "torch" or "nsys".
+        activities: some of "cpu" and "cuda"; None: all that the rank has.
+        options: further options of the profiler.
+    """
 
     calls: int
-    wanted: Wanted
+    role: str = ""
+    methods: tuple[str, ...] | None = None
     tool: str = "torch"
     activities: tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def fits(self, role: str, name: str) -> bool:
+        """Return whether a call is to be profiled; ``name`` is its full name."""
+        if self.role and role != self.role:
+            return False
+        return self.methods is None or name in self.methods or name.rpartition(".")[2] in self.methods
+
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """What a rank gives back: the profiled calls by name, the trace (gzip of Chrome's JSON) if there is one."""
+    """Result of a rank: names of the profiled calls, and the trace (gzip of Chrome's JSON) if there is one."""
 
     calls: tuple[str, ...]
     failed: tuple[str, ...]
@@ -53,87 +65,142 @@ class ProfileReport:
     note: str = ""
 
 
-class _Session(Protocol):
-    def start(self) -> None: ...
-    def resume(self) -> None: ...
-    def pause(self) -> None: ...
-    def span(self, name: str) -> AbstractContextManager[Any]: ...
-    def stop(self) -> bytes | None: ...
-
-
 class Profiling:
-    """The hook. The profiler starts with the first call that fits and stops after the last."""
+    """The profile of a rank. The profiler starts with the first call that fits and stops after the last.
+
+    Raises:
+        DeclarationError: if the rank does not have the tool or an activity, or if another profile runs.
+    """
 
     def __init__(self, key: str, order: ProfileOrder) -> None:
-        self._key = key
+        global _running_profile
+        if _running_profile not in ("", key):
+            raise DeclarationError(
+                "a profile is under way in this process already, and there is one profiler per process: end the other "
+                "one first (.wait()); with backend='inline' all ranks are one process, so profile one rank at a time "
+                "or use the ray backend"
+            )
+        self.key = key
         self._order = order
-        self._session: _Session = _nsys(order) if order.tool == "nsys" else _Torch(order)
+        self._tool = _Nsys() if order.tool == "nsys" else _Torch(order)
         self._calls: list[str] = []
         self._failed: list[str] = []
         self._running = False
         self._over = False
         self._trace: bytes | None = None
         self._note = ""
+        _running_profile = key
 
-    def begin(self, seen: Seen) -> End | None:
-        if self._over or not self._order.wanted.fits(seen):
-            return None
+    def run(
+        self, role: str, method: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Call a method, in a span of the profile if it fits.
+
+        For an ``async`` method or a generator, return an awaitable or a generator whose span ends with it.
+        """
+        name = full_name(role, "run" if method == RUN else method)
+        if self._over or not self._order.fits(role, name):
+            return function(*args, **kwargs)
+        with ExitStack() as stack:
+            stack.enter_context(self._span(name))
+            result = function(*args, **kwargs)
+            if isinstance(result, Awaitable):
+                return _awaited(result, stack.pop_all())
+            if isinstance(result, GeneratorType):
+                return _iterated(result, stack.pop_all())
+            if isinstance(result, AsyncGeneratorType):
+                return _iterated_async(result, stack.pop_all())
+            return result
+
+    def finish(self) -> ProfileReport:
+        """Stop, and return the report."""
+        global _running_profile
+        if _running_profile == self.key:
+            _running_profile = ""
+        with self._noting_errors():
+            self._stop()
+        return ProfileReport(tuple(self._calls), tuple(self._failed), self._trace, self._note)
+
+    @contextmanager
+    def _span(self, name: str) -> Generator[None]:
+        span = self._open_span(name)
+        if span is None:
+            yield
+            return
+        self._calls.append(name)
         try:
-            (self._session.resume if self._running else self._session.start)()
-            self._running = True
-            span = self._session.span(seen.name)
-            span.__enter__()
-        except Exception as error:
-            return self._give_up(error)
-        self._calls.append(seen.name)
-
-        def end(error: BaseException | None) -> None:
-            with self._cautiously():
+            yield
+        except BaseException as error:
+            self._failed.append(f"{name}: {type(error).__name__}")
+            raise
+        finally:
+            with self._noting_errors():
                 span.__exit__(None, None, None)
-                if error is not None:
-                    self._failed.append(f"{seen.name}: {type(error).__name__}")
                 if len(self._calls) >= self._order.calls:
                     self._stop()
                 else:
-                    self._session.pause()
+                    self._tool.pause()
 
-        return end
-
-    def finish(self) -> ProfileReport:
-        with self._cautiously():
-            self._stop()
-        _only.give_back(self._key)
-        return ProfileReport(tuple(self._calls), tuple(self._failed), self._trace, self._note)
+    def _open_span(self, name: str) -> AbstractContextManager[Any] | None:
+        with self._noting_errors():
+            (self._tool.resume if self._running else self._tool.start)()
+            self._running = True
+            span = self._tool.span(name)
+            span.__enter__()
+            return span
+        return None
 
     def _stop(self) -> None:
         self._over = True
         running, self._running = self._running, False
         if running:
-            self._trace = self._session.stop()
+            self._trace = self._tool.stop()
 
-    @contextlib.contextmanager
-    def _cautiously(self) -> Generator[None]:
-        """A profiler that fails spoils the profile, not the call."""
+    @contextmanager
+    def _noting_errors(self) -> Generator[None]:
+        """Let an error of the profiler end the profile, but not the call."""
         try:
             yield
         except Exception as error:
-            self._give_up(error)
+            self._over = True
+            self._note = f"the profiler failed: {type(error).__name__}: {error}"
 
-    def _give_up(self, error: Exception) -> None:
-        self._over = True
-        self._note = f"the profiler failed: {type(error).__name__}: {error}"
+
+async def _awaited(result: Awaitable[Any], span: ExitStack) -> Any:
+    with span:
+        return await result
+
+
+def _iterated(items: Generator[Any], span: ExitStack) -> Generator[Any]:
+    with span:
+        yield from items
+
+
+async def _iterated_async(items: AsyncGenerator[Any], span: ExitStack) -> AsyncGenerator[Any]:
+    with span:
+        async with aclosing(items):
+            async for item in items:
+                yield item
 
 
 class _Torch:
     """torch.profiler, from the first call to the last.
 
-    Without CUDA it is paused between calls. With CUDA it is not, since torch would then put kernels on wrong tracks:
-    what the rank does between two calls is in the trace, without a name.
+    Without CUDA it is paused between calls. With CUDA it is not, because torch would then put kernels on wrong
+    tracks: the rank's work between two calls is in the trace, without a name.
     """
 
     def __init__(self, order: ProfileOrder) -> None:
-        self._kinds = _activities(order.activities)
-        self._cuda = torch_profiler.ProfilerActivity.CUDA in self._kinds
+        known = torch_profiler.ProfilerActivity
+        available = {"cpu": known.CPU} | ({"cuda": known.CUDA} if torch.cuda.is_available() else {})
+        names = tuple(available) if order.activities is None else order.activities
+        missing = [name for name in names if name not in available]
+        if missing:
+            raise DeclarationError(
+                f"profile(activities={list(names)}): this rank has no {missing[0]}, only {list(available)}"
+            )
+        self._kinds = [available[name] for name in names]
+        self._cuda = known.CUDA in self._kinds
         self._profile = torch_profiler.profile(activities=self._kinds, **order.options)
 
     def start(self) -> None:
@@ -161,30 +228,27 @@ class _Torch:
                 return file.read()
 
 
-def _activities(names: tuple[str, ...] | None) -> list[Any]:
-    known = torch_profiler.ProfilerActivity
-    available = {"cpu": known.CPU} | ({"cuda": known.CUDA} if torch.cuda.is_available() else {})
-    if names is None:
-        return list(available.values())
-    missing = [name for name in names if name not in available]
-    if missing:
-        raise DeclarationError(
-            f"profile(activities={list(names)}): this rank has no {missing[0]}, only {list(available)}"
-        )
-    return [available[name] for name in names]
-
-
 class _Nsys:
     """Nsight Systems around the process: it is told where to begin and where to stop, and writes its own file."""
+
+    def __init__(self) -> None:
+        if NSYS_VARIABLE not in os.environ:
+            raise DeclarationError(
+                'profile(tool="nsys"): this rank was not started under Nsight Systems, which cannot be attached to a '
+                "process that runs. Start the group with runtime_env=px.debug.nsight_environment(), where "
+                "nsys is installed on the nodes"
+            )
+        if not torch.cuda.is_available():
+            raise DeclarationError('profile(tool="nsys"): this rank has no CUDA device; use tool="torch"')
 
     def start(self) -> None:
         torch.cuda.profiler.start()
 
     def resume(self) -> None:
-        """It goes on between calls, which have NVTX ranges of their own."""
+        """Do nothing: it records between calls too, which have NVTX ranges of their own."""
 
     def pause(self) -> None:
-        """See resume."""
+        """Do nothing."""
 
     def span(self, name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name)
@@ -193,39 +257,3 @@ class _Nsys:
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
         return None
-
-
-def _nsys(order: ProfileOrder) -> _Session:
-    if NSYS_VARIABLE not in os.environ:
-        raise DeclarationError(
-            'profile(tool="nsys"): this rank was not started under Nsight Systems, which cannot be attached to a '
-            "process that runs. Start the group with runtime_env=px.debug.nsight_environment(), where "
-            "nsys is installed on the nodes"
-        )
-    if not torch.cuda.is_available():
-        raise DeclarationError('profile(tool="nsys"): this rank has no CUDA device; use tool="torch"')
-    return _Nsys()
-
-
-def arm_profile(host: WorkerRuntime, key: str, order: ProfileOrder) -> None:
-    """Runs on the rank: profile its next calls.
-
-    Raises:
-        DeclarationError: the tool or an activity is not to be had here, or another profile is under way.
-    """
-    if host.place is not None and host.place.asynchronous:
-        raise DeclarationError(
-            "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
-            "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
-        )
-    _only.take(key)
-    try:
-        host.hooks.add(key, Profiling(key, order))
-    except BaseException:
-        _only.give_back(key)
-        raise
-
-
-def end_profile(host: WorkerRuntime, key: str) -> ProfileReport:
-    """Runs on the rank: stop, and give what there is."""
-    return host.hooks.take(key).finish()

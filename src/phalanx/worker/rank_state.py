@@ -9,7 +9,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,28 +91,6 @@ class SavedLeaf(NamedTuple):
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
     sharded: bool = False
-
-
-class Component(Protocol):
-    """One component of a state: a model, an optimizer, or another object."""
-
-    name: str
-
-    def leaves(self) -> Iterator[tuple[Path, Any]]:
-        """Yield each leaf: a :class:`LocalTensor`, or a value that is pickled."""
-        ...
-
-    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
-        """Return the tensors to fill and the values to read (None), by key. Change nothing.
-
-        Raises:
-            CheckpointMismatch: if the saved leaves do not fit.
-        """
-        ...
-
-    def apply(self, values: Mapping[str, Any]) -> None:
-        """Take over the loaded leaves: tensors are filled, and ``values`` were read."""
-        ...
 
 
 class RankState:
@@ -204,11 +182,8 @@ def states_of(
         CheckpointError: if there is none.
     """
     declared = StateDeclared.of(context).roles
-    names = (
-        [role]
-        if role in workers
-        else [name for name in workers if has_state(workers[name], declared.get(name))]
-    )
+    names = [role] if role in workers else []
+    names = names or [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
     return {name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]}
 
 
@@ -221,34 +196,29 @@ class Generators:
     """The random generators of a process: of torch, of its accelerator ``device``, of numpy and of ``random``."""
 
     def __init__(self, device: Any) -> None:
-        kind = torch.device(device).type
-        module = getattr(torch, kind, None)
-        self._device = torch.device(device)
-        self._accelerator: Any = module if kind != "cpu" and hasattr(module, "get_rng_state") else None
+        device = torch.device(device)
+        self._generators: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+            "torch": (torch.get_rng_state, torch.set_rng_state),
+            "numpy": (np.random.get_state, np.random.set_state),
+            "random": (random.getstate, random.setstate),
+        }
+        module = getattr(torch, device.type, None)
+        if device.type != "cpu" and hasattr(module, "get_rng_state"):
+            accelerator: Any = module
+            self._generators["accelerator"] = (
+                lambda: accelerator.get_rng_state(device),
+                lambda state: accelerator.set_rng_state(state, device),
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each generator."""
-        state: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "numpy": np.random.get_state(),
-            "random": random.getstate(),
-        }
-        if self._accelerator is not None:
-            state["accelerator"] = self._accelerator.get_rng_state(self._device)
-        return state
+        return {name: get() for name, (get, _) in self._generators.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the generators that were saved and that this process has."""
-        setters: dict[str, Callable[[Any], object]] = {
-            "torch": torch.set_rng_state,
-            "numpy": np.random.set_state,
-            "random": random.setstate,
-        }
-        if self._accelerator is not None:
-            setters["accelerator"] = lambda value: self._accelerator.set_rng_state(value, self._device)
-        for name, setter in setters.items():
+        for name, (_, put) in self._generators.items():
             if name in state:
-                setter(state[name])
+                put(state[name])
 
 
 def _components(worker: Any, declared: StateOf | None, device: Any) -> list[Component]:
@@ -264,6 +234,13 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[Comp
         found.append(_Object("optimizer", stateful(declared.optimizer)))
     found += [_Object(name, stateful(part)) for name, part in declared.others.items()]
     return [*found, _Object("rng", Generators(device))] if declared.rng else found
+
+
+# A component of a state has a name, and three methods:
+# * leaves() yields each leaf with its path: a LocalTensor, or a value that is pickled;
+# * targets(saved) returns the tensors to fill and the values to read (None), by key, and changes nothing. It raises
+#   CheckpointMismatch if the saved leaves do not fit;
+# * apply(values) takes over the loaded leaves: tensors are filled, and ``values`` were read.
 
 
 class _Object:
@@ -289,19 +266,17 @@ class _Object:
         for key, (path, value) in current.items():
             if isinstance(value, LocalTensor) and key not in saved and (not path or path[0] in chosen):
                 found[key] = value  # reported as missing
-        self._loaded = {
-            key: (current[key][0] if key in current else saved[key].path, target)
-            for key, target in found.items()
-            if key in saved
-        }
+        paths = {key: current[key][0] if key in current else leaf.path for key, leaf in saved.items()}
+        self._loaded = {key: (paths[key], target) for key, target in found.items() if key in saved}
         return found
 
     def apply(self, values: Mapping[str, Any]) -> None:
         loaded, self._loaded = self._loaded, {}
-        skip = len(self._root)
-        self._owner.load_state_dict(
-            _nested({path[skip:]: _value(values, key, target) for key, (path, target) in loaded.items()})
-        )
+        leaves = {
+            path[len(self._root) :]: values[key] if target is None else target.value
+            for key, (path, target) in loaded.items()
+        }
+        self._owner.load_state_dict(_nested(leaves))
 
 
 class _Model:
@@ -478,6 +453,9 @@ class _Optimizer:
                 self._optimizer.state[parameter] = _nested(state)
 
 
+Component = _Object | _Model | _Optimizer
+
+
 def _target(key: str, leaf: SavedLeaf, current: Any) -> LocalTensor | None:
     """Return the tensor to fill: the current tensor if it fits, else a new tensor. None for a value."""
     if leaf.dtype is None:
@@ -524,10 +502,6 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
             wrong.append(f"{key} has type {leaf.dtype} where it was saved, and {target.local.dtype} here")
     if wrong:
         raise CheckpointMismatch(f"{len(wrong)} tensors differ: {'; '.join(wrong[:5])}")
-
-
-def _value(values: Mapping[str, Any], key: str, target: LocalTensor | None) -> Any:
-    return values[key] if target is None else target.value
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:

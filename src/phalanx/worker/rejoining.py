@@ -1,30 +1,30 @@
-"""A rank that stays when others are replaced: it leaves the process groups of before, and joins new ones with them."""
+"""Rejoining of a rank that stays when others are replaced: it leaves its process groups, and joins new ones."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.worker import REJOIN
-from phalanx.worker.control import control
+from phalanx.worker.collectives import collectives
 
-if TYPE_CHECKING:  # what is asked of a rank is named where nothing of the rank is there
+if TYPE_CHECKING:  # a driver needs the names of this module, and no runtime
     from phalanx.worker.worker_runtime import WorkerRuntime
 
 __all__ = ["Rejoin", "rejoin"]
 
 
-#: Where a rank keeps what it left until it has joined anew: another try may be needed for that.
+#: Key of the world that a rank left and has not joined again: that may need another try.
 _LEFT = "left world"
 
 
 @dataclass(frozen=True)
 class Rejoin:
-    """The epoch that begins, and what of the environment is another one in it: where the ranks meet."""
+    """The epoch that begins, and the variables that differ in it: where the ranks meet."""
 
     epoch: int
     environment: Mapping[str, str]
@@ -32,66 +32,60 @@ class Rejoin:
 
 @dataclass(frozen=True)
 class _World:
-    """The default process group that was: what one like it is made with."""
+    """Arguments of the former default process group."""
 
     backend: str
     timeout: timedelta
 
 
-def rejoin(host: WorkerRuntime, told: Rejoin) -> None:
-    """Enter an epoch in the process that this rank has, together with the constructors of the ranks that are new.
+def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
+    """Enter an epoch, together with the constructors of the new ranks.
 
-    Each object's ``rejoin()`` is called, in the order in which they were made.
+    Each object's ``rejoin()`` is called, in the order of their creation.
 
     Raises:
-        What one of them raises.
+        BaseException: if one of them raises it.
     """
-    host.stay(told.epoch)
+    host.stay(request.epoch)
     shared = host.context.shared
     world: _World | None = None
-    if not host.in_driver:  # where a process group is that of another group: it is of one rank
-        os.environ.update(told.environment)
+    if not host.in_driver:  # where a process group belongs to another group, of one rank
+        os.environ.update(request.environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
-    shared[REJOIN] = lambda worker: _again(worker, world)
+    shared[REJOIN] = lambda worker: _join_world(worker, world)
     try:
         for instance in host.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                host.at_end(own())
+                host.run_to_end(own())
             else:
-                _again(instance, world)
+                _join_world(instance, world)
         shared.pop(_LEFT, None)
     finally:
         del shared[REJOIN]
 
 
 def _leave_world() -> _World | None:
-    """Forget the process groups; what the default one was made with, None if there was none."""
+    """Destroy the process groups. Return the arguments of the default one, None if there was none."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return None
     if not dist.is_initialized():
-        # An attempt that failed has used up the first name of a group, which new ranks meet under.
+        # An attempt that failed used up the first name of a group, under which new ranks meet.
         dist.distributed_c10d._world.group_count = 0
         return None
-    world = _World(dist.get_backend(), _timeout(dist))
-    if (channel := control()) is not None:
-        channel.forget_groups()
-    dist.destroy_process_group()  # returns at once also where a thread still stands in one of its collectives
+    from torch.distributed.constants import default_pg_timeout
+
+    options = getattr(dist.group.WORLD, "options", None)  # torch has no public way to ask
+    timeout = getattr(options, "_timeout", None)
+    world = _World(dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout)
+    collectives.forget()
+    dist.destroy_process_group()  # returns at once, even if a thread is in one of its collectives
     return world
 
 
-def _timeout(dist: Any) -> timedelta:
-    from torch.distributed.constants import default_pg_timeout  # torch is there
-
-    group = dist.group.WORLD
-    options = getattr(group, "options", None)  # torch has no public way to ask
-    found = getattr(options, "_timeout", None)
-    return found if isinstance(found, timedelta) else default_pg_timeout
-
-
-def _again(worker: Any, world: _World | None) -> None:
-    """What :meth:`phalanx.Worker.rejoin` does: the default process group anew, once, and DDP's wrappers around it."""
+def _join_world(worker: Any, world: _World | None) -> None:
+    """Create the default process group, once, and the worker's DDP wrappers again: `phalanx.Worker.rejoin`."""
     if world is None:
         return
     import torch.distributed as dist  # there was a process group
@@ -102,14 +96,12 @@ def _again(worker: Any, world: _World | None) -> None:
     wrapper: Any = getattr(parallel, "DistributedDataParallel", None)
     for name, value in list(vars(worker).items()):
         if wrapper is not None and isinstance(value, wrapper):
-            setattr(worker, name, _wrapped_again(wrapper, value))
-
-
-def _wrapped_again(wrapper: Callable[..., Any], old: Any) -> Any:
-    return wrapper(
-        old.module,
-        device_ids=old.device_ids or None,
-        broadcast_buffers=old.broadcast_buffers,
-        find_unused_parameters=old.find_unused_parameters,
-        gradient_as_bucket_view=old.gradient_as_bucket_view,
-    )
+            ddp: Any = value
+            again = wrapper(
+                ddp.module,
+                device_ids=ddp.device_ids or None,
+                broadcast_buffers=ddp.broadcast_buffers,
+                find_unused_parameters=ddp.find_unused_parameters,
+                gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+            )
+            setattr(worker, name, again)

@@ -1,16 +1,14 @@
-"""How the ranks of a group find each other, without a port that somebody else could take in between.
+"""Rendezvous of the ranks of a group, without a port that another process could take in between.
 
-Every worker process binds a socket to port 0 before ranks are given out; rank 0 keeps its own and serves torch's
-``TCPStore`` on it as soon as torch is there. ``MASTER_ADDR`` and ``MASTER_PORT`` name it, so a plain
-``torch.distributed.init_process_group("gloo")`` joins it as a client. torch's own ``env://`` handler would bind
-the port anew in rank 0, and would meet the keys of an earlier world in a second ``init_process_group``; so this
-module puts its own handler in front, which gives every world a key prefix of its own and leaves every other
-address to torch's.
+Every worker process binds a socket to port 0 before it gets a rank. Rank 0 keeps its own, and serves torch's
+``TCPStore`` on it once torch is imported. ``MASTER_ADDR`` and ``MASTER_PORT`` name it, so a plain
+``torch.distributed.init_process_group("gloo")`` joins it as a client. torch's own ``env://`` handler would bind the
+port again in rank 0, and would read the keys of an earlier world in a second ``init_process_group``. So this module
+puts its own handler in front, which gives every world a key prefix and leaves every other address to torch's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -19,7 +17,7 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -27,7 +25,7 @@ from urllib.parse import parse_qs, urlparse
 
 from phalanx.errors import PhalanxError
 from phalanx.wire.messages import STORE_VARIABLE
-from phalanx.worker.control import control
+from phalanx.worker.collectives import collectives
 
 _MODULE = "torch.distributed.rendezvous"
 
@@ -35,88 +33,64 @@ _worlds: Counter[str] = Counter()
 _served: dict[int, Any] = {}
 
 
-def listening_socket(address: str) -> socket.socket:
-    """A socket that listens on a free port of this host; whoever serves the store keeps it open."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
-    server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
-    server.listen(4096)
-    return server
-
-
 class StorePort:
-    """The port of a process that may have to serve torch's store: taken before anybody knows which rank does."""
+    """The port of a process that may have to serve torch's store: bound before any process has a rank."""
 
     def __init__(self) -> None:
         self._listening: socket.socket | None = None
 
     def take(self, address: str) -> int:
-        """Take one; its number."""
-        self._listening = listening_socket(address)
-        return self._listening.getsockname()[1]
+        """Listen on a free port of this host. Return its number."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listening = server = socket.socket(family, socket.SOCK_STREAM)
+        server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
+        server.listen(4096)
+        return server.getsockname()[1]
 
     def settle(self, *, serves: bool) -> None:
-        """Serve the store there, or give the port back; have this process join that of its group."""
-        install()
+        """Serve the store there, or give the port back. Make this process join the store of its group."""
+        _when_imported(_put_handler)
         listening, self._listening = self._listening, None
-        if listening is not None:
-            if serves:
-                serve(listening)
-            else:
-                listening.close()
+        if listening is not None and serves:
+            _when_imported(lambda _: _serve(listening))
+        elif listening is not None:
+            listening.close()
 
 
-def serve(listening: socket.socket) -> None:
-    """Serve the store on this socket (rank 0), now or as soon as torch is imported."""
+def _serve(listening: socket.socket) -> None:
+    from torch.distributed import TCPStore
 
-    def start(_: ModuleType) -> None:
-        from torch.distributed import TCPStore
-
-        port = listening.getsockname()[1]
-        if port not in _served:
-            if (channel := control()) is not None:
-                channel.keep_port(port)
-            _served[port] = TCPStore(
-                "localhost", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
-            )
-
-    _when_imported(start)
+    port = listening.getsockname()[1]
+    collectives.keep_port(port)
+    _served[port] = TCPStore(
+        "localhost", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
 
 
-def install() -> None:
-    """Put the handler in front of torch's ``env://``, now or as soon as torch is imported. Idempotent."""
+def _put_handler(module: ModuleType) -> None:
+    """Put the handler in front of torch's ``env://``. Idempotent."""
+    handlers: dict[str, Any] = module._rendezvous_handlers  # pyright: ignore[reportAttributeAccessIssue]
+    original = handlers["env"]
+    if getattr(original, "phalanx", False):
+        return
 
-    def replace(module: ModuleType) -> None:
-        handlers: dict[str, Any] = module._rendezvous_handlers  # pyright: ignore[reportAttributeAccessIssue]
-        original = handlers["env"]
-        if getattr(original, "phalanx", False):
-            return
+    def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
+        named = os.environ.get(STORE_VARIABLE, "")
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if named == "inline" or named.partition("/")[0] == address:
+            return _join(url, timeout, named)
+        return original(url, timeout=timeout, **kwargs)  # users may name a store of their own
 
-        def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
-            if not _is_ours():
-                return original(url, timeout=timeout, **kwargs)
-            return _join(url, timeout)
-
-        handler.phalanx = True  # pyright: ignore[reportFunctionMemberAccess]
-        handlers["env"] = handler
-
-    _when_imported(replace)
+    handler.phalanx = True  # pyright: ignore[reportFunctionMemberAccess]
+    handlers["env"] = handler
 
 
-def _is_ours() -> bool:
-    """Whether MASTER_ADDR and MASTER_PORT still are what the group set; a user may name a store of his own."""
-    named = os.environ.get(STORE_VARIABLE, "")
-    given = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    return named == "inline" or named.partition("/")[0] == given
-
-
-def _join(url: str, timeout: timedelta) -> Iterator[Any]:
+def _join(url: str, timeout: timedelta, named: str) -> Iterator[Any]:
     import torch.distributed as dist
 
     query = parse_qs(urlparse(url).query)
     rank = int(query["rank"][0]) if "rank" in query else int(os.environ["RANK"])
     world_size = int(query["world_size"][0]) if "world_size" in query else int(os.environ["WORLD_SIZE"])
-    named = os.environ[STORE_VARIABLE]
     if named == "inline":
         if world_size > 1:
             raise PhalanxError(
@@ -129,22 +103,17 @@ def _join(url: str, timeout: timedelta) -> Iterator[Any]:
         _note_connections()
         address, _, epoch = named.partition("/")
         host, _, port = address.rpartition(":")
-        with _making_group():
+        with collectives.noting():
             store = dist.TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)
-        # All ranks make their n-th world of a size together, so counting gives each world keys of its own.
-        _worlds[f"{epoch}/{world_size}"] += 1
-        prefix = f"phalanx/{epoch}/{world_size}/{_worlds[f'{epoch}/{world_size}']}"
-        yield dist.PrefixStore(prefix, store), rank, world_size
+        # All ranks create their n-th world of a size together, so counting gives each world keys of its own.
+        world = f"{epoch}/{world_size}"
+        _worlds[world] += 1
+        yield dist.PrefixStore(f"phalanx/{world}/{_worlds[world]}", store), rank, world_size
     raise RuntimeError("a process group cannot be formed again from the same env:// rendezvous")
 
 
-def _making_group() -> contextlib.AbstractContextManager[None]:
-    channel = control()
-    return contextlib.nullcontext() if channel is None else channel.making_group()
-
-
 def _note_connections() -> None:
-    """See to it that the connections of process groups are known as such, from the one that is being made now on."""
+    """Note the connections of process groups from now on. Idempotent."""
     module = sys.modules["torch.distributed.distributed_c10d"]
     original = module._new_process_group_helper  # pyright: ignore[reportAttributeAccessIssue]
     if getattr(original, "phalanx", False):
@@ -152,49 +121,45 @@ def _note_connections() -> None:
 
     @functools.wraps(original)
     def helper(*args: Any, **kwargs: Any) -> Any:
-        with _making_group():
+        with collectives.noting():
             return original(*args, **kwargs)
 
     helper.phalanx = True  # pyright: ignore[reportAttributeAccessIssue]
     module._new_process_group_helper = helper  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _PostImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Runs functions once a module has been imported; the import itself is left to whoever does it."""
+class _PostImport(importlib.abc.MetaPathFinder):
+    """Runs functions once torch's rendezvous module was imported; the import itself is left to other finders."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.actions: list[Any] = []
-        self._inner: Any = None
+    def __init__(self) -> None:
+        self.actions: list[Callable[[ModuleType], None]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
+        if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        self._inner, spec.loader = spec.loader, self
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(self._run, loader.exec_module)
         return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
+    def _run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        exec_module(module)
         for action in self.actions:
             action(module)
 
 
-def _when_imported(action: Any) -> None:
+def _when_imported(action: Callable[[ModuleType], None]) -> None:
+    """Run ``action`` with torch's rendezvous module, now or once it is imported."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         action(module)
         return
-    waiting = next((f for f in sys.meta_path if isinstance(f, _PostImport)), None)
-    if waiting is None:
-        waiting = _PostImport(_MODULE)
-        sys.meta_path.insert(0, waiting)
-    waiting.actions.append(action)
+    hook = next((finder for finder in sys.meta_path if isinstance(finder, _PostImport)), None)
+    if hook is None:
+        hook = _PostImport()
+        sys.meta_path.insert(0, hook)
+    hook.actions.append(action)

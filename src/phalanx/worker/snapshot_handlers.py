@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.declare.state_declarations import StateDeclared
-from phalanx.wire.outputs import BackendRef
+from phalanx.wire.lazy import lazy
+from phalanx.wire.messages import BackendRef
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and no torch
-    from phalanx.worker.rank_state import RankState
-    from phalanx.worker.state_copies import StateCopies
+    from phalanx.worker import rank_state, state_copies
     from phalanx.worker.worker_runtime import WorkerRuntime
+else:
+    rank_state = lazy("phalanx.worker.rank_state")
+    state_copies = lazy("phalanx.worker.state_copies")
 
 #: Seconds that a copy may take on its way to the rank that fetches it.
 FETCH_S = 300.0
@@ -50,10 +53,8 @@ class RestoreRequest(NamedTuple):
 
 def has_state(host: WorkerRuntime) -> bool:
     """Return whether any role of this rank has a state."""
-    from phalanx.worker.rank_state import has_state  # torch: loaded with the first snapshot
-
     declared = StateDeclared.of(host.context).roles
-    return any(has_state(worker, declared.get(role)) for role, worker in host.instances.items())
+    return any(rank_state.has_state(worker, declared.get(role)) for role, worker in host.instances.items())
 
 
 def take(host: WorkerRuntime, request: SnapshotRequest) -> SnapshotReply:
@@ -77,45 +78,34 @@ def give(host: WorkerRuntime, rank: int, number: int) -> BackendRef:
 
 def show(host: WorkerRuntime) -> BackendRef:
     """Return a copy of the current state."""
-    from phalanx.worker.state_copies import copy_state  # torch: loaded with the first snapshot
-
-    return host.put(copy_state(_states(host)))
+    return host.put(state_copies.copy_state(_states(host)))
 
 
 async def restore(host: WorkerRuntime, request: RestoreRequest) -> int:
     """Restore a snapshot. Return its bytes."""
-    from phalanx.worker.state_copies import (  # torch: loaded with the first snapshot
-        drop_gradients,
-        restore_role,
-    )
-
     copies = _copies(host)
     if request.copy is not None:
         copies.put_back(request.number, await _fetched(host, request.copy))
     copy = copies.own(request.number)
     states = _states(host)
     for role, saved in copy.roles.items():
-        restore_role(states[role], saved, role)
+        state_copies.restore_role(states[role], saved, role)
     for worker in host.instances.values():
-        drop_gradients(worker)
+        state_copies.drop_gradients(worker)
     if not request.keep_rng:
         copies.restore_generators(copy)  # last: loading may draw random numbers
     return copy.nbytes
 
 
-def _states(host: WorkerRuntime) -> dict[str, RankState]:
-    from phalanx.worker.rank_state import states_of  # torch: loaded with the first snapshot
-
-    return states_of(host.context, host.instances, host.device)
+def _states(host: WorkerRuntime) -> dict[str, rank_state.RankState]:
+    return rank_state.states_of(host.context, host.instances, host.device)
 
 
-def _copies(host: WorkerRuntime) -> StateCopies:
-    from phalanx.worker.state_copies import StateCopies  # torch: loaded with the first snapshot
-
-    found = host.context.shared.get("snapshots")
-    if not isinstance(found, StateCopies):
-        found = host.context.shared["snapshots"] = StateCopies(host.device)
-    return found
+def _copies(host: WorkerRuntime) -> state_copies.StateCopies:
+    copies = host.context.shared.get("snapshots")
+    if copies is None:
+        copies = host.context.shared["snapshots"] = state_copies.StateCopies(host.device)
+    return copies
 
 
 async def _fetched(host: WorkerRuntime, ref: BackendRef) -> Any:

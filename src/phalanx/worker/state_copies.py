@@ -13,16 +13,6 @@ from phalanx.errors import CheckpointError
 from phalanx.weights.digests import tensor_digest
 from phalanx.worker.rank_state import Generators, LocalTensor, RankState, SavedLeaf
 
-__all__ = [
-    "RoleCopy",
-    "StateCopies",
-    "StateCopy",
-    "copy_role",
-    "copy_state",
-    "drop_gradients",
-    "restore_role",
-]
-
 
 @dataclass
 class RoleCopy:

@@ -1,382 +1,587 @@
-"""The host of a worker process: it makes the user's objects and runs calls on them."""
+"""The runtime of a worker process: it creates the user's objects and runs calls on them."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from threading import get_native_id
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any, Protocol
 
-from phalanx.declare.context import WorkerContext, context_of, set_context_of_process
+from phalanx.declare.classes import class_spec
+from phalanx.declare.context import WorkerContext, present, set_context_of_process
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
-from phalanx.errors import FailureKind, StaleEpoch
-from phalanx.topology.mesh import Mesh
+from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
+from phalanx.topology.slots import SlotFacts
 from phalanx.tracing.span_writer import Noted
 from phalanx.weights.weight_registry import WeightRegistry
-from phalanx.wire.call_page import BARE_CALLS, SETUP_CALL
+from phalanx.wire.call_page import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
-from phalanx.wire.decode_options import received
-from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, RUN, ProcessInfo, RankCall, RankConfig, is_library_call
-from phalanx.wire.method_names import full_name
-from phalanx.wire.outputs import OUTPUT, BackendRef
-from phalanx.worker.admission import Admission
-from phalanx.worker.async_runner import Loop, Way, at_once
-from phalanx.worker.bootstrap import apply, context_of_rank
-from phalanx.worker.call_arguments import Arguments
+from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
+from phalanx.wire.messages import (
+    ANY_EPOCH,
+    OUTPUT,
+    RUN,
+    BackendRef,
+    ProcessInfo,
+    RankCall,
+    RankConfig,
+    StreamEnd,
+    full_name,
+    is_library_call,
+)
+from phalanx.wire.unpack import received
+from phalanx.worker.async_runner import Loop, iterate_async
+from phalanx.worker.bootstrap import apply, context_of_rank, importing
+from phalanx.worker.call_values import PLAIN, Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
-from phalanx.worker.direct_actor_calls import PlainCalls
-from phalanx.worker.exit_hooks import Closers, report
-from phalanx.worker.hooks import Hooks, Seen
-from phalanx.worker.imports import importing
-from phalanx.worker.raised_failures import failed
-from phalanx.worker.rank_context import NOWHERE, Presence
+from phalanx.worker.exit_hooks import CLOSERS, Closers, report
+from phalanx.worker.profiling import Profiling
 from phalanx.worker.rendezvous import StorePort
-from phalanx.worker.results import PLAIN, described, encoded
-from phalanx.worker.runtime_services import Services
-from phalanx.worker.span_writers import Journals, size_of
-from phalanx.worker.worker_streams import GENERATORS, collected, one_by_one, streamed
+from phalanx.worker.span_writers import Journals
 
 _REMEMBERED = 256
+_GENERATORS = (GeneratorType, AsyncGeneratorType)
+_OVER = object()
+
+
+class Services(Protocol):
+    """Functions of the backend for the runtime in its process."""
+
+    @property
+    def in_driver(self) -> bool:
+        """True if the ranks share the driver's process, and so its environment and its event loop."""
+        ...
+
+    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+        """Return the place of this process, and its log files."""
+        ...
+
+    def folder(self) -> str:
+        """Return the folder on this node for files of this process, created by the first that writes there."""
+        ...
+
+    def put(self, value: Any) -> Any:
+        """Store a value. Return a reference that other processes of the cluster can fetch."""
+        ...
+
+    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """Return the values of references. Raise TimeoutError if that takes longer."""
+        ...
+
+
+class _Presence:
+    """Makes a rank the current one of the calling thread during a call: ranks may share the driver's process."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+
+    def call(self, number: int, method: str = "") -> AbstractContextManager[None]:
+        return present(self._runtime.context)
+
+    step = task_step = call
+
+    def listed(self, number: int, method: str = "") -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class WorkerRuntime:
-    """Owns the instances of one rank, by role; the role "" is a group of a single class."""
+    """Owns the objects of one rank by role; the role "" is a group of a single class.
+
+    Attributes:
+        in_driver: True if the rank shares the driver's process.
+        instances: the users' objects by role.
+        context: the place of the rank, shared by its objects.
+        place: the configuration of the rank; None before its setup.
+        closers: its exit hooks.
+        profiling: its running profile.
+        order: number and name of calls that ran in debug mode, in their order.
+        record: data of a detached group for later drivers.
+        journals: its trace files.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._store_port = StorePort()
-        self._setup: RankConfig | None = None
-        self._instances: dict[str, Any] = {}
-        self._loop = Loop()
-        self._log: str | None = None
-        self.hooks = Hooks()
-        #: The calls that ran in debug mode, in their order: number and name.
+        self.in_driver = services.in_driver
+        self.instances: dict[str, Any] = {}
+        self.context = WorkerContext()
+        self.place: RankConfig | None = None
+        self.closers = Closers(own_process=not services.in_driver)
+        self.profiling: Profiling | None = None
         self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
-        #: What a detached group leaves for drivers to come.
         self.record: bytes | None = None
         self.journals = Journals(own_process=not services.in_driver)
-        self._bare_calls = 0
+        self._loop = Loop()
+        self._store_port = StorePort()
+        self._control = None if services.in_driver else control()
+        self._scope = self._control or _Presence(self)
+        # Ctrl-C reaches ranks in the driver's process; in another process a method raised it.
+        self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
+        self._log: str | None = None
+        self._epoch = ANY_EPOCH
+        self._leaves = False
         self._weights: WeightRegistry | None = None
-        self.closers = Closers(own_process=not services.in_driver)
-        self._presence = Presence(self.closers, self._loop, in_driver=services.in_driver)
-        self._here, self._on_loop = self._presence.here, self._presence.on_loop
-        self._admission = Admission(self._instances)
-        #: Of handles that are used without a group.
-        self.plain = PlainCalls(self._instances, self.journals, self._loop, self._presence)
-        if services.in_driver:
-            self.run_bare = self._run_bare_in_driver
+        #: Reasons why methods of a role may not run: its weights are partly updated.
+        self._unusable: Mapping[str, str] = {}
+        self._bare_calls = 0
 
-    @property
-    def weights(self) -> WeightRegistry:
-        """What this rank publishes and accepts."""
-        if self._weights is None:
-            setup = self._setup
-            had, published = (setup.had_weights, setup.published_weights) if setup else ({}, {})
-            self._weights = WeightRegistry(WeightsDeclared.of(self.context), had, published)
-            self._admission.unusable = self._weights.unusable
-        return self._weights
-
-    def put(self, value: Any) -> BackendRef:
-        """Store a value with the backend; a reference to it, which an output may hold, and other ranks can fetch."""
-        return BackendRef(self._services.put(value))
-
-    def fetch(self, ref: BackendRef, timeout: float) -> Any:
-        """The value behind a reference.
-
-        Raises:
-            TimeoutError: it is not here within ``timeout`` seconds.
-            Exception: what the backend raises where the value is gone.
-        """
-        return self._services.fetch([ref.ref], timeout)[0]
+    # The rank
 
     def report(self) -> ProcessInfo:
-        """What this process is, before it has a rank. Binds the socket on which rank 0 will serve the store."""
+        """Describe this process before it has a rank. Binds the socket on which rank 0 will serve the store."""
         slot, log_paths = self._services.facts()
-        port, side, folder = 0, None, self._services.folder()
-        if not self._services.in_driver:
-            self._presence.control = channel = control()
-            side = channel.describe() if channel else None
-            port = self._store_port.take(slot.node_ip)
+        port = 0 if self.in_driver else self._store_port.take(slot.node_ip)
+        side = None if self._control is None else self._control.describe()
+        folder = self._services.folder()
         return ProcessInfo(slot, os.getpid(), time.time(), port, log_paths, side, folder)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> tuple[float, float]:
-        """Become a rank: environment first, then the classes (which may import torch), then the instances.
+        """Become a rank: set the environment, import the classes (which may import torch), create the objects.
 
         Returns:
             When the constructors began and ended, as Unix times.
         """
         setup, body = RankConfig.unpack(data)
-        self._setup = setup
-        self._admission.enter(setup.group, setup.epoch)
-        self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
-        self._presence.runs_here()
+        self.place = setup
+        self._epoch = setup.epoch
+        self._set_context(setup)
         try:
-            self._log = apply(setup, self._services.in_driver)
+            self._log = apply(setup, self.in_driver)
             self._store_port.settle(serves=setup.serves)
             arguments = Arguments(refs, self._services.fetch)
             self.journals.files = setup.files
             with (
                 self.journals.of(setup.trace, SETUP_CALL) as note,
-                self._here.during(SETUP_CALL, "__init__"),
+                self._scope.call(SETUP_CALL, "__init__"),
             ):
-                quietly = NOWHERE if self._services.in_driver else importing()
-                with quietly, decoding(restore=arguments.restore):
+                with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
                 if note is not None:
                     note.started(0)
                 began = time.time()
-                self._make(setup, roles)
+                for role, (cls, args, kwargs) in roles.items():
+                    self.instances[role] = make(cls, args, kwargs, replace(self.context, role=role))
+                    self.context.roles.add(role, self.instances[role])
+                self.context.shared[REJOINING] = False
                 return began, time.time()
-        except self._here.passes:
+        except self._passes:
             raise
         except BaseException as error:
             raise self.failure(error, "", "__init__") from None
 
-    def _make(
-        self, setup: RankConfig, roles: dict[str, tuple[type, tuple[Any, ...], dict[str, Any]]]
-    ) -> None:
-        shared = context_of_rank(setup, self._services.in_driver)
-        channel = self._presence.control
-        shared.tell = None if channel is None else channel.page.tell
-        shared.measure = getattr(self._services, "measure", None)
-        self._presence.context = shared
-        if not self._services.in_driver:
-            set_context_of_process(shared)
+    def _set_context(self, setup: RankConfig) -> None:
+        self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
+        self.context = context = context_of_rank(setup, self.in_driver)
+        context.shared[CLOSERS] = self.closers
+        context.measure = getattr(self._services, "measure", None)
+        if self._control is not None:
+            context.tell = self._control.page.tell
+            self._control.page.runs_on(get_native_id())
+        if not self.in_driver:
+            set_context_of_process(context)
         if setup.had_weights:
-            self._admission.unusable = self.weights.unusable
-        for role, (cls, args, kwargs) in roles.items():
-            instance = make(cls, args, kwargs, replace(shared, role=role))
-            self._instances[role] = instance
-            shared.roles.add(role, instance)
-        shared.shared[REJOINING] = False
+            self._unusable = self.weights.unusable
+
+    @property
+    def weights(self) -> WeightRegistry:
+        """The published and accepted weights of this rank."""
+        if self._weights is None:
+            had, published = (
+                ({}, {}) if self.place is None else (self.place.had_weights, self.place.published_weights)
+            )
+            self._weights = WeightRegistry(WeightsDeclared.of(self.context), had, published)
+            self._unusable = self._weights.unusable
+        return self._weights
+
+    @property
+    def device(self) -> Any:
+        """The device of this rank, as in ``Worker.device``."""
+        worker = Worker()
+        worker.__dict__["_phalanx_context"] = self.context
+        return worker.device
+
+    def put(self, value: Any) -> BackendRef:
+        """Store a value. Return a reference that an output may contain, and that other ranks can fetch."""
+        return BackendRef(self._services.put(value))
+
+    def fetch(self, ref: BackendRef, timeout: float) -> Any:
+        """Return the value of a reference.
+
+        Raises:
+            TimeoutError: if it does not arrive within ``timeout`` seconds.
+            Exception: of the backend, if the value was lost.
+        """
+        return self._services.fetch([ref.ref], timeout)[0]
+
+    def stay(self, epoch: int) -> None:
+        """Belong to another epoch from now on."""
+        self._epoch = epoch
+
+    def leave(self) -> None:
+        """Reject new user calls, and hand items over to their channels at exit."""
+        self._leaves = self.closers.hands_over = True
+
+    def lost(self, reason: str) -> None:
+        """Note that this rank ended without having been closed, if it has no process whose end would show it."""
+        for callback in self.closers.if_lost:
+            callback(reason)
+        self.closers.if_lost.clear()
+
+    def close(self) -> None:
+        """Run the users' ``close()`` of each role, last created first, then the exit hooks.
+
+        Raises:
+            BaseException: the first of their errors, once all have run.
+        """
+        errors: list[BaseException] = []
+        for instance in reversed(list(self.instances.values())):
+            close = getattr(instance, "close", None)
+            if callable(close):
+                try:
+                    self.run_to_end(close())
+                except BaseException as error:
+                    report(f"close() of {type(instance).__qualname__}", error)
+                    errors.append(error)
+        self.instances.clear()
+        errors += self.closers.run()
+        if errors:
+            raise errors[0]
+
+    # Calls
 
     def run(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
-        """Run one call to its end on this thread; an ``async def`` method on the host's own loop.
+        """Run one call to its end on this thread; an ``async def`` method on the rank's own loop.
 
         Raises:
-            RankFailure: whatever the call raised, always picklable.
+            RankFailure: for every error of the call; always picklable.
         """
-        return at_once(self._run(RankCall.unpack(data), refs, self._here))
+        call = RankCall.unpack(data)
+        self._check(call)
+        try:
+            with (
+                self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
+                self._scope.call(call.call, full_name(call.role, call.method)),
+            ):
+                result = self._invoke(call, refs, note)
+                if isinstance(result, Awaitable):
+                    result = self._loop.run(result)
+                if type(result) in _GENERATORS:
+                    items = result if isinstance(result, GeneratorType) else self._loop.iterate(result)
+                    result = list(items) if call.keep else deque(items, maxlen=0)
+                return self._output(call, result, note)
+        except self._passes:
+            raise
+        except BaseException as error:
+            raise self.failure(error, call.role, call.method) from None
 
     async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
-        """As :meth:`run`, on the running loop: awaits of several calls interleave."""
-        return await self._run(RankCall.unpack(data), refs, self._on_loop)
-
-    def stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Any]:
-        """Run one call whose method yields, as far as the next item whenever that is asked for; last a ``StreamEnd``.
-
-        Closing it before it has ended interrupts the call.
-
-        Raises:
-            RankFailure: whatever the call raised, or that it was interrupted.
-        """
-        return one_by_one(self.stream_async(data, refs, self._here))
-
-    def stream_async(
-        self, data: bytes, refs: Sequence[Any] = (), way: Way | None = None
-    ) -> AsyncGenerator[Any]:
-        """As :meth:`stream`, on the running loop."""
-        return streamed(self, RankCall.unpack(data), refs, way or self._on_loop)
-
-    async def _run(self, call: RankCall, refs: Sequence[Any], way: Way) -> Any:
-        self.check_callable(call)
+        """Run one call on the running loop, as :meth:`run`: awaits of several calls interleave."""
+        call = RankCall.unpack(data)
+        self._check(call)
         try:
-            noted = self.journals.of(call.trace, call.call, waits=bool(refs))
-            with noted as note, way.during(call.call, full_name(call.role, call.method)):
-                result = self.invoke(call, refs, note)
+            with self._noting(call, refs) as note, self._scope.task_step(call.call):
+                result = self._invoke(call, refs, note)
                 if isinstance(result, Awaitable):
-                    result = await way.end(result)
-                if type(result) in GENERATORS:
-                    result = await collected(result, way.end, keep=call.keep)
-                return self._outgoing(call, result, note)
-        except way.passes:
+                    result = await result
+                if type(result) in _GENERATORS:
+                    items = iterate_async(result) if isinstance(result, GeneratorType) else result
+                    result = [item async for item in items if call.keep]
+                return self._output(call, result, note)
+        except (SystemExit, GeneratorExit):
             raise
         except BaseException as error:
             raise self.failure(error, call.role, call.method) from None
 
     def run_bare(self, role: str, method: str) -> Any:
-        """Run a call that came without a message: no arguments, its output kept.
+        """Run a call that came without a message: it has no arguments, and its output is kept.
 
         Raises:
-            RankFailure: whatever the call raised.
+            RankFailure: for every error of the call.
         """
-        control, self._bare_calls = self._presence.control, self._bare_calls + 1
-        number = BARE_CALLS + self._bare_calls
-        if self._admission.unusable and (torn := self._admission.torn(role, method)) is not None:
+        self._bare_calls += 1
+        if self._unusable and (torn := self._torn(role, method)) is not None:
             raise self.failure(torn, role, method)
-        slot = 0 if control is None else control.page.begin(number, full_name(role, method))
         if self.journals.on:
             self.journals.off()
         try:
-            if control is not None:
-                # Before the question: a cancellation meanwhile finds one or the other.
-                control.running = number
-                if control.page.cancelled(number):
-                    raise Interrupted("cancelled before it began")
-            function = getattr(self._target(role), method)
-            bare = Seen(role, method) if self.hooks else None
-            result = function() if bare is None else self.hooks.around(bare, function, (), {})
-            if type(result) in PLAIN:  # as `encoded` would; asked first, since it is the quickest question
-                return result
-            return encoded(self._loop.to_end(result) if isinstance(result, Awaitable) else result)
-        except self._here.passes:
+            with self._scope.call(BARE_CALLS + self._bare_calls, full_name(role, method)):
+                function = getattr(self.instances.get(role, self.context.roles), method)
+                profiling = self.profiling
+                result = function() if profiling is None else profiling.run(role, method, function, (), {})
+                if type(result) in PLAIN:  # as in `encoded`; first, because it is the quickest check
+                    return result
+                return encoded(self.run_to_end(result))
+        except self._passes:
             raise
         except BaseException as error:
-            if control is not None:
-                control.running = 0  # what failed is described undisturbed
             raise self.failure(error, role, method) from None
-        finally:
-            if control is not None:
-                control.running = 0
-                control.page.end(slot)
 
-    def _run_bare_in_driver(self, role: str, method: str) -> Any:
-        with self._presence.now():
-            return WorkerRuntime.run_bare(self, role, method)
+    def stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Any]:
+        """Run one call whose method yields, up to the next item at each request; the last is a ``StreamEnd``.
 
-    def enter_epoch(self, number: int) -> None:
-        """Belong to another epoch from now on, in the process that this rank has.
-
-        A call without a message says nothing of its epoch, so none is taken any more: whoever knows of this epoch
-        sends a message.
-        """
-        self._admission.enter(self.context.group, number)
-        self.run_bare = self._refuse_bare
-
-    def follow(self, number: int, world_size: int, meshes: Mapping[str, Mesh]) -> None:
-        """Be one of so many ranks from now on; those work each by itself, so calls of any epoch are taken."""
-        self._admission.enter(self.context.group, number)
-        for context in (self.context, *map(context_of, self._instances.values())):
-            context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes)
-        if not self._services.in_driver:
-            os.environ["WORLD_SIZE"] = str(world_size)
-
-    def leave(self) -> None:
-        """Take no more calls of users, and hand over at the end what is of use to others."""
-        self._admission.leaves = self.closers.hands_over = True
-
-    def stay(self, number: int) -> None:
-        """Belong to another epoch from now on, and go on with calls without a message."""
-        self._admission.enter(self.context.group, number)
-
-    def at_end(self, result: Any) -> Any:
-        """What a function of the user gave, once it is there."""
-        return self._loop.to_end(result) if isinstance(result, Awaitable) else result
-
-    @property
-    def in_driver(self) -> bool:
-        """Whether it shares the driver's process."""
-        return self._services.in_driver
-
-    def check_callable(self, call: RankCall) -> None:
-        """See to it that this rank may run a call: it is of its epoch, and its role has weights of one version.
+        Closing it before its end interrupts the call. An interrupted call gives its failure as the last item instead
+        of raising it: there may be no reader left.
 
         Raises:
-            RankFailure: it may not.
+            RankFailure: for every other error of the call.
         """
-        refused = self._admission.refusal(call)
-        if refused is not None:
-            kind: FailureKind = "stale" if isinstance(refused, StaleEpoch) else "raised"
-            raise self.failure(refused, call.role, call.method, kind)
+        call = RankCall.unpack(data)
+        self._check(call)
+        count = nbytes = 0
+        try:
+            with self._noting(call, refs) as note:
+                with closing(self._items(call, refs, note)) as items:
+                    while True:
+                        with self._scope.step(call.call):
+                            item = next(items, _OVER)
+                            sent = None if item is _OVER else encoded(item)
+                        if item is _OVER:
+                            break
+                        count += 1
+                        nbytes += sent_bytes(sent)
+                        yield sent
+                _note_items(note, count, nbytes)
+            end = StreamEnd(count)
+        except self._passes:
+            raise
+        except BaseException as error:
+            end = self._stream_failure(call, error)
+        yield end
 
-    def _refuse_bare(self, role: str, method: str) -> Any:
-        raise self.failure(self._admission.stale(role, method, ANY_EPOCH), role, method, "stale")
+    def _items(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Generator[Any]:
+        with self._scope.step(call.call):
+            source = _check_yields(self.run_to_end(self._invoke(call, refs, note)))
+            return source if isinstance(source, GeneratorType) else self._loop.iterate(source)
 
-    def invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any:
-        """Call the method of a call with its arguments; what it returns."""
-        if call.debug and not is_library_call(call.method):
+    async def stream_async(self, data: bytes, refs: Sequence[Any] = ()) -> AsyncGenerator[Any]:
+        """Run one call whose method yields on the running loop, as :meth:`stream`."""
+        call = RankCall.unpack(data)
+        self._check(call)
+        count = nbytes = 0
+        try:
+            with self._noting(call, refs) as note:
+                async with aclosing(await self._items_async(call, refs, note)) as items:
+                    while True:
+                        with self._scope.task_step(call.call):
+                            item = await anext(items, _OVER)
+                            sent = None if item is _OVER else encoded(item)
+                        if item is _OVER:
+                            break
+                        count += 1
+                        nbytes += sent_bytes(sent)
+                        yield sent
+                _note_items(note, count, nbytes)
+            end = StreamEnd(count)
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            end = self._stream_failure(call, error)
+        yield end
+
+    async def _items_async(
+        self, call: RankCall, refs: Sequence[Any], note: Noted | None
+    ) -> AsyncGenerator[Any]:
+        with self._scope.task_step(call.call):
+            source = self._invoke(call, refs, note)
+            source = _check_yields(await source if isinstance(source, Awaitable) else source)
+            return iterate_async(source) if isinstance(source, GeneratorType) else source
+
+    def _stream_failure(self, call: RankCall, error: BaseException) -> RankFailure:
+        """Return the failure of an interrupted stream. Raise that of another."""
+        if isinstance(error, GeneratorExit):
+            error = Interrupted("its reader left it between two items")
+        elif isinstance(error, Interrupted):
+            return self.failure(error, call.role, call.method)
+        raise self.failure(error, call.role, call.method) from None
+
+    def run_direct(
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        traced: tuple[str, int, int],
+        pack: Callable[[Any], Any],
+    ) -> Any:
+        """Run a call of a handle that is used without a group: plain arguments, and errors as the method raises them.
+
+        Args:
+            traced: its trace ("": none), its number there, and the bytes of its arguments.
+            pack: converts its result for sending.
+        """
+        with self._noting_direct(role, method, traced) as note:
+            result = self.run_to_end(self._created(role, method)(*args, **kwargs))
+            return _pack(result, note, pack)
+
+    async def run_direct_async(
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        traced: tuple[str, int, int],
+        pack: Callable[[Any], Any],
+    ) -> Any:
+        """Run such a call on the running loop, as :meth:`run_direct`."""
+        with self._noting_direct(role, method, traced) as note:
+            result = self._created(role, method)(*args, **kwargs)
+            return _pack(await result if isinstance(result, Awaitable) else result, note, pack)
+
+    @contextmanager
+    def _noting_direct(self, role: str, method: str, traced: tuple[str, int, int]) -> Generator[Noted | None]:
+        trace, number, nbytes = traced
+        with (
+            self._scope.listed(PLAIN_CALL, full_name(role, method)),
+            self.journals.of(trace, number, waits=False) as note,
+        ):
+            if note is not None:
+                note.started(nbytes)
+            yield note
+
+    def _created(self, role: str, method: str) -> Callable[..., Any]:
+        if role not in self.instances:
+            raise DispatchError(
+                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
+                "closed; call it once the group has started and before it is closed"
+            )
+        return getattr(self.instances[role], method)
+
+    def run_to_end(self, result: Any) -> Any:
+        """Return the result of a user's function: that of an awaitable once it is there."""
+        return self._loop.run(result) if isinstance(result, Awaitable) else result
+
+    # Steps of a call
+
+    def _check(self, call: RankCall) -> None:
+        """Check that this rank may run a call: it is of the rank's epoch, and its role has weights of one version.
+
+        Raises:
+            RankFailure: if it may not.
+        """
+        if (self._leaves or call.epoch not in (ANY_EPOCH, self._epoch)) and not is_library_call(call.method):
+            group, name = self.context.group, full_name(call.role, call.method)
+            epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
+            stale = StaleEpoch(
+                f"group {group!r} has other ranks by now: this call of {name} belongs to {epoch}, the group is in "
+                f"epoch {self._epoch}; make the call again",
+                group=group,
+                epoch=call.epoch,
+                current=self._epoch,
+            )
+            raise self.failure(stale, call.role, call.method, "stale")
+        if self._unusable and (torn := self._torn(call.role, call.method)) is not None:
+            raise self.failure(torn, call.role, call.method)
+
+    def _torn(self, role: str, method: str) -> WeightsTorn | None:
+        """Return why a method may not run on the role's current weights; None if it may, or needs none."""
+        reason = self._unusable.get(role)
+        if reason is None or method == RUN or is_library_call(method):
+            return None
+        instance = self.instances.get(role)
+        spec = None if instance is None else class_spec(type(instance)).methods.get(method)
+        if spec is not None and not spec.needs_weights:
+            return None
+        return WeightsTorn(f"{full_name(role, method)}: {reason}")
+
+    @contextmanager
+    def _noting(self, call: RankCall, refs: Sequence[Any]) -> Generator[Noted | None]:
+        """Note a call in its trace and on the call page."""
+        with (
+            self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
+            self._scope.listed(call.call, full_name(call.role, call.method)),
+        ):
+            yield note
+
+    def _invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any:
+        """Call the method of a call with its arguments. Return its result, which may be awaitable or yield."""
+        library = is_library_call(call.method)
+        if call.debug and not library:
             self.order.append((call.call, full_name(call.role, call.method)))
-        device = self.device if call.to_device else None
         before = received.nbytes
-        args, kwargs = Arguments(refs, self._services.fetch).of(call, device)
+        device = self.device if call.to_device else None
+        args, kwargs = arguments_of(call, refs, self._services.fetch, device)
         if note is not None:
             note.started(received.nbytes - before)
-        if call.method == RUN:
-            function, *rest = args
-            target = self._target(call.role)
-            if self.hooks:
-                return self.hooks.around(Seen(call.role, call.method), function, (target, *rest), kwargs)
-            return function(target, *rest, **kwargs)
-        if is_library_call(call.method):
+        if library:
             return args[0](self, *args[1:], **kwargs)
-        method = getattr(self._target(call.role), call.method)
-        if self.hooks:
-            return self.hooks.around(Seen(call.role, call.method), method, args, kwargs)
-        return method(*args, **kwargs)
+        target = self.instances.get(call.role, self.context.roles)  # a group as a whole has its roles by name
+        if call.method == RUN:
+            function, args = args[0], (target, *args[1:])
+        else:
+            function = getattr(target, call.method)
+        if self.profiling is None:
+            return function(*args, **kwargs)
+        return self.profiling.run(call.role, call.method, function, args, kwargs)
 
-    def lost(self, why: str) -> None:
-        """Note that this rank ended without having been closed, where it has no process of its own to show it."""
-        for tell in self.closers.if_lost:
-            tell(why)
-        self.closers.if_lost.clear()
-
-    @property
-    def place(self) -> RankConfig | None:
-        """What this rank was told of itself; None before it is a rank."""
-        return self._setup
-
-    @property
-    def context(self) -> WorkerContext:
-        """What the users' objects of this rank share."""
-        return self._presence.context
-
-    @property
-    def device(self) -> Any:
-        """The device of this rank, as ``Worker.device`` gives it."""
-        worker = Worker()
-        worker.__dict__["_phalanx_context"] = self.context
-        return worker.device
-
-    @property
-    def instances(self) -> dict[str, Any]:
-        """The users' objects by role."""
-        return self._instances
-
-    def _target(self, role: str) -> Any:
-        """The instance of a role; of a colocated group as a whole, its roles by name."""
-        if role in self._instances:
-            return self._instances[role]
-        return self.context.roles
-
-    def _outgoing(self, call: RankCall, result: Any, note: Noted | None) -> Any:
-        """What the process gives back: plain small things as they are, all else encoded, dropped ones not at all."""
+    def _output(self, call: RankCall, result: Any, note: Noted | None) -> Any:
+        """Return an output as it is sent: plain small values as they are, others encoded, dropped outputs as None."""
         if note is not None:
             note.finished()
         if not call.keep:
             result = None
-        sent_back = described(result) if call.returns > OUTPUT else encoded(result)
+        output = described(result) if call.returns > OUTPUT else encoded(result)
         if note is not None:
-            note.returned(size_of(sent_back))
-        return sent_back
-
-    def close(self) -> None:
-        """The user's own ``close()`` of each role, last made first, then the closers; all have their turn.
-
-        Raises:
-            What the first of them raised.
-        """
-        errors: list[BaseException] = []
-        for instance in reversed(list(self._instances.values())):
-            close = getattr(instance, "close", None)
-            if callable(close):
-                try:
-                    result = close()
-                    if isinstance(result, Awaitable):
-                        self._loop.to_end(result)
-                except BaseException as error:
-                    report(f"close() of {type(instance).__qualname__}", error)
-                    errors.append(error)
-        self._instances.clear()
-        errors += self.closers.run()
-        if errors:
-            raise errors[0]
+            note.returned(sent_bytes(output))
+        return output
 
     def failure(
         self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
     ) -> RankFailure:
-        """What a call raises that failed here."""
-        return failed(error, self._setup, self._log, role=role, method=method, kind=kind)
+        """Return ``error`` as the failure of a method in this process.
+
+        If an argument is the result of a call that failed, the failure keeps the type of that call's error, so that
+        ``except KeyError`` on the driver catches it here too.
+        """
+        upstream = error.report if isinstance(error, RankFailure) else None
+        if upstream is not None:
+            from phalanx.collect.failures import is_cut_off  # loaded only if a call failed
+
+            cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
+            error = cls(f"an argument of this call is the result of a call that failed: {error}")
+        place = self.place
+        accelerators = "" if place is None else ",".join(place.accelerator_ids)
+        kind = "cancelled" if isinstance(error, Interrupted) else kind
+        report = capture(error, kind=kind, role=role or None, method=method).report
+        kept = None if upstream is None else upstream.exception_bytes
+        report = replace(
+            report,
+            rank=UNKNOWN_RANK if place is None else place.rank,
+            host=socket.gethostname() if place is None else place.host,
+            pid=os.getpid(),
+            accelerator=f"GPU {accelerators}" if accelerators else None,
+            node_id=None if place is None else place.node_id,
+            log_path=self._log,
+            exception_bytes=report.exception_bytes if kept is None else kept,
+        )
+        return RankFailure(report)
+
+
+def _check_yields(source: Any) -> Any:
+    if type(source) not in _GENERATORS:
+        raise DispatchError(
+            f"its items were asked for, but it returned a {type(source).__name__}: call it without .stream(), or "
+            "let the method yield"
+        )
+    return source
+
+
+def _note_items(note: Noted | None, count: int, nbytes: int) -> None:
+    if note is not None:
+        note.finished()
+        note.returned(nbytes)
+        note.yielded(count)
+
+
+def _pack(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
+    if note is None:
+        return pack(result)
+    note.finished()
+    packed = pack(result)
+    note.returned(sent_bytes(packed))
+    return packed

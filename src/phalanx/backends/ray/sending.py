@@ -9,8 +9,7 @@ from phalanx.backends.actor_methods import bare_name, facade_name
 from phalanx.backends.backend_types import Endpoint, Ref, Ticket
 from phalanx.backends.ray import private
 from phalanx.wire.call_page import BARE_CALLS
-from phalanx.wire.messages import BARE, packed_bare
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import BARE, OUTPUT, packed_bare
 
 
 def submit(

@@ -219,13 +219,13 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
             return await self._host.run_async(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
         await self._turns.come(self._services.upstream(args, kwargs))
-        return await self._host.plain.run_async(role, method, args, kwargs, traced, portable)
+        return await self._host.run_direct_async(role, method, args, kwargs, traced, portable)
 
     def forward(self: WorkerActor, *args: Value, **kwargs: Value) -> Value:
         if is_message(args):
             return self._host.run(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
-        return self._host.plain.run(role, method, args, kwargs, traced, portable)
+        return self._host.run_direct(role, method, args, kwargs, traced, portable)
 
     chosen = forward_async if asynchronous else forward
     chosen.__name__ = name

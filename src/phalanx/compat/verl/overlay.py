@@ -24,7 +24,7 @@ from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
 from phalanx.compat.verl.jobs import ASKED, HOOK, PLUGIN, carried, reach_jobs
 from phalanx.compat.verl.redirect import Redirect
 from phalanx.config import overlays_verl
-from phalanx.worker.imports import importing
+from phalanx.worker.bootstrap import importing
 
 _CONTROLLER = "verl.single_controller"
 _HOME = "phalanx.compat.verl.single_controller"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.worker.imports import importing
+from phalanx.worker.bootstrap import importing
 
 
 @pytest.fixture(autouse=True)

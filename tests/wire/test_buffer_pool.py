@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.wire.buffer_pool import Pool
-from phalanx.wire.memory import allocate, concat_arrays
+from phalanx.wire.memory import BufferPool, allocate, concat_arrays
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such memory here")
 
@@ -18,27 +17,27 @@ MB = 1 << 20
 
 
 @pytest.fixture
-def pool() -> Pool:
-    return Pool(64 * MB)
+def pool() -> BufferPool:
+    return BufferPool(64 * MB)
 
 
 def address(block: np.ndarray) -> int:
     return block.__array_interface__["data"][0]
 
 
-def freed(pool: Pool, nbytes: int) -> int:
+def freed(pool: BufferPool, nbytes: int) -> int:
     """The address of a block that was used and is free again."""
     block = pool.block(nbytes)
     block[:] = 1
     return address(block)
 
 
-def test_a_freed_block_serves_the_next_of_its_size(pool: Pool) -> None:
+def test_a_freed_block_serves_the_next_of_its_size(pool: BufferPool) -> None:
     place = freed(pool, 8 * MB)
     assert address(pool.block(8 * MB)) == place
 
 
-def test_a_block_is_not_free_while_anything_uses_it(pool: Pool) -> None:
+def test_a_block_is_not_free_while_anything_uses_it(pool: BufferPool) -> None:
     block = torch.from_numpy(pool.block(8 * MB))
     view = block[MB:].view(torch.float32)[5:]
     place = block.data_ptr()
@@ -48,36 +47,36 @@ def test_a_block_is_not_free_while_anything_uses_it(pool: Pool) -> None:
     view.fill_(2)
 
 
-def test_a_block_of_another_size_stays_kept(pool: Pool) -> None:
+def test_a_block_of_another_size_stays_kept(pool: BufferPool) -> None:
     place = freed(pool, 8 * MB)
     assert address(pool.block(32 * MB)) != place
     assert address(pool.block(8 * MB)) == place
 
 
-def test_a_much_smaller_value_does_not_take_a_large_block(pool: Pool) -> None:
+def test_a_much_smaller_value_does_not_take_a_large_block(pool: BufferPool) -> None:
     place = freed(pool, 32 * MB)
     assert address(pool.block(8 * MB)) != place
 
 
-def test_what_is_written_is_there_after_reuse(pool: Pool) -> None:
+def test_what_is_written_is_there_after_reuse(pool: BufferPool) -> None:
     freed(pool, 8 * MB)
     block = pool.block(8 * MB)
     block[:] = np.arange(8 * MB, dtype=np.uint8)
     assert np.array_equal(block, np.arange(8 * MB, dtype=np.uint8))
 
 
-def test_no_more_is_kept_than_the_bound(pool: Pool) -> None:
+def test_no_more_is_kept_than_the_bound(pool: BufferPool) -> None:
     blocks = [pool.block(16 * MB) for _ in range(6)]
     blocks.clear()
     assert pool.kept_bytes == 64 * MB
 
 
-def test_a_block_larger_than_the_bound_is_not_kept(pool: Pool) -> None:
+def test_a_block_larger_than_the_bound_is_not_kept(pool: BufferPool) -> None:
     freed(pool, 80 * MB)
     assert pool.kept_bytes == 0
 
 
-def test_blocks_start_on_a_huge_page(pool: Pool) -> None:
+def test_blocks_start_on_a_huge_page(pool: BufferPool) -> None:
     assert address(pool.block(5 * MB)) % (2 * MB) == 0
 
 

@@ -1,20 +1,25 @@
-"""The host refuses calls of another epoch; nothing is sent, so no backend is needed."""
+"""Calls on the runtime of a rank in this process; nothing is sent, so no backend is needed."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import phalanx as px
 from phalanx.collect.failures import combine
+from phalanx.errors import DispatchError
 from phalanx.topology.slots import SlotFacts
+from phalanx.tracing.events import TrackKey
+from phalanx.tracing.span_writer import path_of, read
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, RankCall, RankConfig, host_call
-from phalanx.wire.outputs import OUTPUT
+from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, RankConfig, host_call
 from phalanx.worker import handlers as questions
 from phalanx.worker.worker_runtime import WorkerRuntime
 
@@ -88,18 +93,10 @@ def test_questions_of_the_library_are_answered_whatever_their_epoch(host: Worker
 
 
 def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: WorkerRuntime) -> None:
-    host.run(host_call(questions.enter_epoch, 4, call=70000, epoch=3))
+    host.stay(4)
     assert host.run(message("ping", 4)) == 0
     with pytest.raises(RankFailure):
         host.run(message("ping", 3))
-
-
-def test_a_rank_that_stays_takes_no_call_without_a_message(host: WorkerRuntime) -> None:
-    assert host.run_bare("", "ping") == 0
-    host.enter_epoch(4)
-    with pytest.raises(RankFailure, match="earlier epoch") as raised:
-        host.run_bare("", "ping")
-    assert raised.value.report.kind == "stale"
 
 
 def test_an_async_method_runs_to_its_end(host: WorkerRuntime) -> None:
@@ -118,3 +115,21 @@ def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_is_no_answer_to_i
 def test_whatever_else_is_raised_is_an_answer(host: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match="GeneratorExit: gave up"):
         host.run(message("give_up", 3))
+
+
+def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(tmp_path: Path) -> None:
+    host = WorkerRuntime(Services())
+    host.journals.files = str(tmp_path / "rank")
+    host.instances[""] = SimpleNamespace(double=lambda value: np.zeros(1 << 20, np.uint8))
+
+    sent = host.run_direct("", "double", (1,), {}, ("trace", 7, 512), encode)
+
+    lines = Path(path_of(host.journals.files, "trace")).read_bytes().splitlines()
+    part = read(lines, TrackKey("group", 0, 0)).parts[7]
+    assert part.argument_bytes == 512
+    assert part.result_bytes == sent.nbytes >= 1 << 20
+
+
+def test_a_call_before_the_worker_is_made_says_so() -> None:
+    with pytest.raises(DispatchError, match="in which the worker was not made"):
+        WorkerRuntime(Services()).run_direct("", "double", (), {}, ("", 3, 0), encode)

@@ -18,7 +18,7 @@ async def running() -> asyncio.AbstractEventLoop:
 
 def test_all_methods_share_one_loop_which_is_closed_with_its_rank() -> None:
     rank = Loop()
-    first, second = rank.to_end(running()), rank.to_end(running())
+    first, second = rank.run(running()), rank.run(running())
     before = first.is_closed()
     del rank
     gc.collect()
@@ -48,7 +48,7 @@ def test_an_interrupted_call_does_not_go_on_while_the_next_one_runs() -> None:
     try:
         sender.start()
         with pytest.raises(Interrupt):
-            loop.to_end(first())
+            loop.run(first())
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)

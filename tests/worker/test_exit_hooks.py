@@ -52,8 +52,8 @@ def test_registering_where_there_is_no_rank_says_so() -> None:
 def test_an_orderly_exit_runs_them(tmp_path: Path) -> None:
     made = tmp_path / "made"
     code = (
-        "import os, sys\nfrom phalanx.worker.exit_hooks import Closers, at_close\n"
-        f"Closers(own_process=True)\nat_close(os.unlink, {str(made)!r})\nopen({str(made)!r}, 'w').close()\nsys.exit(3)"
+        "import os, sys\nfrom phalanx.worker.exit_hooks import Closers\n"
+        f"Closers(own_process=True).add(os.unlink, {str(made)!r})\nopen({str(made)!r}, 'w').close()\nsys.exit(3)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 3
     assert not made.exists()

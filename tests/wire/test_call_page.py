@@ -48,16 +48,6 @@ def test_what_a_rank_says_of_itself_is_on_the_board_in_place_of_what_it_said_bef
     assert read(page).methods == {1: "generate"}
 
 
-def test_more_methods_than_there_is_room_for_have_no_name() -> None:
-    page = side_channel.CallPage()
-    for number in range(1, side_channel.NAMES):
-        page.end(page.begin(number, f"method_{number}"))
-    page.begin(1, f"method_{side_channel.NAMES - 1}")
-    page.begin(2, "one too many")
-
-    assert read(page).methods == {1: f"method_{side_channel.NAMES - 1}", 2: ""}
-
-
 def test_a_name_that_is_too_long_is_cut() -> None:
     page = side_channel.CallPage()
     page.begin(1, "x" * 100)

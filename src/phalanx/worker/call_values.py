@@ -1,0 +1,155 @@
+"""Values of a call on its rank: arguments from a message and its references, and outputs as they are sent."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from phalanx.collect.join import gather, join_rows
+from phalanx.collect.shares import only_settings, share_of
+from phalanx.dispatch.pytree import flatten
+from phalanx.dispatch.split import (
+    pad_rows,
+    padded_size,
+    piece_of,
+    rows_of,
+    settings_of,
+    slice_rows,
+    take_rows,
+)
+from phalanx.errors import DispatchError
+from phalanx.wire.codec import PLAIN_HEAD, Policy, decode, decoding, encode, nbytes_of
+from phalanx.wire.messages import Assembled, BackendRef, PartInfo, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.unpack import current_arrival, received
+
+Fetch = Callable[[Sequence[Any]], list[Any]]
+
+#: Types of outputs that are sent without being encoded.
+PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def arguments_of(
+    call: RankCall, refs: Sequence[Any], fetch: Fetch, device: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments of a call, as private memory or as its method declares.
+
+    Args:
+        fetch: returns the values of the backend's references.
+        device: where tensors go; None: the CPU.
+    """
+    if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no tokens
+        return pickle.loads(call.body)
+    policy = Policy.READONLY if call.readonly else Policy.PRIVATE
+    restore = Arguments(refs, fetch).restore
+    with decoding(policy, restore=restore, device=device, every_tensor=device is not None):
+        return fetch([refs[-1]])[0] if call.body is None else decode(call.body)
+
+
+class Arguments:
+    """Restores the values behind the tokens of one message; ``fetch`` returns those of the backend's references."""
+
+    def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
+        self._refs = refs
+        self._fetch = fetch
+
+    def restore(self, token: Any) -> Any:
+        """Return the value of a token."""
+        match token:
+            case Stored(index):
+                return self._fetch([self._refs[index]])[0]
+            case Reference(index):
+                return self._refs[index]
+            case Piece():
+                return self._piece(token)
+            case Whole():
+                return self._whole(token)
+            case Assembled():
+                return self._assembled(token)
+            case _:
+                raise TypeError(f"unknown token {token!r}")
+
+    def _assembled(self, value: Assembled) -> Any:
+        """Return stored parts joined, or as a list. A join copies, so its parts may be views."""
+        complete = all(cut[2] for _, cut in value.parts)
+        copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
+        parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
+        if not value.joined:
+            parts = [
+                part if cut[2] else join_rows([part])
+                for part, (_, cut) in zip(parts, value.parts, strict=True)
+            ]
+            return [parts[i % len(parts)] for i in range(padded_size(len(parts), value.pad_to_multiple))]
+        joined = join_rows(parts) if copied or not complete else parts[0]
+        return pad_rows(joined, value.pad_to_multiple) if value.pad_to_multiple else joined
+
+    def _stored_part(self, source: int | bytes, start: int, stop: int, whole: bool, copied: bool) -> Any:
+        with _decoding_parts(copied=copied or not whole):
+            part = decode(source) if isinstance(source, bytes) else self._fetch([self._refs[source]])[0]
+        return part if whole else slice_rows(part, start, stop)  # a view: copied by the join
+
+    def _whole(self, whole: Whole) -> Any:
+        """Return a result as its caller would get it, or one of its even pieces."""
+        with _decoding_parts(copied=whole.gather.how == "rows" or whole.rows is not None):
+            outputs = self._fetch([self._refs[i] for i in whole.parts])
+        result = gather(whole.gather, outputs)
+        return result if whole.rows is None else join_rows([piece_of(result, *whole.rows)])
+
+    def _piece(self, piece: Piece) -> Any:
+        """Return rows of a result whose parts are stored on other ranks. Only overlapping parts are fetched."""
+        infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
+        if only_settings(infos):
+            return self._fetch([self._refs[piece.parts[0]]])[0]
+        share = share_of(piece.gather, infos, piece.index, piece.count, expected_rows=piece.expected_rows)
+        readonly = current_arrival().policy is Policy.READONLY
+        in_place = readonly and len(share.rows) == 1 and share.order is None
+        with _decoding_parts(copied=not in_place):
+            parts = self._fetch([self._refs[piece.parts[place]] for place, _ in share.rows])
+        taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
+        received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
+        rows = taken[0] if in_place else join_rows(taken)
+        if share.order is not None:
+            rows = take_rows(rows, share.order)
+        return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+
+
+def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
+    """Decode parts on the device of the call's arguments: views if they are ``copied`` next, else as those."""
+    arrival = current_arrival()
+    policy = Policy.VIEW if copied else arrival.policy
+    return decoding(policy, device=arrival.device, every_tensor=arrival.every_tensor)
+
+
+def _take(part: Any, rows: Sequence[int]) -> Any:
+    return slice_rows(part, rows.start, rows.stop) if isinstance(rows, range) else take_rows(part, rows)
+
+
+def encoded(result: Any) -> Any:
+    """Return an output as it is sent: small plain values as they are, others encoded.
+
+    The backend pickles the references in it, because it counts their holders.
+    """
+    return result if type(result) in PLAIN else encode(result, hoist={BackendRef: lambda ref: ref})
+
+
+def described(result: Any) -> tuple[PartInfo, Any]:
+    """Return the description of an output, and the output as it is sent."""
+    output = encoded(result)
+    nbytes = getattr(output, "nbytes", 0)
+    try:
+        leaves, _ = flatten(result, "")
+        return PartInfo(rows_of(leaves, ""), nbytes, settings_of(leaves)), output
+    except (
+        DispatchError
+    ):  # leaves of different row counts: valid as a result, but not as the rows of another call
+        return PartInfo(None, nbytes), output
+
+
+def sent_bytes(output: Any) -> int:
+    """Return the bytes of an output, or of a described output, as it is sent."""
+    if isinstance(output, tuple):
+        return output[0].nbytes
+    if isinstance(output, bytes | str):
+        return len(output)
+    return getattr(output, "nbytes", 0)
