@@ -142,24 +142,6 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     ]
 
 
-def test_spans_of_tasks_that_interleave_lie_in_their_own_calls(path: Path) -> None:
-    journal = SpanWriter(str(path))
-
-    async def call(number: int, mine: asyncio.Event, others: asyncio.Event) -> None:
-        with Noted(journal, number):
-            others.set()
-            await mine.wait()
-            with span(f"in {number}"):
-                pass
-
-    async def both() -> None:
-        one, two = asyncio.Event(), asyncio.Event()
-        await asyncio.gather(call(1, one, two), call(2, two, one))
-
-    asyncio.run(both())
-    assert {one.name: one.call for one in reading(path).spans} == {"in 1": 1, "in 2": 2}
-
-
 def test_a_span_keeps_the_error_that_left_it(path: Path) -> None:
     journal = SpanWriter(str(path))
     with pytest.raises(KeyError), Noted(journal, 5), span("step"):

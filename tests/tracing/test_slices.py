@@ -121,21 +121,3 @@ def _slice(times: tuple[int, int]) -> Slice:
 
 def test_a_trace_without_anything_gives_nothing() -> None:
     assert (driver_slices(Trace(0, 1)), rank_slices(Trace(0, 1))) == ({}, {})
-
-
-def test_calls_of_an_asynchronous_rank_lie_on_lanes_of_their_own() -> None:
-    calls = tuple(
-        Call(
-            n,
-            "server",
-            0,
-            "",
-            "ask",
-            at(n),
-            parts=(Part(0, at(n), at(n), at(n), at(n), at(n + 10), at(n + 10)),),
-        )
-        for n in range(3)
-    )
-    found = rank_slices(Trace(at(0), at(20), calls=calls))[key(0, "server")]
-
-    assert [one.lane for one in found] == [0, 1, 2]
