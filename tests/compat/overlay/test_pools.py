@@ -25,7 +25,7 @@ def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str
     transport = SimpleNamespace(reserve=reserve, nodes=lambda: nodes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlay, "active", lambda: active)
-        patch.setattr(native, "transport", lambda: transport)
+        patch.setattr(native, "backend", lambda: transport)
         patch.setattr(pools_module, "Connection", lambda: None)
         patch.setattr(pools_module, "resource_name", lambda device_name: "GPU")
         patch.setattr(pools_module, "sort_placement_group_by_node_ip", list)
