@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Generator
 
 
@@ -14,20 +15,25 @@ class Collectives:
     def __init__(self) -> None:
         self._noted = set[str]()
         self._before: frozenset[str] | None = None
+        self._blocks = 0
+        self._lock = threading.Lock()
         self._kept_ports = set[int]()
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None]:
         """Note the sockets that are opened meanwhile as those of a process group."""
-        if self._before is not None:  # within another block
-            yield
-            return
-        self._before = frozenset(_sockets().values())
+        with self._lock:
+            self._blocks += 1
+            if self._before is None:
+                self._before = frozenset(_sockets().values())
         try:
             yield
         finally:
-            self._noted |= set(_sockets().values()) - self._before
-            self._before = None
+            with self._lock:
+                self._blocks -= 1
+                if not self._blocks:  # the last of several threads, or the outermost block
+                    self._noted |= set(_sockets().values()) - self._before
+                    self._before = None
 
     def forget(self) -> None:
         """Forget the sockets of groups that were destroyed."""
