@@ -97,7 +97,7 @@ class WorkerExtension:
             )
 
     def phalanx_shared_memory(self) -> list[str]:
-        """Return the paths of vLLM's shared memory in this worker.
+        """Return the paths of vLLM's shared memory and semaphores in this worker.
 
         The memory for collectives on CPUs loses its name now, since vLLM never removes it.
         """
@@ -109,4 +109,4 @@ class WorkerExtension:
             if "cpushm" in path:
                 with contextlib.suppress(FileNotFoundError):  # another worker was faster
                     os.unlink(path)
-        return [path for path in mapped if path.startswith("/dev/shm/psm_")]
+        return [path for path in mapped if path.startswith(("/dev/shm/psm_", "/dev/shm/sem.mp-"))]
