@@ -11,20 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, lost_items
+from phalanx.channels.batch import Batch, TakenLease, lost_items, requeue_leaked
 from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, channel_table, display_name
 from phalanx.channels.channel_state import By
 from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import (
-    HubClient,
-    PendingRequest,
-    TakenLease,
-    active_threads,
-    clients,
-    leaked_leases,
-)
+from phalanx.channels.hub_client import HubClient, clients
 from phalanx.channels.live_channels import ChannelHandle, live_channels, published_key
 from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack, stored_items
+from phalanx.channels.pending_request import PendingRequest, active_threads
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session import session as cluster
@@ -419,7 +413,7 @@ class Channel:
         return answer
 
     def _client(self) -> HubClient:
-        leaked_leases.requeue()
+        requeue_leaked()
         active_threads.note()
         return clients.to(self._handle.key, self._handle.address)
 

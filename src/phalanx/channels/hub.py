@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from phalanx.channels.channel_counts import display_name
-from phalanx.channels.channel_state import By, ChannelState, Done, Item, RowRange
-from phalanx.channels.staleness_state import ReadyRows, StalenessState
+from phalanx.channels.channel_items import Item, RowRange
+from phalanx.channels.channel_state import By, ChannelState
+from phalanx.channels.staleness_state import Done, ReadyRows, StalenessState
 
 CLOSED = ("gone", "it was closed")
 #: Requests to the hub itself, and requests that call the method of that name of a channel or a staleness.

@@ -11,9 +11,10 @@ from typing import Any
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.channel import Channel, whole_number
-from phalanx.channels.hub_client import PROCESS, HubClient, PendingRequest, active_threads, clients
+from phalanx.channels.hub_client import PROCESS, HubClient, clients
 from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.live_channels import new_key, own_hubs
+from phalanx.channels.pending_request import PendingRequest, active_threads
 from phalanx.channels.staleness_state import StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
