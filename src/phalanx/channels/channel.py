@@ -70,12 +70,6 @@ class Channel:
         self._backend = cluster.transport(handle.backend)
 
     @classmethod
-    def _from_handle(cls, handle: ChannelHandle) -> Channel:
-        channel = cls.__new__(cls)
-        channel._set(handle)
-        return channel
-
-    @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
         """Return a handle of the open channel of that name, in any process of the run.
 
@@ -90,7 +84,7 @@ class Channel:
                 f"px.Channel(name={name!r}), or pass the handle as an argument",
                 channel=name,
             )
-        return cls._from_handle(pickle.loads(data))
+        return _channel_of(pickle.loads(data))
 
     @property
     def name(self) -> str:
@@ -112,11 +106,11 @@ class Channel:
             ChannelClosed: if the channel accepts no items any more.
             DispatchError: if the item cannot be pickled, or the object store has no capacity for it.
         """
-        return self._put(item, timeout)[0]
+        return self._accepted(self._begin_put(item, timeout).result())[0]
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
         """Put an item in an event loop, as :meth:`put` does."""
-        return (await self._put_async(item, timeout))[0]
+        return self._accepted(await self._begin_put(item, timeout).result_async())[0]
 
     def put_many(self, items: Iterable[Value], timeout: float | None = None) -> list[int]:
         """Put several items without waiting for each. Return their positions.
@@ -134,16 +128,8 @@ class Channel:
                     put.withdraw()
             raise
 
-    def _put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> tuple[int, int]:
-        """Put an item, or rows of a staleness lease. Return its position, and the number of accepted rows."""
-        return self._accepted(self._begin_put(item, timeout, leased).result())
-
-    async def _put_async(
-        self, item: Value, timeout: float | None, leased: Leased | None = None
-    ) -> tuple[int, int]:
-        return self._accepted(await self._begin_put(item, timeout, leased).result_async())
-
     def _begin_put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> PendingRequest:
+        """Request to put an item, or rows of a staleness lease."""
         timeout = checked(timeout, "Channel.put")
         client = self._client()
         offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
@@ -157,6 +143,7 @@ class Channel:
         return pending
 
     def _accepted(self, answer: tuple[Any, ...]) -> tuple[int, int]:
+        """Return the position of an item, and the number of accepted rows."""
         match answer:
             case ("accepted", number, rows):
                 return number, rows
@@ -425,7 +412,9 @@ class Channel:
 
 
 def _channel_of(handle: ChannelHandle) -> Channel:
-    return Channel._from_handle(handle)
+    channel = Channel.__new__(Channel)
+    channel._set(handle)
+    return channel
 
 
 def _ordered(batch: Batch, balance: int | None, sort: bool) -> Batch:

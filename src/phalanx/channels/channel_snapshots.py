@@ -41,7 +41,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     check_owned(channels, staleness)
     names = {one._handle.key: one.name for one in channels}
     for _ in range(_ATTEMPTS):
-        answer = _request(channels, staleness, "snapshot", list(names), staleness and staleness._handle.key)
+        answer = _request(channels, staleness, "snapshot", list(names), staleness and staleness._key)
         if answer[0] != "snapshot":
             raise ChannelError(
                 "px.channels.snapshot: a channel or the staleness was closed; it cannot be saved"
@@ -75,7 +75,7 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
             f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {sorted(keys)}"
         )
     states = {one._handle.key: _with_payloads(saved.channels[one.name], one) for one in channels}
-    key = staleness._handle.key if staleness is not None and saved.staleness is not None else None
+    key = staleness._key if staleness is not None and saved.staleness is not None else None
     accepted = [] if saved.staleness is None else _accepted(saved.channels, saved.staleness, keys)
     try:
         _request(channels, staleness, "restore", states, key, saved.staleness, accepted)

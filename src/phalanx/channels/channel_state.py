@@ -60,11 +60,12 @@ class ChannelState:
         key: str = "",
         maxsize: int | None = None,
         by: By = "items",
+        name: str = "",
         *,
         reclaim: Callable[[Item], None] = lambda item: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.key, self.maxsize, self.by = key, maxsize, by
+        self.key, self.maxsize, self.by, self.name = key, maxsize, by, name
         self.reasons: Counter[str] = Counter()
         self.ended: str | None = None
         self.closed = False

@@ -103,15 +103,16 @@ class LocalClient(HubClient):
     def __init__(self, hub: Hub) -> None:
         super().__init__()
         self._hub = hub
+        hub.connect(self.name, self.tell)
 
     def ask(self, key: str, verb: str, *args: Any) -> tuple[int, Future[Any]]:
         future: Future[Any] = Future()
         ticket = next(self._tickets)
-        self._hub.ask(self, ticket, lambda result: _resolve(future, result), key, verb, args)
+        self._hub.ask(self.name, ticket, lambda result: _resolve(future, result), key, verb, args)
         return ticket, future
 
     def send(self, key: str, verb: str, *args: Any) -> None:
-        self._hub.ask(self, next(self._tickets), None, key, verb, args)
+        self._hub.ask(self.name, next(self._tickets), None, key, verb, args)
 
 
 class RemoteClient(HubClient):
@@ -222,11 +223,11 @@ def _connect(address: HubAddress) -> Connection:
             time.sleep(0.05)
 
 
-def _count_level(name: str, state: ChannelState) -> None:
+def _count_level(channel: ChannelState) -> None:
     """Record the fill level of a channel in the trace of this process."""
     if process.count is not None:
-        waiting, oldest = state.level
-        process.count(CHANNEL + name, {WAITING: waiting, OLDEST: 1e3 * oldest})
+        waiting, oldest = channel.level
+        process.count(CHANNEL + channel.name, {WAITING: waiting, OLDEST: 1e3 * oldest})
 
 
 class HubClients:
