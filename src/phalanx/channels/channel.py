@@ -15,10 +15,10 @@ from phalanx.channels.batch import Batch, TakenLease, lost_items, requeue_leaked
 from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, channel_table, display_name
 from phalanx.channels.channel_state import By
 from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import HubClient, clients
+from phalanx.channels.hub_client import HubClient, clients, stored_items
 from phalanx.channels.live_channels import ChannelHandle, live_channels, published_key
-from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack, stored_items
-from phalanx.channels.pending_request import PendingRequest, active_threads
+from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
+from phalanx.channels.pending_request import PendingRequest, note_thread
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session import session as cluster
@@ -134,7 +134,6 @@ class Channel:
         client = self._client()
         offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
         if isinstance(offer.payload, StoredPayload):
-            client.on_reclaim(stored_items.reclaim)
             # On the inline backend no consumer could take items while a rank closes.
             handoff = self._handle.handoff or self._handle.address is None
             leave_at_exit(client, self._backend, self._handle.key, handoff)
@@ -401,7 +400,7 @@ class Channel:
 
     def _client(self) -> HubClient:
         requeue_leaked()
-        active_threads.note()
+        note_thread()
         return clients.to(self._handle.key, self._handle.address)
 
     def __reduce__(self) -> Reduced:

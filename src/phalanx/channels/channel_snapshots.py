@@ -12,7 +12,7 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.channel import Channel
 from phalanx.channels.hub_client import HubClient
 from phalanx.channels.live_channels import live_channels
-from phalanx.channels.payloads import pack, stored_items, to_bytes
+from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
 from phalanx.channels.staleness_state import ReadyRows
 from phalanx.display.byte_format import size
@@ -129,7 +129,6 @@ def _with_bytes(state: dict[str, Any], backend: Backend) -> dict[str, Any]:
 def _with_payloads(state: dict[str, Any], channel: Channel) -> dict[str, Any]:
     """Return a state whose large items are stored by this process."""
     client = channel._client()
-    client.on_reclaim(stored_items.reclaim)
     items = []
     for item in state["items"]:
         payload = pack(channel._handle.key, channel._backend, decode(item.payload)).payload

@@ -1,4 +1,7 @@
-"""Clients of hubs: a hub of this process is called directly, the hub of another process through a connection."""
+"""Clients of hubs, and the large items that they keep until their hub reclaims them.
+
+A hub of this process is called directly, the hub of another process through a connection.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Ref
 from phalanx.channels.channel_state import ChannelState
-from phalanx.channels.hub import Hub
+from phalanx.channels.hub import Hub, StoredPayload
 from phalanx.channels.hub_server import HubAddress, tune
 from phalanx.errors import DeclarationError, InternalError
 from phalanx.session.background import Background, BackgroundThread
@@ -33,6 +38,7 @@ CHANNEL_THREAD = BackgroundThread("phalanx-channels")
 """Sends acknowledgements and returns leases, for which nobody waits."""
 _CONNECTS_WITHIN_S = 10.0
 _DEFERRED_S = 0.02
+_IDLE_TURNS = 50
 _DIED = ("gone", "the process that hosts it died")
 _serial = itertools.count()
 
@@ -44,13 +50,52 @@ def _peer_name() -> str:
     return f"{place} (host {socket.gethostname()}, pid {os.getpid()})#{next(_serial)}"
 
 
+class StoredItems:
+    """References that keep the large items of this process alive, by number."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, tuple[str, Ref]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def add(self, channel: str, backend: Backend, ref: Ref) -> StoredPayload:
+        """Keep an item of a channel until it is reclaimed."""
+        number = next(self._numbers)
+        with self._lock:
+            self._refs[number] = (channel, ref)
+        return StoredPayload(PROCESS, number, backend.address_of(ref))
+
+    def get(self, number: int) -> Ref | None:
+        """Return the reference to an item."""
+        found = self._refs.get(number)
+        return None if found is None else found[1]
+
+    def reclaim(self, number: int) -> None:
+        """Free an item."""
+        with self._lock:
+            self._refs.pop(number, None)
+
+    def reclaim_channel(self, channel: str) -> None:
+        """Free all items of a channel."""
+        with self._lock:
+            self._refs = {number: kept for number, kept in self._refs.items() if kept[0] != channel}
+
+    def count(self, channel: str) -> int:
+        """Return the number of items of a channel."""
+        with self._lock:
+            return sum(kept[0] == channel for kept in self._refs.values())
+
+
+stored_items = StoredItems()
+"""Items of this process."""
+
+
 class HubClient:
-    """Sends requests to a hub, and passes its notifications to listeners."""
+    """Sends requests to a hub, and receives its notifications."""
 
     def __init__(self) -> None:
         self.name = _peer_name()
         self._tickets = itertools.count()
-        self._reclaimers: list[Callable[[int], None]] = []
         self._overdue: dict[tuple[str, int], Callable[[], None] | None] = {}
 
     def ask(self, key: str, verb: str, *args: Any) -> tuple[int, Future[Any]]:
@@ -69,11 +114,6 @@ class HubClient:
         """Send a request that does not wait at the hub, and return the answer."""
         return self.ask(key, verb, *args)[1].result()
 
-    def on_reclaim(self, listener: Callable[[int], None]) -> None:
-        """Call a listener with the number of each payload that no process needs any more."""
-        if listener not in self._reclaimers:
-            self._reclaimers.append(listener)
-
     def on_overdue(self, key: str, lease: int, listener: Callable[[], None]) -> None:
         """Call a listener once when the rows of a lease are too old, immediately if they are so already."""
         if (key, lease) in self._overdue:
@@ -87,10 +127,9 @@ class HubClient:
         self._overdue.pop((key, lease), None)
 
     def tell(self, note: tuple[Any, ...]) -> None:
-        """Pass a notification to its listener."""
+        """Free an item that no process needs any more, or pass a notification to the listener of its lease."""
         if note[0] == "reclaim":
-            for listener in self._reclaimers:
-                listener(note[1])
+            stored_items.reclaim(note[1])
         elif (listener := self._overdue.pop(note[1:], None)) is not None:
             listener()
         else:  # the answer with the lease is still on its way to its caller
@@ -123,7 +162,8 @@ class RemoteClient(HubClient):
         self._futures: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._deferred: list[tuple[Any, ...]] = []
-        self._flusher = Background(self._flush, thread=CHANNEL_THREAD, first_after=_DEFERRED_S)
+        self._idle_turns = _IDLE_TURNS
+        self._flusher = Background(self._take_turn, thread=CHANNEL_THREAD, first_after=_DEFERRED_S)
         self.died = False
         try:
             self._connection = _connect(address)
@@ -151,7 +191,9 @@ class RemoteClient(HubClient):
     def send_soon(self, key: str, verb: str, *args: Any) -> None:
         with self._lock:
             self._deferred.append((next(self._tickets), False, key, verb, args))
-        self._flusher.begin()
+            begins, self._idle_turns = self._idle_turns >= _IDLE_TURNS, 0
+        if begins:
+            self._flusher.begin()
 
     def close(self) -> None:
         """End the connection."""
@@ -177,6 +219,13 @@ class RemoteClient(HubClient):
         """Send what waits for the next request. A rank that ends must not take acknowledgements with it."""
         if self._deferred:
             self._send()
+
+    def _take_turn(self) -> float | None:
+        """Send what waits. Turns follow for a while, since the start of a thread can take milliseconds."""
+        self._flush()
+        with self._lock:
+            self._idle_turns += 1
+            return _DEFERRED_S if self._idle_turns < _IDLE_TURNS and not self.died else None
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError, EOFError):

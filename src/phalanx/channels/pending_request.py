@@ -25,23 +25,22 @@ _CALLED_OFF = "its put was called off"
 _POOL_WAITS: Any = getattr(futures, "_worker").__code__  # noqa: B009
 
 
-class ActiveThreads:
-    """Threads of this process that use channels, to detect inline waits that nothing can end."""
+_users: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads of this process that use channels."""
 
-    def __init__(self) -> None:
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
-    def note(self) -> None:
-        """Note that this thread uses a channel."""
-        self._threads.add(threading.current_thread())
+def note_thread() -> None:
+    """Note that this thread uses a channel."""
+    _users.add(threading.current_thread())
 
-    def can_end_wait(self) -> bool:
-        """Return whether another thread uses channels, or is busy and not a daemon."""
-        me = threading.current_thread()
-        return any(
-            other is not me and (other in self._threads or not (other.daemon or _is_idle(other)))
-            for other in threading.enumerate()
-        )
+
+def _can_end_wait() -> bool:
+    """Return whether another thread uses channels, or is busy and not a daemon, so that an inline wait can end."""
+    me = threading.current_thread()
+    return any(
+        other is not me and (other in _users or not (other.daemon or _is_idle(other)))
+        for other in threading.enumerate()
+    )
 
 
 def _is_idle(thread: threading.Thread) -> bool:
@@ -50,10 +49,6 @@ def _is_idle(thread: threading.Thread) -> bool:
         return True
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code is _POOL_WAITS
-
-
-active_threads = ActiveThreads()
-"""Threads of this process."""
 
 
 class PendingRequest:
@@ -84,7 +79,7 @@ class PendingRequest:
         timeout, prompt = self.timeout, _PROMPT_S
         if isinstance(self.client, LocalClient):
             prompt = 0.0
-            if not active_threads.can_end_wait():
+            if not _can_end_wait():
                 raise _hopeless(self._verb, self._name)
         prompt = prompt if timeout is None else min(prompt, timeout)
         with contextlib.suppress(concurrent.futures.TimeoutError):  # the built-in one from Python 3.11 on

@@ -13,7 +13,7 @@ from phalanx.channels.channel import Channel, whole_number
 from phalanx.channels.hub_client import PROCESS, HubClient, clients
 from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.live_channels import new_key, own_hubs
-from phalanx.channels.pending_request import PendingRequest, active_threads
+from phalanx.channels.pending_request import PendingRequest, note_thread
 from phalanx.channels.staleness_state import StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
@@ -349,7 +349,7 @@ class StalenessManager:
         return checked_answer(self._client().request(self._key, verb, *args))
 
     def _client(self) -> HubClient:
-        active_threads.note()
+        note_thread()
         return clients.to(self._key, self._address)
 
     def __reduce__(self) -> Reduced:
