@@ -19,4 +19,4 @@ class TestInline(BackendContracts):
 class TestRay(BackendContracts):
     @pytest.fixture(scope="class")
     def transport(self, ray_cluster: None) -> Backend:
-        return connection.transport("ray")
+        return connection.get_backend("ray")

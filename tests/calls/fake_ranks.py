@@ -29,7 +29,7 @@ LATE = object()  # the outcome of a rank that has not ended
 
 
 @dataclass
-class FakeTransport:
+class FakeBackend:
     """Notes what it is told to do to processes; its clock moves when somebody waits in vain."""
 
     immediate: bool = False
@@ -74,7 +74,7 @@ class FakeTransport:
 class FakeArrivals:
     """Outcomes by position; ``LATE`` ones never come."""
 
-    transport: FakeTransport
+    transport: FakeBackend
     outcomes: list[Any]
     disregarded: bool = False
 
@@ -89,7 +89,7 @@ class FakeArrivals:
 
     def _wait_for_all(self, timeout: float | None) -> None:
         if LATE in self.outcomes:
-            self.transport.time += timeout or 0.0
+            self.backend.time += timeout or 0.0
             raise NotReady
 
     def output(self, position: int) -> Any:
@@ -102,7 +102,7 @@ class FakeArrivals:
     ) -> tuple[list[int], list[int]]:
         ended = [position for position in positions if self.outcomes[position] is not LATE][:count]
         if len(ended) < min(count, len(positions)):
-            self.transport.time += timeout or 0.0
+            self.backend.time += timeout or 0.0
         return ended, [position for position in positions if position not in ended]
 
     def outcome(self, position: int) -> RankOutcome:
@@ -134,10 +134,10 @@ def endpoints(count: int, first: int = 0) -> list[Endpoint]:
     ]
 
 
-def group_of(count: int, transport: FakeTransport | None = None, *, owner: bool = True) -> Group:
+def group_of(count: int, transport: FakeBackend | None = None, *, owner: bool = True) -> Group:
     """A group that is ready, whose calls wait 2 s for other ranks once one has failed."""
     card = GroupCard("actor", 1, {"": {}}, {"": frozenset()}, {"": "Actor"})
-    group = Group(card, transport or FakeTransport(), count, owner=owner)  # pyright: ignore[reportArgumentType]
+    group = Group(card, transport or FakeBackend(), count, owner=owner)  # pyright: ignore[reportArgumentType]
     group.grace_s = 2.0
     group.enter(endpoints(count))
     group.started()
@@ -149,6 +149,6 @@ def call_on(group: Group, *outcomes: Any, listeners: Listeners | None = None, **
     ranks = range(len(outcomes))
     plan = CallPlan(ranks, (), {}, GatherPlan("list", ranks))
     call = Call(group, group.epoch, plan, "", "update", 7, listeners or Listeners(), **options)
-    call.arrivals = FakeArrivals(group.transport, list(outcomes))  # pyright: ignore[reportArgumentType]
+    call.arrivals = FakeArrivals(group.backend, list(outcomes))  # pyright: ignore[reportArgumentType]
     call.was_sent = True
     return call

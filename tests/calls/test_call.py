@@ -16,7 +16,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.listeners import CallInfo, CallListener, Listeners
 from phalanx.group.lifecycle import State
-from tests.calls.fake_ranks import LATE, FakeArrivals, FakeTransport, call_on, endpoints, group_of
+from tests.calls.fake_ranks import LATE, FakeArrivals, FakeBackend, call_on, endpoints, group_of
 
 
 def test_outputs_become_the_value() -> None:
@@ -40,7 +40,7 @@ def test_a_failed_rank_makes_one_error_and_leaves_the_group_ready() -> None:
 
 
 def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
-    transport = FakeTransport(gone={2, 3})
+    transport = FakeBackend(gone={2, 3})
     group = group_of(4, transport)
     reset = RuntimeError("[gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer")
 
@@ -55,13 +55,13 @@ def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
 
 def test_whoever_raised_something_of_its_own_is_the_cause_though_others_are_gone_unnoticed() -> None:
     with pytest.raises(px.RemoteCallError, match="odd") as caught:
-        call_on(group_of(2, FakeTransport(gone={1})), ValueError("odd"), LATE).result(None)
+        call_on(group_of(2, FakeBackend(gone={1})), ValueError("odd"), LATE).result(None)
 
     assert (caught.value.cause_ranks, caught.value.lost) == ((0,), False)
 
 
 def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group_is_broken() -> None:
-    transport = FakeTransport()
+    transport = FakeBackend()
     group = group_of(3, transport)
 
     with pytest.raises(ValueError):
@@ -79,7 +79,7 @@ def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(monkeypatch: p
         told.append(CallFuture(other).exception())
         return ()
 
-    monkeypatch.setattr(group.transport, "kill", ask_the_other)
+    monkeypatch.setattr(group.backend, "kill", ask_the_other)
     with pytest.raises(ValueError):
         call_on(group, ValueError("odd"), LATE).result(None)
 
@@ -109,7 +109,7 @@ def test_patience_that_is_over_leaves_the_call_going_on() -> None:
 
 
 def test_a_deadline_that_is_over_ends_the_call_and_stops_who_is_late() -> None:
-    transport = FakeTransport()
+    transport = FakeBackend()
     group = group_of(2, transport)
     call = call_on(group, 1, LATE, limit=5.0)
 
@@ -173,7 +173,7 @@ def test_a_second_call_that_goes_down_with_the_first_names_the_cause_of_the_firs
 
 
 def test_a_cancelled_call_names_what_became_of_each_rank() -> None:
-    group = group_of(3, FakeTransport(drops={2}))
+    group = group_of(3, FakeBackend(drops={2}))
     call = call_on(group, 1, ValueError("interrupted"), LATE)
 
     assert call.cancel()
@@ -184,7 +184,7 @@ def test_a_cancelled_call_names_what_became_of_each_rank() -> None:
 
 
 def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped() -> None:
-    transport = FakeTransport()
+    transport = FakeBackend()
     group = group_of(2, transport)
 
     assert call_on(group, 1, LATE).cancel()
@@ -193,7 +193,7 @@ def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped()
     assert group.lifecycle.state is State.BROKEN
 
 
-class Yielding(FakeTransport):
+class Yielding(FakeBackend):
     """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
 
     call: Call | None = None
@@ -258,7 +258,7 @@ def test_a_call_that_is_over_cannot_be_cancelled() -> None:
 def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None:
     cancelling, go_on = threading.Event(), threading.Event()
 
-    class Slow(FakeTransport):
+    class Slow(FakeBackend):
         def cancel(self, endpoints: Any, call: int) -> list[bool]:
             cancelling.set()
             go_on.wait(10)
@@ -294,7 +294,7 @@ def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
 
 
 def test_an_end_that_has_no_consequences_leaves_the_group_and_its_ranks_alone() -> None:
-    transport = FakeTransport()
+    transport = FakeBackend()
     group = group_of(2, transport)
 
     with pytest.raises(px.WorkerInitError):

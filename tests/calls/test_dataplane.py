@@ -120,9 +120,9 @@ def test_a_broadcast_is_stored_once_for_all_ranks(group: px.WorkerGroup) -> None
 def stored(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the values that the driver stores, in bytes."""
     sizes: list[int] = []
-    put = type(group.core.transport).put
+    put = type(group.core.backend).put
     monkeypatch.setattr(
-        type(group.core.transport),
+        type(group.core.backend),
         "put",
         lambda self, value: (sizes.append(value.nbytes), put(self, value))[1],
     )

@@ -178,7 +178,7 @@ def test_what_was_stored_a_moment_ago_counts_before_it_is_reported(monkeypatch: 
 def test_nothing_of_a_call_that_does_not_fit_is_sent(
     group: px.WorkerGroup, argument: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group.core.transport, "store", lambda: StoreSpace(MB, MB))
+    monkeypatch.setattr(group.core.backend, "store", lambda: StoreSpace(MB, MB))
     monkeypatch.setattr(group.core.room, "unchecked", 0, raising=False)
     before = group.statistics()
     call = group.total if argument == "broadcast" else group.rows
@@ -194,7 +194,7 @@ def test_300_steps_with_failures_among_them_leave_the_store_where_it_was(ray_clu
         px.WorkerGroup(made, Writer) as steps,
     ):
         batch = torch.ones(MB // 4)
-        transport = steps.core.transport
+        transport = steps.core.backend
         steps.rows(batch)
         before = _settled(transport)
         for step in range(300):

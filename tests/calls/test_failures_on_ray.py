@@ -25,7 +25,7 @@ def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
 @pytest.fixture
 def group(shared: px.WorkerGroup) -> px.WorkerGroup:
     """Four ranks that work, whatever the test before did to them."""
-    if shared.state != "ready" or not all(shared.core.transport.alive(e) for e in shared.core.endpoints):
+    if shared.state != "ready" or not all(shared.core.backend.alive(e) for e in shared.core.endpoints):
         shared.restart()
     return shared
 
@@ -136,7 +136,7 @@ def test_stacks_come_from_native_code_and_a_stopped_rank_is_said_to_be_unreadabl
 ) -> None:
     future = group[0:3].submit("spin_natively")
     assert within(
-        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints[:3], False))
+        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints[:3], False))
     )
     faults.stop(group, 2)
 
@@ -188,7 +188,7 @@ def test_a_stall_is_reported_and_the_call_goes_on(
 def test_cancel_drops_what_has_not_begun_and_interrupts_what_runs(group: px.WorkerGroup) -> None:
     running, queued = group.nap.submit(60.0), group.ping.submit()
     assert within(
-        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints, False))
+        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints, False))
     )
 
     assert queued.cancel()
@@ -207,7 +207,7 @@ def test_cancel_frees_ranks_from_a_collective_and_breaks_the_group(group: px.Wor
     group.join()
     future = group[0:3].submit("reduce")
     assert within(
-        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints[:3], False))
+        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints[:3], False))
     )
 
     with taking_less_than(3.0):
@@ -223,7 +223,7 @@ def test_cancel_frees_ranks_from_a_collective_and_breaks_the_group(group: px.Wor
 def test_cancel_stops_ranks_that_do_not_yield(group: px.WorkerGroup) -> None:
     future = group[0:2].submit("spin_natively")
     assert within(
-        30.0, lambda: all(s.running for s in group.core.transport.sights(group.core.endpoints[:2], False))
+        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints[:2], False))
     )
 
     with taking_less_than(4.0):

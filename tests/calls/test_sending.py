@@ -134,7 +134,7 @@ def test_a_call_that_only_some_ranks_got_breaks_the_group(
     backend: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     with px.ResourcePool([4], use_gpu=False) as pool, px.WorkerGroup(pool, Counter) as group:
-        sender: Any = group.core.transport
+        sender: Any = group.core.backend
         submit, sent = sender.submit, []
 
         def stops_at_the_second(*args: Any) -> Any:

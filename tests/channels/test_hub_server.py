@@ -45,7 +45,7 @@ def far(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteCl
     """Have all handles of this process use a connection."""
     made = RemoteClient(server.address)
     monkeypatch.setattr(clients, "to", lambda *_: made)
-    cluster.transport("inline")
+    cluster.get_backend("inline")
     yield made
     made.close()
 

@@ -238,7 +238,7 @@ class BackendConformance:
             group.later(n for n in range(3))
 
     def test_every_rank_has_files_of_its_own_that_can_be_read_from_beside_it(self, group: Any) -> None:
-        transport, endpoints = group.core.transport, group.core.endpoints
+        transport, endpoints = group.core.backend, group.core.endpoints
         paths = [endpoint.facts.files + ".test" for endpoint in endpoints]
         group.run(_write, paths)
         assert [transport.read(e, p, 0, 100) for e, p in zip(endpoints, paths, strict=True)] == [

@@ -334,7 +334,7 @@ def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
 
     with px.trace() as trace:
         group.add(1)
-        monkeypatch.setattr(group.core.transport, "read", read)
+        monkeypatch.setattr(group.core.backend, "read", read)
     events = trace.events
 
     assert events.notes == tuple(

@@ -57,7 +57,7 @@ def test_what_is_read_after_a_rank_died_is_what_it_wrote(backend: str) -> None:
         endpoint = group.core.endpoints[0]
         group.run(write, endpoint.facts.files + ".txt")
         group.close()
-        assert group.core.transport.read(endpoint, endpoint.facts.files + ".txt", 0, 100) == b"last words"
+        assert group.core.backend.read(endpoint, endpoint.facts.files + ".txt", 0, 100) == b"last words"
 
 
 def test_the_inline_folder_is_gone_when_the_process_has_ended() -> None:

@@ -11,7 +11,7 @@ from phalanx.backends.backend_types import DrainingNode
 from phalanx.group.notices import NoticeQueue, PreemptionNotice, Seat
 from phalanx.group.preemption_monitor import watchman
 from phalanx.testing import faults
-from phalanx.testing.scripted import ScriptedTransport, scripted
+from phalanx.testing.scripted import ScriptedBackend, scripted
 
 SEATS = [Seat("a", "host-a"), Seat("a", "host-a"), Seat("b", "host-b")]
 
@@ -74,16 +74,16 @@ class Adder(px.Worker):
 
 
 @pytest.fixture
-def transport() -> Iterator[ScriptedTransport]:
+def transport() -> Iterator[ScriptedBackend]:
     with scripted(lambda what, number: "fine") as made:
         yield made
 
 
-def drain(transport: ScriptedTransport) -> None:
+def drain(transport: ScriptedBackend) -> None:
     transport.going = [DrainingNode("inline", None, "preempted")]
 
 
-def test_a_group_gives_its_notices_without_waiting(transport: ScriptedTransport) -> None:
+def test_a_group_gives_its_notices_without_waiting(transport: ScriptedBackend) -> None:
     with px.ResourcePool([2], backend="inline") as pool:
         group = px.WorkerGroup(pool, Adder)
         before = px.preemption_notices(group)
@@ -94,7 +94,7 @@ def test_a_group_gives_its_notices_without_waiting(transport: ScriptedTransport)
         assert px.preemption_notices(group) == []
 
 
-def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: ScriptedTransport) -> None:
+def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: ScriptedBackend) -> None:
     seen: list[px.PreemptionNotice] = []
 
     def note(notice: px.PreemptionNotice) -> None:
@@ -128,7 +128,7 @@ def lose_and_call(group: px.WorkerGroup) -> list[int]:
     return group.add(1)
 
 
-def test_a_preemption_does_not_count_as_a_failure(transport: ScriptedTransport) -> None:
+def test_a_preemption_does_not_count_as_a_failure(transport: ScriptedBackend) -> None:
     with px.ResourcePool([2], backend="inline") as pool:
         group = px.WorkerGroup(pool, Adder, on_failure=px.RestartPolicy(max_restarts=0))
         with pytest.raises(px.GroupBroken):

@@ -91,7 +91,7 @@ def view_of(
 ) -> GroupView:
     """The group as another process sees it, or the one that owns it, to which a view came back."""
     with monkeypatch.context() as patch:
-        patch.setattr(group.core.transport, "immediate", False)
+        patch.setattr(group.core.backend, "immediate", False)
         portable = travel.pack(group.core)
         if not beside_owner:
             patch.setattr(open_groups, "own", lambda _: None)
@@ -160,7 +160,7 @@ def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_
     for _ in range(30):
         px.resize(group, 4)
         px.resize(group, 1)
-        sizes.append(len(group.core.transport.published(group.core.roster_key) or b""))
+        sizes.append(len(group.core.backend.published(group.core.roster_key) or b""))
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
     assert answered(group) == 8
@@ -200,7 +200,7 @@ def test_of_ranks_that_a_restart_ended_calls_are_stale(
 def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(group, monkeypatch)
     px.resize(group, 3)
-    group.core.transport.signal([group.core.endpoints[1]], 9)
+    group.core.backend.signal([group.core.endpoints[1]], 9)
 
     with pytest.raises(px.WorkerDiedError):
         view.answers(list(range(6)))
@@ -212,11 +212,11 @@ def test_the_roster_is_taken_back_with_the_group(
     view_of(group, monkeypatch)
     px.resize(group, 2)
     key = group.core.roster_key
-    there = group.core.transport.published(key) is not None
+    there = group.core.backend.published(key) is not None
     group.close()
 
     assert there
-    assert group.core.transport.published(key) is None
+    assert group.core.backend.published(key) is None
 
 
 def replace_one(group: px.WorkerGroup) -> None:
@@ -282,11 +282,11 @@ def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_close
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(together, monkeypatch)
-    together.core.transport.kill([together.core.endpoints[1]])  # as px.replace_ranks begins
+    together.core.backend.kill([together.core.endpoints[1]])  # as px.replace_ranks begins
 
     with pytest.raises(px.errors.StaleEpoch, match="its owner, in another process"):
         view.step()
-    assert [together.core.transport.alive(one) for one in together.core.endpoints] == [True, False, True]
+    assert [together.core.backend.alive(one) for one in together.core.endpoints] == [True, False, True]
     px.replace_ranks(together, state="none")
     assert view.step() == [(0, 2), (1, 1), (2, 2)]
 

@@ -14,13 +14,13 @@ from phalanx.group.preemption_monitor import look_once
 from phalanx.pools.slot_relocation import going_blocks, has_room
 from phalanx.session import session as cluster
 from phalanx.testing import faults
-from phalanx.testing.scripted import ScriptedTransport
+from phalanx.testing.scripted import ScriptedBackend
 from phalanx.topology.placement import NodeCapacity
 from phalanx.topology.slots import Slot
 from tests.members.ledger import Ledger
 
 
-class Nodes(ScriptedTransport):
+class Nodes(ScriptedBackend):
     """Block 0 is on node "a", block 1 on "b"; "c" has room for what is moved."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Nodes(ScriptedTransport):
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     made = Nodes()
-    with cluster.replaced_transport("inline", made):
+    with cluster.replaced_backend("inline", made):
         yield made
 
 
@@ -73,7 +73,7 @@ class Stateless(px.Worker):
 
 def drain(group: px.WorkerGroup, *names: str) -> None:
     """Let it be known that nodes go."""
-    transport = group.core.transport
+    transport = group.core.backend
     assert isinstance(transport, Nodes)
     transport.going = [DrainingNode(name, 100.0, "preempted") for name in names]
     look_once(group.core)

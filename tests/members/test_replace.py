@@ -135,7 +135,7 @@ def test_a_rank_that_is_gone_is_replaced_before_the_backend_knows(monkeypatch: p
     with px.ResourcePool([2], backend="inline") as pool:
         group = px.WorkerGroup(pool, Counter)
         px.snapshot(group)
-        transport = group.core.transport
+        transport = group.core.backend
         faults.kill(group, 1)
         monkeypatch.setattr(transport, "alive", lambda endpoint: True)
         monkeypatch.setattr(transport, "dead_of", lambda endpoints: [])
@@ -230,7 +230,7 @@ def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.Resour
         px.replace_ranks(group, 1)
 
     assert group.state == "closed"
-    assert not any(core.transport.alive(endpoint) for endpoint in core.endpoints)
+    assert not any(core.backend.alive(endpoint) for endpoint in core.endpoints)
 
 
 @pytest.mark.slow_on_cluster

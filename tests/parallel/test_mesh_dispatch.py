@@ -120,9 +120,9 @@ def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers(
     group: px.WorkerGroup, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded, stored = [], []
-    encode, put = sender.encode, group.core.transport.put
+    encode, put = sender.encode, group.core.backend.put
     monkeypatch.setattr(sender, "encode", lambda value, **kw: (encoded.append(value), encode(value, **kw))[1])
-    monkeypatch.setattr(group.core.transport, "put", lambda value: (stored.append(value), put(value))[1])
+    monkeypatch.setattr(group.core.backend, "put", lambda value: (stored.append(value), put(value))[1])
     group.rows(torch.arange(numbers))
     assert len(encoded) == 2
     assert len(stored) == (2 if numbers == LARGE else 0)

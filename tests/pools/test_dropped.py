@@ -27,7 +27,7 @@ def dropped(make: Callable[[px.ResourcePool], object], backend: str) -> tuple[ob
 
 def held(backend: str, name: str) -> bool:
     gc.collect()
-    return any(holder.name.startswith(name) for holder in connection.transport(backend).holders())
+    return any(holder.name.startswith(name) for holder in connection.get_backend(backend).holders())
 
 
 KEEPING: dict[str, Callable[[px.ResourcePool], object]] = {

@@ -193,8 +193,8 @@ def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
 ) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         group = px.WorkerGroup(pool, ClosesItsGroup, num_cpus=1, name="closing")
-        assert any("closing-extras" in holder.name for holder in pool.transport.holders())
+        assert any("closing-extras" in holder.name for holder in pool.backend_api.holders())
         monkeypatch.setattr(ClosesItsGroup, "group", group)
         with pytest.raises(px.GroupClosed, match="restarted"):
             group.restart()
-        assert not any("closing-extras" in holder.name for holder in pool.transport.holders())
+        assert not any("closing-extras" in holder.name for holder in pool.backend_api.holders())

@@ -11,7 +11,7 @@ import pytest
 
 import phalanx as px
 from phalanx.session import session as connection
-from phalanx.testing.scripted import Event, ScriptedTransport, scripted
+from phalanx.testing.scripted import Event, ScriptedBackend, scripted
 from tests.support.fault_workers import within
 
 
@@ -24,8 +24,8 @@ class Counter(px.Worker):
 class Stage:
     """A group of whose script one step waits until it is let on, and a second thread."""
 
-    def __init__(self, transport: ScriptedTransport, threads: ThreadPoolExecutor) -> None:
-        self.transport = transport
+    def __init__(self, transport: ScriptedBackend, threads: ThreadPoolExecutor) -> None:
+        self.backend = transport
         self.threads = threads
         self.stop_at = ""
         self.there, self.go_on = threading.Event(), threading.Event()
@@ -40,10 +40,10 @@ class Stage:
 
     def leave(self, how: str) -> None:
         if how == "without a word":
-            self.transport.connected = lambda: False  # pyright: ignore
-            connection.lost(self.transport)
+            self.backend.connected = lambda: False  # pyright: ignore
+            connection.lost(self.backend)
         else:
-            connection._let_go(self.transport)
+            connection._let_go(self.backend)
 
     def between(self, work: Callable[[], Any], stop_at: str, how: str) -> Future[Any]:
         """Leave the cluster while ``work`` is at a step of the script; what becomes of the work."""
@@ -86,7 +86,7 @@ def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: st
 
     assert isinstance(error, px.GroupClosed)
     assert stage.group.state == "closed"
-    assert not [e for e in stage.group.core.endpoints if stage.transport.alive(e)]
+    assert not [e for e in stage.group.core.endpoints if stage.backend.alive(e)]
 
 
 @pytest.mark.parametrize("how", WAYS)

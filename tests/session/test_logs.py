@@ -58,7 +58,7 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
 
 def log(group: Any, rank: int) -> list[str]:
     endpoint = group.core.endpoints[rank]
-    return group.core.transport.read(endpoint, endpoint.facts.log, 0, 1 << 20).decode().splitlines()
+    return group.core.backend.read(endpoint, endpoint.facts.log, 0, 1 << 20).decode().splitlines()
 
 
 def test_the_file_of_a_rank_says_whose_it_is(group: Any) -> None:

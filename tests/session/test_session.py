@@ -13,7 +13,7 @@ from phalanx.backends.ray import cluster, private
 from phalanx.calls.health_check import look_after
 from phalanx.session import monitor
 from phalanx.session import session as connection
-from phalanx.testing.scripted import ScriptedTransport, scripted
+from phalanx.testing.scripted import ScriptedBackend, scripted
 
 
 class Echo(px.Worker):
@@ -23,7 +23,7 @@ class Echo(px.Worker):
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedTransport, px.WorkerGroup]]:
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedBackend, px.WorkerGroup]]:
     """A backend whose cluster goes away after a group was made on it."""
     with scripted(lambda what, number: "fine") as transport:
         group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Echo)

@@ -171,7 +171,7 @@ def is_there(pid: int) -> bool:
 def all_running(group: px.WorkerGroup) -> bool:
     """Whether each rank is at a call just now."""
     core = group.core
-    return all(sight.running for sight in core.transport.sights(core.endpoints, False))
+    return all(sight.running for sight in core.backend.sights(core.endpoints, False))
 
 
 class Unloaded:

@@ -41,7 +41,7 @@ class Untold:
 @contextlib.contextmanager
 def untold(group: px.WorkerGroup, ranks: Sequence[int]) -> Generator[Untold]:
     """The time in which the driver is not told of the deaths of those ranks; their peers' errors come as ever."""
-    transport: Any = group.core.transport
+    transport: Any = group.core.backend
     held = Untold(transport, [group.core.endpoints[rank] for rank in ranks])
     with contextlib.ExitStack() as stack:
         for name in ("submit", "wait", "alive"):

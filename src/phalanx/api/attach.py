@@ -37,10 +37,10 @@ class AttachedGroup(GroupView):
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
             gather_before_end(self.core, _GATHERED_WITHIN_S)
-            self.core.transport.kill(self.core.endpoints)
+            self.core.backend.kill(self.core.endpoints)
             if pool:
                 for keys in self._reservations.values():
-                    self.core.transport.release_keys(keys)
+                    self.core.backend.release_keys(keys)
             self.core.finish_close()
 
 
@@ -58,17 +58,17 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: f
         DeclarationError: its methods are not the expected ones, or another version of the library started it.
         GroupClosed: its processes are gone.
     """
-    transport = cluster.transport()
-    handle = transport.find(f"{name}:0")
+    backend = cluster.get_backend()
+    handle = backend.find(f"{name}:0")
     if handle is None:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
-    record = recall_record(transport, name, handle, timeout)
+    record = recall_record(backend, name, handle, timeout)
     if cls is not None:
         _check_methods(name, record.card, cls)
-    handles = [handle, *(transport.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
+    handles = [handle, *(backend.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
     missing = [rank for rank, found in enumerate(handles) if found is None]
     if missing:
         raise GroupClosed(f"group {name!r}: ranks {missing} are gone; close it and make it anew", group=name)
@@ -77,7 +77,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: f
         for rank, (slot, found, facts) in enumerate(zip(record.slots, handles, record.facts, strict=True))
     ]
     from_environment()
-    core = Group(record.card, transport, len(endpoints), owner=False)
+    core = Group(record.card, backend, len(endpoints), owner=False)
     open_groups.add(core)
     core.enter(endpoints)
     core.started()

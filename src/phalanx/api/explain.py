@@ -179,13 +179,13 @@ def status(backend: str | None = None) -> Table:
 
     Prints as a table; ``.to_dict()`` gives it as data.
     """
-    backend_transport = cluster.transport(backend)
+    other_backend = cluster.get_backend(backend)
     rows: list[tuple[Any, ...]] = []
     held_by_node: dict[str, list[str]] = {}
-    for holder in backend_transport.holders():
+    for holder in other_backend.holders():
         amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
         held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
-    for node in backend_transport.nodes():
+    for node in other_backend.nodes():
         rows += [
             (node.host, node.node_id[:8], name, _amount(name, free), _amount(name, total), held)
             for name, total, free, held in _resource_rows(
@@ -193,12 +193,12 @@ def status(backend: str | None = None) -> Table:
             )
         ]
     notes = [_pool_line(pool) for pool in open_pools.now()] or ["no pools in this process"]
-    if backend_transport.name == "ray":
+    if other_backend.name == "ray":
         from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 
         notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
     return Table(
-        f"cluster ({backend_transport.name} backend, run {cluster.RUN_ID}, driver pid {os.getpid()})",
+        f"cluster ({other_backend.name} backend, run {cluster.RUN_ID}, driver pid {os.getpid()})",
         ("host", "node", "resource", "free", "total", "held by"),
         tuple(rows),
         tuple(notes),

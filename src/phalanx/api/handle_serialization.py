@@ -29,7 +29,7 @@ class PortableGroup:
 
 def pack(core: Group) -> PortableGroup | LocalGroup:
     """Return the values from which another process makes a view of the group."""
-    if core.transport.immediate:
+    if core.backend.immediate:
         return LocalGroup(RUN_ID, core.card.number, core.name)
     if core.has_pool:
         core.pool.keep()  # the view there is to work even if nobody here holds the group
@@ -39,7 +39,7 @@ def pack(core: Group) -> PortableGroup | LocalGroup:
     if core.has_pool and not core.card.detached and not core.roster_key:
         core.roster_key = f"roster/{RUN_ID}/{core.card.number}"
         publish(core)
-    return PortableGroup(core.transport.name, core.card, Roster.of(core), core.roster_key, core.run)
+    return PortableGroup(core.backend.name, core.card, Roster.of(core), core.roster_key, core.run)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def unpack(portable: PortableGroup | LocalGroup) -> Group:
     if portable.run == RUN_ID and (own := open_groups.own(portable.card.number)) is not None:
         return own  # so that ranks see the calls of all its views here in one order
     endpoints = [member.endpoint() for member in portable.roster.members]
-    transport = cluster.transport(portable.backend)
-    core = Group(portable.card, transport, len(endpoints), owner=False, number=portable.roster.number)
+    backend = cluster.get_backend(portable.backend)
+    core = Group(portable.card, backend, len(endpoints), owner=False, number=portable.roster.number)
     open_groups.add(core)
     core.enter(endpoints)
     core.started()

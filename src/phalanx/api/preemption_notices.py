@@ -21,6 +21,6 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
             print(notice.ranks, notice.node, notice.deadline, notice.reason)
     """
     core = group.core
-    if core.transport.immediate or not core.owner:  # nobody watches for it
+    if core.backend.immediate or not core.owner:  # nobody watches for it
         look_once(core)
     return core.notices.take()

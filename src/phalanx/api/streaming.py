@@ -34,7 +34,7 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
         call = self._send(
             args, kwargs, waits=False, streaming=lambda plan: Streaming(_wanted(plan), kept=True)
         )
-        if call.streams is not None and call.core.transport.immediate:
+        if call.streams is not None and call.core.backend.immediate:
             call.streams.run_to_end()
         return CallFuture(call)
 

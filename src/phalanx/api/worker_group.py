@@ -124,7 +124,7 @@ class WorkerGroup(GroupView):
         self.number = next(_numbers)
         self._pool = pool
         self._roles = bound
-        core = Group(self._card(bound, options), pool.transport, pool.world_size, owner=True)
+        core = Group(self._card(bound, options), pool.backend_api, pool.world_size, owner=True)
         core.make_on(pool, self, bound, options)
         core.on_change = functools.partial(publisher.changed, core)
         core.spare = isinstance(options.on_failure, ReplacePolicy)

@@ -21,7 +21,7 @@ def leave(call: Call) -> None:
 
 def leave_soon(call: Call) -> None:
     """The same for one that nobody holds any more; does not wait where that takes time."""
-    if call.core.transport.immediate:
+    if call.core.backend.immediate:
         leave(call)
         return
     _left.append(call)

@@ -23,11 +23,11 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     for call in calls:
         call.tell_asked()
     first = calls[0]
-    transport = first.core.transport
-    limit = None if timeout is None else transport.now() + timeout
+    backend = first.core.backend
+    limit = None if timeout is None else backend.now() + timeout
     try:
         with decoding(first.decodes, meter=first.meter):
-            outputs = transport.fetch(refs, timeout)
+            outputs = backend.fetch(refs, timeout)
     except (NotReady, FetchFailed):
         _tell_first(calls, limit)
         return False
@@ -55,9 +55,9 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
 
 def _tell_first(calls: Sequence[Call], limit: float | None) -> None:
     """Raise the error of a call that failed, or was not over in time; the others go on."""
-    transport = calls[0].core.transport
+    backend = calls[0].core.backend
     for call in calls:
         if call.has_failed():
             call.result(None)
     for call in calls:
-        call.result(seconds_until(limit, transport))
+        call.result(seconds_until(limit, backend))

@@ -70,7 +70,7 @@ class Call(CallState):
         return self.over
 
     def _conclude(self, timeout: float | None, *, wait_for_others: bool = True) -> None:
-        limit = None if timeout is None else self.core.transport.now() + timeout
+        limit = None if timeout is None else self.core.backend.now() + timeout
         patience = -1 if timeout is None else timeout
         if not self._waiting.acquire(wait_for_others, patience if wait_for_others else -1):
             if wait_for_others:
@@ -114,7 +114,7 @@ class Call(CallState):
 
     def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
         """``(rank, output)`` as they come. Raises as :meth:`result` does."""
-        limit = None if timeout is None else self.core.transport.now() + timeout
+        limit = None if timeout is None else self.core.backend.now() + timeout
         given: set[int] = set()
         failure: BaseException | None = None
         try:
@@ -159,9 +159,7 @@ class Call(CallState):
     def _joined(self, until: float | None) -> Iterator[Any]:
         """The value, decoded straight into its place where rows are joined."""
         with decoding(self.decodes, meter=self.meter):
-            outputs = self.arrivals.fetch(
-                None if until is None else seconds_until(until, self.core.transport)
-            )
+            outputs = self.arrivals.fetch(None if until is None else seconds_until(until, self.core.backend))
         yield self._join(outputs)
 
     @property
@@ -204,7 +202,7 @@ class Call(CallState):
     def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:
         pending = [position for position in range(len(self.plan.ranks)) if position not in given]
         while pending:
-            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.core.transport))
+            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.core.backend))
             if not done:
                 raise NotReady
             for position in done:
@@ -230,7 +228,7 @@ class Call(CallState):
         elif ending.breaks and isinstance(ending.error, PhalanxError):
             core.broken(ending.error, epoch)
         if ending.stop:  # last: what goes down with these ranks is to find the cause, and no call to follow
-            core.transport.kill([epoch.endpoints[rank] for rank in ending.stop])
+            core.backend.kill([epoch.endpoints[rank] for rank in ending.stop])
 
     def cancel(self) -> bool:
         """End it; see ``CallFuture.cancel``. False if it was over before."""

@@ -77,10 +77,10 @@ class WaitOver(Exception):
 class Results:
     """The references to the outputs of ranks that were called one by one."""
 
-    __slots__ = ("_tickets", "_transport", "_values")
+    __slots__ = ("_backend", "_tickets", "_values")
 
-    def __init__(self, transport: Backend, tickets: Sequence[Ticket]) -> None:
-        self._transport = transport
+    def __init__(self, backend: Backend, tickets: Sequence[Ticket]) -> None:
+        self._backend = backend
         self._tickets = tickets
         self._values = [ticket.value for ticket in tickets]
 
@@ -94,7 +94,7 @@ class Results:
             FetchFailed: one of them cannot be had; as soon as that is known.
             NotReady: time is up.
         """
-        return self._transport.fetch(self._values, timeout)
+        return self._backend.fetch(self._values, timeout)
 
     def fetched_with_others(self) -> Sequence[Ref] | None:
         """Return what outputs can be fetched by, together with those of other calls; None where they cannot."""
@@ -106,7 +106,7 @@ class Results:
 
     def all_ended(self) -> bool:
         """Return whether all ranks have ended; does not wait."""
-        return not self._transport.wait(self._values, len(self._values), 0)[1]
+        return not self._backend.wait(self._values, len(self._values), 0)[1]
 
     def output(self, position: int) -> Value:
         """Return the output of an ended rank.
@@ -114,18 +114,18 @@ class Results:
         Raises:
             FetchFailed: it cannot be had.
         """
-        return self._transport.fetch([self._values[position]])[0]
+        return self._backend.fetch([self._values[position]])[0]
 
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
         """Return those positions that have ended (at least ``count``, unless time runs out), and the rest."""
-        ended, rest = self._transport.wait([self._values[p] for p in positions], count, timeout)
+        ended, rest = self._backend.wait([self._values[p] for p in positions], count, timeout)
         return [positions[index] for index in ended], [positions[index] for index in rest]
 
     def outcome(self, position: int) -> RankOutcome:
         """Return how an ended rank's part ended."""
-        return self._transport.outcome(self._values[position])
+        return self._backend.outcome(self._values[position])
 
     def reference(self, position: int) -> Ticket:
         """Return what stands for a rank's output, there or not, when it is handed on."""
@@ -133,7 +133,7 @@ class Results:
 
     def disregard(self) -> None:
         """Note that the call is over, and that nobody will ask for what its ranks give back; does not wait."""
-        self._transport.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
+        self._backend.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
 
     def leave(self) -> None:
         """Note that the call was cancelled, so that nobody reads what its ranks give back; does not wait."""
@@ -213,7 +213,7 @@ class CallState:
         self.heard: Heard = listeners.heard
         self.collector = collector
         self.began = began
-        self.started = core.transport.now()
+        self.started = core.backend.now()
         self.limit = limit = None if limit is None else bounded(limit)
         self.deadline = None if limit is None else self.started + limit
         self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
@@ -276,8 +276,8 @@ class CallState:
         if self.acts and error is not None and self.was_sent:
             for counts in (core.counts, process):
                 counts.failed += 1
-        if self.acts and meters.on and not core.transport.immediate:
-            seconds = core.transport.now() - self.started
+        if self.acts and meters.on and not core.backend.immediate:
+            seconds = core.backend.now() - self.started
             meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
         if self.heard.ended:
             self.tell(self.heard.ended, error)

@@ -39,7 +39,7 @@ _Body = tuple[Encoded, tuple[Ref, ...]]
 def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
     """Store a value for the ranks of a group, beside the messages of a call."""
     nbytes = encoded.nbytes
-    ref = core.transport.put(encoded)
+    ref = core.backend.put(encoded)
     for counts in (core.counts, process):
         counts.stored_bytes += nbytes
     core.room.took(nbytes)
@@ -54,7 +54,7 @@ class References:
     def __init__(self, core: Group, call: Call | None, begin: tuple[Ref, ...] = ()) -> None:
         self._core = core
         self._call = call
-        self._transport = core.transport
+        self._backend = core.backend
         self.refs: list[Ref] = list(begin)
 
     def hoist(self) -> Hoist:
@@ -66,7 +66,7 @@ class References:
             Readonly: self._readonly,
         }
         table |= dict.fromkeys(StoredParts.kinds, self._stored_parts)
-        return table | dict.fromkeys(self._transport.ref_types(), self._reference)
+        return table | dict.fromkeys(self._backend.ref_types(), self._reference)
 
     def _add(self, ref: Ref) -> int:
         self.refs.append(ref)
@@ -84,7 +84,7 @@ class References:
         return Reference(self._add(ref))
 
     def _stored(self, stored: StoredValue[Any]) -> Stored:
-        if stored.backend != self._transport.name:
+        if stored.backend != self._backend.name:
             return self._put(stored.get())
         return Stored(self._add(stored.ref))
 
@@ -92,7 +92,7 @@ class References:
         return self._put(marked.value, Policy.READONLY)
 
     def _stored_parts(self, value: StoredParts) -> Assembled | Stored:
-        if value.backend != self._transport.name:
+        if value.backend != self._backend.name:
             return self._put(value.result())
         return self._assembled(value.parts, value.joined)
 
@@ -106,14 +106,14 @@ class References:
         return Assembled(tuple(zip(sources, cuts, strict=True)), joined, pad_to_multiple)
 
     def _piece_of_parts(self, value: StoredParts, piece: FuturePiece) -> Assembled | Stored:
-        if value.backend != self._transport.name:
+        if value.backend != self._backend.name:
             return self._put(piece_of(value.result(), *_of(piece)))
         parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
         return self._assembled(parts, value.joined, piece.pad_to_multiple)
 
     def _future(self, future: CallFuture) -> Stored | Whole:
         self._passes(future)
-        parts = future.parts(self._transport)
+        parts = future.parts(self._backend)
         if parts is None:
             return self._put(future.result())
         return Whole(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
@@ -123,12 +123,12 @@ class References:
             return self._piece_of_parts(piece.future, piece)
         future: CallFuture = piece.future
         self._passes(future)
-        gather, parts = future.call.plan.gather, future.parts(self._transport)
+        gather, parts = future.call.plan.gather, future.parts(self._backend)
         if gather.how == "list" and parts is not None:
             return self._elements(parts, gather, piece)
         if gather.how == "value" and parts is not None:
             return Whole((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
-        parts = future.row_parts(self._transport)
+        parts = future.row_parts(self._backend)
         if parts is None:
             return self._put(piece_of(future.result(), *_of(piece)))
         return Piece(

@@ -36,7 +36,7 @@ class Diagnosis:
     def __init__(self, call: CallState) -> None:
         core, endpoints = call.core, call.epoch.endpoints
         self.call = call
-        self.transport = core.transport
+        self.backend = core.backend
         self.group = core.name
         self.ranks = tuple(call.plan.ranks)
         self.endpoints = [endpoints[rank] for rank in self.ranks]
@@ -112,7 +112,7 @@ class Diagnosis:
         pending = self._still_at_it(running, self.call.core.grace_s)
         severed = bool(pending)
         if severed:  # perhaps in a collective, which nothing else ends
-            self.transport.sever([self.endpoints[position] for position in pending])
+            self.backend.sever([self.endpoints[position] for position in pending])
             pending = self._still_at_it(running, _SEVERED_WITHIN_S)
         reports = self._after_cancel(dropped, pending)
         ranks = [self.ranks[position] for position in pending]
@@ -123,7 +123,7 @@ class Diagnosis:
         dropped: list[int] = []
         for number in sorted({self.numbers[position] for position in busy}):
             of_it = [position for position in busy if self.numbers[position] == number]
-            drops = self.transport.cancel([self.endpoints[position] for position in of_it], number)
+            drops = self.backend.cancel([self.endpoints[position] for position in of_it], number)
             dropped += [position for position, drop in zip(of_it, drops, strict=True) if drop]
         return dropped
 
@@ -159,7 +159,7 @@ class Diagnosis:
         if not self.owner:  # what else they are at may be what the owner mends the group by
             cut = pending = self._at_it_now(pending)
         if cut:  # in a collective, which nothing else ends
-            self.transport.sever([self.endpoints[position] for position in cut])
+            self.backend.sever([self.endpoints[position] for position in cut])
             pending = self._still_at_it(cut, self.call.core.grace_s)
         ended = {position: self.report(position) for position in busy if position not in pending}
         reports = {position: report for position, report in ended.items() if report is not None}
@@ -171,7 +171,7 @@ class Diagnosis:
 
         Peers may tell of a loss before the backend does, which may take it seconds to call a node lost.
         """
-        sights = self.transport.sights([self.endpoints[position] for position in positions], False)
+        sights = self.backend.sights([self.endpoints[position] for position in positions], False)
         gone = [position for position, sight in zip(positions, sights, strict=True) if sight.gone]
         return [self.dead(position) for position in gone], [one for one in positions if one not in gone]
 
@@ -190,7 +190,7 @@ class Diagnosis:
         pending = list(range(len(self.ranks)))
         until: float | None = None
         for look in itertools.count():
-            left = seconds_until(until, self.transport)
+            left = seconds_until(until, self.backend)
             many = until is not None and look >= _IN_ORDER
             done, pending = (
                 self.arrivals.wait(pending, len(pending) if many else 1, left) if pending else ([], [])
@@ -203,12 +203,12 @@ class Diagnosis:
             found = [report for report in map(self.report, done) if report is not None]
             reports += found
             if found and until is None:
-                until = self.transport.now() + self.call.core.grace_s
+                until = self.backend.now() + self.call.core.grace_s
         return reports, pending
 
     def report(self, position: int) -> RankReport | None:
         """What is wrong with an ended rank; None for one that returned."""
-        at = self.transport.now()
+        at = self.backend.now()
         with decoding(Policy.VIEW):
             outcome = self.arrivals.outcome(position)
         if outcome.ok:
@@ -236,13 +236,13 @@ class Diagnosis:
     def _of_lost(self, position: int, outcome: RankOutcome) -> RankReport:
         lost = outcome.lost or Lost("unknown")
         if self.owner or not lost.intended:
-            lost = self.transport.post_mortem(self.endpoints[position], lost)
+            lost = self.backend.post_mortem(self.endpoints[position], lost)
         return self._dead(position, lost)
 
     def dead(self, position: int) -> RankReport:
         """The report of a rank that is gone, though no call of it has told so."""
-        lost = self.transport.post_mortem(self.endpoints[position], None)
-        return replace(self._dead(position, lost), at=self.transport.now())
+        lost = self.backend.post_mortem(self.endpoints[position], None)
+        return replace(self._dead(position, lost), at=self.backend.now())
 
     def _dead(self, position: int, lost: Lost) -> RankReport:
         report = self._report(position, "died")
@@ -264,12 +264,12 @@ class Diagnosis:
 
     def _at_it_now(self, positions: Sequence[int]) -> list[int]:
         """Of some positions those that are at this very call, and not at another one before it."""
-        sights = self.transport.sights([self.endpoints[position] for position in positions], False)
+        sights = self.backend.sights([self.endpoints[position] for position in positions], False)
         return [p for p, sight in zip(positions, sights, strict=True) if self.numbers[p] in sight.running]
 
     def _stopped(self, positions: Sequence[int]) -> list[RankReport]:
         """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
-        at = self.transport.now()
+        at = self.backend.now()
         sights = self._sights(positions)
         return [
             replace(
@@ -285,11 +285,11 @@ class Diagnosis:
     def _sights(self, positions: Sequence[int]) -> list[ProcessStatus]:
         if not positions:
             return []
-        return self.transport.sights([self.endpoints[position] for position in positions], stacks=True)
+        return self.backend.sights([self.endpoints[position] for position in positions], stacks=True)
 
     def _late(self, position: int, sight: ProcessStatus | None) -> RankReport:
         """The report of a rank when time is over; without a sight it had finished."""
-        report = replace(self._report(position, "timeout"), since=self.transport.now() - self.call.started)
+        report = replace(self._report(position, "timeout"), since=self.backend.now() - self.call.started)
         if sight is None:
             return replace(report, state="finished", since=None)
         began = sight.running.get(self.numbers[position])
@@ -327,22 +327,22 @@ def earliest(first: float | None, second: float | None) -> float | None:
     return min(first, second)
 
 
-def seconds_until(limit: float | None, transport: Backend) -> float | None:
+def seconds_until(limit: float | None, backend: Backend) -> float | None:
     """Seconds from now to a moment on the backend's clock."""
-    return None if limit is None else max(0.0, limit - transport.now())
+    return None if limit is None else max(0.0, limit - backend.now())
 
 
 def late(call: CallState, limit: float | None) -> CallOutcome:
     """How it stands when ``limit``, the end of somebody's patience, or its own deadline is over."""
     if call.deadline is None or (limit is not None and limit < call.deadline):
-        waited = (call.core.transport.now() if limit is None else limit) - call.started
+        waited = (call.core.backend.now() if limit is None else limit) - call.started
         return decide(Diagnosis(call).late(round(max(0.0, waited), 3), expired=False))
     return decide(Diagnosis(call).late(call.limit, expired=True))
 
 
 def late_now(call: CallState) -> CallOutcome:
     """What somebody whose patience is over now would be told."""
-    waited = call.core.transport.now() - call.started
+    waited = call.core.backend.now() - call.started
     return decide(Diagnosis(call).late(round(waited, 1), expired=False))
 
 

@@ -129,7 +129,7 @@ class CallFuture(Awaited[T]):
     def pending(self, deadline: float | None = None) -> Pending:
         """What a wait for its end is for."""
         call = self.call
-        return Pending(call.core.transport, call.arrivals.awaited(), deadline)
+        return Pending(call.core.backend, call.arrivals.awaited(), deadline)
 
     def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
         """``(rank, output)`` of every called rank, in the order in which they finish.
@@ -162,7 +162,7 @@ class CallFuture(Awaited[T]):
         """The ranks that were called."""
         return tuple(self.call.plan.ranks)
 
-    def parts(self, transport: Backend) -> list[Ticket] | None:
+    def parts(self, backend: Backend) -> list[Ticket] | None:
         """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
         call = self.call
         self.refuse_stream()
@@ -170,7 +170,7 @@ class CallFuture(Awaited[T]):
             raise raisable(call.status.error)
         if not isinstance(call.status, Returned):
             call.core.check_current(call.epoch, call.plan.ranks, call.method)
-        if transport is not call.core.transport or call.plan.gather.how == "custom":
+        if backend is not call.core.backend or call.plan.gather.how == "custom":
             return None
         return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
 
@@ -192,9 +192,9 @@ class CallFuture(Awaited[T]):
         self.refuse_stream()
         return self.result()
 
-    def row_parts(self, transport: Backend) -> list[Ticket] | None:
+    def row_parts(self, backend: Backend) -> list[Ticket] | None:
         """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
-        tickets = self.parts(transport)
+        tickets = self.parts(backend)
         gather = self.call.plan.gather
         if tickets is None or gather.how != "rows":
             return None

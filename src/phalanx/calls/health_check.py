@@ -24,13 +24,13 @@ def look_after(group: Group) -> None:
     """End calls of a group whose deadline is over, report stalls, and find lost ranks."""
     epoch = group.epoch
     calls = [call for call in calls_of(group) if epoch.has_kept(call.plan.ranks, call.epoch)]
-    now = group.transport.now()
+    now = group.backend.now()
     for call in calls:
         if call.deadline is not None and now >= call.deadline:
             call.conclude_now()
         elif call.stall_at is not None and now >= call.stall_at:
             _report_stall(call)
-    if group.owner and group.lifecycle.state is State.READY and (dead := epoch.dead(group.transport)):
+    if group.owner and group.lifecycle.state is State.READY and (dead := epoch.dead(group.backend)):
         # A call that a rank died in tells more than the death alone: its own watch finds out first.
         failed = [call for call in calls if call.touches(dead)]
         for call in failed:
@@ -41,10 +41,10 @@ def look_after(group: Group) -> None:
 
 def seen_gone(group: Group) -> list[int]:
     """The ranks that are gone as the backend knows, or as a look at their processes tells, which may be sooner."""
-    transport, epoch = group.transport, group.epoch
-    dead = set(transport.dead_of(epoch.endpoints))
+    backend, epoch = group.backend, group.epoch
+    dead = set(backend.dead_of(epoch.endpoints))
     ranks = [rank for rank in epoch.everyone[: len(epoch.endpoints)] if rank not in dead]
-    sights = transport.sights([epoch.endpoints[rank] for rank in ranks], False) if ranks else []
+    sights = backend.sights([epoch.endpoints[rank] for rank in ranks], False) if ranks else []
     gone = {rank for rank, sight in zip(ranks, sights, strict=True) if sight.gone}
     return sorted(gone | {rank for rank in dead if rank < epoch.size})
 
@@ -54,7 +54,7 @@ def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
     everyone = epoch.everyone[: len(epoch.endpoints)]
     plan = CallPlan(everyone, (), {}, GatherPlan("none", ()))
     none = CallState(group, epoch, plan, "", "(between calls)", 0, Listeners(), acts=False)
-    none.arrivals = Results(group.transport, ())
+    none.arrivals = Results(group.backend, ())
     diagnosis = Diagnosis(none)
     error = combine(group.name, none.method, [diagnosis.dead(rank) for rank in dead])
     if isinstance(error, WorkerDiedError) and not group.closed:
@@ -67,5 +67,5 @@ def _report_stall(call: Call) -> None:
     if ending.error is None:
         call.stall_at = None
         return
-    call.stall_at = call.core.transport.now() + (call.stall_after or 0.0)
+    call.stall_at = call.core.backend.now() + (call.stall_after or 0.0)
     _log.warning("stalled, still running: %s", ending.error)

@@ -97,7 +97,7 @@ def least_busy(group: Group, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]
 
 def loads(group: Group) -> dict[int, int]:
     """Return how many calls are in flight on each rank that lives."""
-    dead, busy = group.epoch.dead(group.transport), _busy(group)
+    dead, busy = group.epoch.dead(group.backend), _busy(group)
     return {rank: busy[rank] for rank in range(group.world_size) if rank not in dead}
 
 

@@ -104,8 +104,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._arrivals = arrivals
         self._form = form
         self._owner = owner
-        self._reader = Reader(arrivals, call.core.transport)
-        self._limit = None if timeout is None else call.core.transport.now() + timeout
+        self._reader = Reader(arrivals, call.core.backend)
+        self._limit = None if timeout is None else call.core.backend.now() + timeout
         self._lock = threading.Lock()  # of whoever takes an item
         self._asked = False
         self._over = False
@@ -190,7 +190,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def _taken(self, until: float | None) -> Iterator[Any]:
         call = self.call
-        seconds = None if until is None else seconds_until(until, call.core.transport)
+        seconds = None if until is None else seconds_until(until, call.core.backend)
         if seconds == 0.0 and until == call.deadline:
             raise NotReady  # also where there are items: the ranks would go on making them
         yield self._take(seconds)
@@ -219,7 +219,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     def _poll(self) -> Any:
         """What is there, without waiting; ``_FAILED`` where a look at the call is needed."""
         deadline, found = self.call.deadline, _NOT_YET
-        if not self._is_current or (deadline is not None and self.call.core.transport.now() >= deadline):
+        if not self._is_current or (deadline is not None and self.call.core.backend.now() >= deadline):
             return _FAILED
         try:
             while found is _NOT_YET:
@@ -234,7 +234,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         next(self.call.follow(self._waited, self._limit))
 
     def _waited(self, until: float | None) -> Iterator[None]:
-        self._reader.wait(None if until is None else seconds_until(until, self.call.core.transport))
+        self._reader.wait(None if until is None else seconds_until(until, self.call.core.backend))
         yield None
 
     def close(self) -> None:

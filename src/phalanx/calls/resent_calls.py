@@ -33,7 +33,7 @@ class ResentResults(Results):
         returns: int,
         sent: Results,
     ) -> None:
-        super().__init__(core.transport, [sent.reference(0)])
+        super().__init__(core.backend, [sent.reference(0)])
         self._core, self._role, self._method, self._returns = core, role, method, returns
         self._message = message
         self._number = epoch.number
@@ -83,7 +83,7 @@ class ResentResults(Results):
         data = RankCall.unpack(data)._replace(epoch=number).pack()
         rank = self._at[0] % epoch.size
         endpoint = epoch.endpoints[rank]
-        ticket = core.transport.submit(endpoint, self._role, self._method, data, refs, self._returns)
+        ticket = core.backend.submit(endpoint, self._role, self._method, data, refs, self._returns)
         self._number = epoch.number
         self._at = rank, endpoint
-        super().__init__(core.transport, [ticket])
+        super().__init__(core.backend, [ticket])

@@ -98,7 +98,7 @@ def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, numbe
     card = core.card
     limit = request.timeout if request.timeout is not None else card.call_timeout
     stall = request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
-    if (stall is not None or limit is not None) and not core.transport.immediate:
+    if (stall is not None or limit is not None) and not core.backend.immediate:
         monitor.add(core, look_after)
     return Call(
         core,
@@ -139,21 +139,21 @@ def submit(
         streaming: of which ranks items are wanted one by one.
         parts: is filled with what stands for each rank that was reached.
     """
-    transport, endpoints, nbytes = core.transport, epoch.endpoints, 0
+    backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
     parts = [] if parts is None else parts
     if streaming is None:
         for rank, (data, refs) in zip(ranks, composed, strict=True):
-            parts.append(transport.submit(endpoints[rank], role, method, data, refs, returns))
+            parts.append(backend.submit(endpoints[rank], role, method, data, refs, returns))
             nbytes += len(data)
         tickets = [part for part in parts if isinstance(part, Ticket)]
-        return Results(transport, tickets), nbytes
+        return Results(backend, tickets), nbytes
     for position, (rank, (data, refs)) in enumerate(zip(ranks, composed, strict=True)):
         if position in streaming.positions:
-            parts.append(transport.stream(endpoints[rank], role, method, data, refs, streaming.buffer))
+            parts.append(backend.stream(endpoints[rank], role, method, data, refs, streaming.buffer))
         else:
-            parts.append(transport.submit(endpoints[rank], role, method, data, refs))
+            parts.append(backend.submit(endpoints[rank], role, method, data, refs))
         nbytes += len(data)
-    return PendingStream(transport, parts, streaming), nbytes
+    return PendingStream(backend, parts, streaming), nbytes
 
 
 def _submit(
@@ -187,7 +187,7 @@ def _submit(
                 endpoints = call.epoch.endpoints
                 call.numbers = [BARE_CALLS + endpoints[rank].bare_calls for rank in ranks]
     except BaseException as error:  # Ctrl-C too
-        if parts and not core.transport.immediate:
+        if parts and not core.backend.immediate:
             _half_sent(core, call, len(parts), error)
         call.tell_end(error)
         raise

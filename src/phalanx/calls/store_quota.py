@@ -27,8 +27,8 @@ class Room:
 
     unchecked = _UNCHECKED  # bytes; less than that is not looked at
 
-    def __init__(self, transport: Storing) -> None:
-        self._transport = transport
+    def __init__(self, backend: Storing) -> None:
+        self._backend = backend
         self._lately: deque[tuple[float, int]] = deque()
 
     def took(self, nbytes: int) -> None:
@@ -56,7 +56,7 @@ class Room:
         """
         if nbytes < self.unchecked:
             return
-        space = self._transport.store()
+        space = self._backend.store()
         if space is None:
             return
         if nbytes > space.capacity:
@@ -81,7 +81,7 @@ class Room:
                 )
             else:
                 time.sleep(_LOOK_EVERY_S)
-            space = self._transport.store() or space
+            space = self._backend.store() or space
 
     def _unreported(self) -> int:
         since = time.monotonic() - _REPORTED_WITHIN_S

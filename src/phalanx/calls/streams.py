@@ -59,11 +59,9 @@ class _Part:
 class PendingStream(Results):
     """The items of the ranks that stream, and the tickets of those of which no items are wanted."""
 
-    def __init__(
-        self, transport: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming
-    ) -> None:
+    def __init__(self, backend: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming) -> None:
         super().__init__(
-            transport, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
+            backend, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
         )
         self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
         self._lock = threading.RLock()  # a rank's stream is for one thread at a time
@@ -88,15 +86,15 @@ class PendingStream(Results):
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
         """Of some positions those that have ended, and the rest; what was made for a reader need not have been read."""
-        transport = self._transport
-        limit = None if timeout is None else transport.now() + timeout
+        backend = self._backend
+        limit = None if timeout is None else backend.now() + timeout
         ended: list[int] = []
         rest = list(positions)
         while True:
-            done, left = transport.wait([self._values[p] for p in rest], len(rest), 0) if rest else ([], [])
+            done, left = backend.wait([self._values[p] for p in rest], len(rest), 0) if rest else ([], [])
             ended, rest = ended + [rest[index] for index in done], [rest[index] for index in left]
-            seconds = None if limit is None else max(0.0, limit - transport.now())
-            if len(ended) >= count or not rest or seconds == 0.0 or transport.immediate:
+            seconds = None if limit is None else max(0.0, limit - backend.now())
+            if len(ended) >= count or not rest or seconds == 0.0 or backend.immediate:
                 return sorted(ended), rest
             self._wait_for_one(rest, seconds)
 
@@ -108,7 +106,7 @@ class PendingStream(Results):
                 for part in streams:
                     self._drop(part)
             refs += [part.stream.coming for part in streams]
-        self._transport.wait(refs, 1, seconds)
+        self._backend.wait(refs, 1, seconds)
 
     def _drop(self, part: _Part) -> None:
         """Take what is there, for nobody, so that the rank comes to its end."""
@@ -121,22 +119,22 @@ class PendingStream(Results):
     def outcome(self, position: int) -> RankOutcome:
         part = self._parts.get(position)
         if part is None:
-            return self._transport.outcome(self._values[position])
+            return self._backend.outcome(self._values[position])
         if part.fault is not None:
             return RankOutcome(failure=part.fault)
         with self._lock:
             while part.pull():
                 pass
             last = part.refs[-1] if part.refs else part.end
-        outcome = self._transport.outcome(self._values[position] if last is None else last)
+        outcome = self._backend.outcome(self._values[position] if last is None else last)
         return RankOutcome(failure=outcome.value) if isinstance(outcome.value, RankFailure) else outcome
 
     def fetch(self, timeout: float | None) -> list[Any]:
         """The items of each rank as a list, once all have ended; of one of which they are not kept, None."""
-        limit = None if timeout is None else self._transport.now() + timeout
+        limit = None if timeout is None else self._backend.now() + timeout
         waiting: Sequence[int] = range(len(self))
         while waiting:
-            seconds = None if limit is None else max(0.0, limit - self._transport.now())
+            seconds = None if limit is None else max(0.0, limit - self._backend.now())
             ended, waiting = self.wait(waiting, 1, seconds)
             if not all(self.outcome(position).ok for position in ended):
                 raise FetchFailed
@@ -153,7 +151,7 @@ class PendingStream(Results):
             while part.pull():
                 pass
             refs = list(part.refs)
-        return self._transport.fetch(refs)[:-1]
+        return self._backend.fetch(refs)[:-1]
 
     def fetched_with_others(self) -> None:
         return None
@@ -165,7 +163,7 @@ class PendingStream(Results):
     def disregard(self) -> None:
         last = [part.refs[-1] if part.refs else part.end for part in self._parts.values()]
         values = [ticket.value for p, ticket in enumerate(self._tickets) if p not in self._parts]
-        self._transport.disregard([*values, *(ref for ref in last if ref is not None)])
+        self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
 
     def run_to_end(self) -> None:
         """Take all items now, where ranks go on only when their items are taken."""
@@ -224,7 +222,7 @@ class PendingStream(Results):
         waiting = [*places, *silent]
         coming = [self._parts[position].stream.coming for position in places]
         coming += [self._values[position] for position in silent]
-        done, _ = self._transport.wait(coming, min(count, len(coming)), timeout)
+        done, _ = self._backend.wait(coming, min(count, len(coming)), timeout)
         if not done:
             raise NotReady
         for position in [waiting[index] for index in done if index >= len(places)]:
@@ -237,16 +235,16 @@ class PendingStream(Results):
 class Reader:
     """Reads the items of all ranks that stream, in turn, each rank's in order."""
 
-    def __init__(self, arrivals: PendingStream, transport: Backend) -> None:
+    def __init__(self, arrivals: PendingStream, backend: Backend) -> None:
         self._arrivals = arrivals
-        self._transport = transport
+        self._backend = backend
         self._places = dict.fromkeys(sorted(arrivals.streaming.positions), 0)
         self._silent = [position for position in range(len(arrivals)) if position not in self._places]
         self._ready: deque[int] = deque()
         # Several items may be there: all are asked for at once, as often as that is so.
         self._is_behind = True
         # A rank that nobody holds back is not let go on by having its items taken: small ones are fetched together.
-        self._may_fetch_ahead = arrivals.streaming.buffer is None and not transport.immediate
+        self._may_fetch_ahead = arrivals.streaming.buffer is None and not backend.immediate
         self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
         self._are_small = False
 
@@ -306,7 +304,7 @@ class Reader:
     def _fetched(self, position: int, ref: Ref) -> Value:
         before = received.nbytes
         try:
-            value = self._transport.fetch([ref])[0]
+            value = self._backend.fetch([ref])[0]
         except FetchFailed:
             self._failed(position, ref)
             raise
@@ -319,7 +317,7 @@ class Reader:
         refs = self._arrivals.following(position, self._places[position], _TOGETHER - 1)
         before = received.nbytes
         try:
-            values = self._transport.fetch([ref, *refs])
+            values = self._backend.fetch([ref, *refs])
         except Exception:
             self._are_small = False
             return []
@@ -330,7 +328,7 @@ class Reader:
     def _failed(self, position: int, ref: Ref) -> None:
         """Note why: the rank itself may have gone on after an item that cannot be read."""
         self._arrivals.ended_with(position, ref)
-        outcome = self._transport.outcome(ref)
+        outcome = self._backend.outcome(ref)
         if outcome.failure is not None and outcome.failure.report.rank < 0:
             self._arrivals.fail(position, outcome.failure)
 

@@ -27,8 +27,8 @@ class Readonly(Generic[T]):
 class StoredValue(Generic[T]):
     """A value that was stored once by :func:`put`; workers get the value in its place."""
 
-    def __init__(self, transport: Backend, ref: Ref, nbytes: int) -> None:
-        self._transport = transport
+    def __init__(self, backend: Backend, ref: Ref, nbytes: int) -> None:
+        self._backend = backend
         self._ref = ref
         self.nbytes = nbytes
 
@@ -40,7 +40,7 @@ class StoredValue(Generic[T]):
     @property
     def backend(self) -> str:
         """Name of the backend that stores it."""
-        return self._transport.name
+        return self._backend.name
 
     def get(self) -> T:
         """The value, in private memory of the caller.
@@ -50,9 +50,9 @@ class StoredValue(Generic[T]):
         """
         try:
             with decoding(meter=process.arrived):
-                return self._transport.fetch([self._ref])[0]
+                return self._backend.fetch([self._ref])[0]
         except FetchFailed as error:
-            outcome = self._transport.outcome(self._ref)
+            outcome = self._backend.outcome(self._ref)
             why = outcome.lost.reason if outcome.lost else str(outcome.failure)
             raise PhalanxError(
                 f"a px.put value of {self.nbytes} bytes cannot be had: {why}. Put the value again"
@@ -79,11 +79,11 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     Raises:
         DispatchError: the value cannot be pickled, or the object store has no room for it.
     """
-    transport = cluster.transport(backend)
+    storing = cluster.get_backend(backend)
     encoded = encode(value, policy=Policy.READONLY if readonly else None)
-    Room(transport).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
+    Room(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
     process.stored_bytes += encoded.nbytes
-    return StoredValue(transport, transport.put(encoded), encoded.nbytes)
+    return StoredValue(storing, storing.put(encoded), encoded.nbytes)
 
 
 def readonly(value: T) -> T:

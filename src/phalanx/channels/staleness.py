@@ -218,7 +218,7 @@ class StalenessManager:
                 f"px.StalenessManager({given}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
                 "rows_per_version"
             )
-        address = own_hubs.address(cluster.transport(backend))
+        address = own_hubs.address(cluster.get_backend(backend))
         self._set(new_key("staleness"), numbers[0], numbers[1], address)
         self._client().request("", "open_staleness", self._key, *numbers)
 

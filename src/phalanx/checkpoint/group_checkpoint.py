@@ -268,7 +268,7 @@ class GroupSave:
         return {rank: one for rank, one in call.answers(seconds).items() if not isinstance(one, NotReady)}
 
     def _is_alive(self, index: int) -> bool:
-        return self._group.core.transport.alive(self._epoch.endpoints[self._group.ranks[index]])
+        return self._group.core.backend.alive(self._epoch.endpoints[self._group.ranks[index]])
 
 
 @dataclasses.dataclass

@@ -276,12 +276,12 @@ def _travel(core: Group, plan: CallPlan, argument: Same | Each, in_message: bool
     has_each = any(isinstance(other, Each) for other in (*plan.args, *plan.kwargs.values()))
     future = next(_futures(first), None)
     if future is not None:
-        return "through the driver" if future.parts(core.transport) is None else "by reference, rank to rank"
+        return "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
     if isinstance(first, StoredValue):
         return "stored before (px.put)"
     if isinstance(first, Readonly):
         return "stored once, read without a copy"
-    if isinstance(first, core.transport.ref_types()):
+    if isinstance(first, core.backend.ref_types()):
         return "as a reference"
     if isinstance(argument, Same) and has_each and large_leaves(first, core.inline_bytes):
         return "stored once"

@@ -120,7 +120,7 @@ class Profile:
             if core.endpoints:  # else the known ranks are about to end, and there are no new ones yet
                 self._epoch = core.epoch
             there = self._epoch.endpoints
-            alive = [rank for rank in self._ranks if rank < len(there) and core.transport.alive(there[rank])]
+            alive = [rank for rank in self._ranks if rank < len(there) and core.backend.alive(there[rank])]
             gone = [rank for rank in self._ranks if rank not in alive]
             self._notes += [f"rank {rank} is gone, and its trace with it" for rank in gone]
             answers = self._run(end_profile, self._key, ranks=alive).answers(timeout) if alive else {}

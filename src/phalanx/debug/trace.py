@@ -167,7 +167,7 @@ class ObservedEpoch(TracedEpoch):
     """An epoch of a group while it is traced: how the files of its ranks are read."""
 
     trace: str
-    transport: Backend
+    backend: Backend
     endpoints: tuple[Endpoint, ...] = ()
     _raw: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -204,7 +204,7 @@ class ObservedEpoch(TracedEpoch):
         path = path_of(endpoint.facts.files, self.trace)
         raw = self._raw.setdefault(rank, bytearray())
         before = len(raw)
-        while chunk := self.transport.read(endpoint, path, len(raw), _CHUNK):
+        while chunk := self.backend.read(endpoint, path, len(raw), _CHUNK):
             raw += chunk
         if len(raw) > before:
             key = TrackKey(self.group, self.epoch, rank)
@@ -252,12 +252,12 @@ class CallTracer(CallListener):
     def composed(self, call: CallInfo, message: Message) -> None:
         if traced := self._calls.get(_key(call)):
             traced.composed(len(message.data))
-            if call.core.transport.immediate:  # a message is run at once when it is sent
+            if call.core.backend.immediate:  # a message is run at once when it is sent
                 traced.posted()
 
     def posted(self, call: CallInfo) -> None:
         traced = self._calls.get(_key(call))
-        if traced is not None and not call.core.transport.immediate:
+        if traced is not None and not call.core.backend.immediate:
             traced.posted()
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
@@ -338,10 +338,8 @@ class TraceSession:
         with self.lock:
             epoch = self._current.get(core)
             if epoch is None or epoch.trace != recorder.id or epoch.epoch != number:
-                transport, name = core.transport, self._name(core)
-                epoch = ObservedEpoch(
-                    name, number, transport.immediate, trace=recorder.id, transport=transport
-                )
+                backend, name = core.backend, self._name(core)
+                epoch = ObservedEpoch(name, number, backend.immediate, trace=recorder.id, backend=backend)
                 self._current[core] = epoch
                 self._epochs.append(epoch)
                 core.before_end.append(partial(self._collect_last, epoch))

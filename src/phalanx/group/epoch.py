@@ -81,6 +81,6 @@ class Epoch:
         """The ranks that weights go to: those that join need them before they get calls."""
         return tuple(range(len(self.endpoints))) if self.joining else self.everyone
 
-    def dead(self, transport: Backend) -> list[int]:
+    def dead(self, backend: Backend) -> list[int]:
         """The ranks that calls go to and that are known to be gone; cheap."""
-        return transport.dead_of(self.endpoints[: self.size])
+        return backend.dead_of(self.endpoints[: self.size])

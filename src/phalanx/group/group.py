@@ -67,12 +67,10 @@ class Group:
     another process.
     """
 
-    def __init__(
-        self, card: GroupCard, transport: Backend, size: int, *, owner: bool, number: int = 0
-    ) -> None:
+    def __init__(self, card: GroupCard, backend: Backend, size: int, *, owner: bool, number: int = 0) -> None:
         self.card = card
         self.name = card.name
-        self.transport = transport
+        self.backend = backend
         self.owner = owner
         #: Id of the run whose process owns it; "" of a detached group that was attached.
         self.run = RUN_ID if owner else ""
@@ -109,7 +107,7 @@ class Group:
         self.reruns = RerunLog()
         self.counts = Counts(process)
         self.listeners = Listeners(everywhere)
-        self.room = Room(transport)
+        self.room = Room(backend)
         self.inline_bytes = settings().inline_bytes
         self.debug = settings().debug
         self.grace_s = settings().grace_s

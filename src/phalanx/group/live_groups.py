@@ -21,7 +21,7 @@ class LiveGroups:
 
     def add(self, group: Group) -> None:
         """Note a group that was made here, or came here, and report its counts to a monitor that is there."""
-        if not group.transport.immediate:
+        if not group.backend.immediate:
             meters.watch(group.name, group.counts)
         with self._lock:
             self._groups.add(group)
@@ -35,18 +35,18 @@ class LiveGroups:
         """Return the group that this process made with that number; None if nobody holds it any more."""
         return next((one for one in self.now() if one.owner and one.card.number == number), None)
 
-    def _open(self, transport: Backend | None) -> list[Group]:
-        return [one for one in self.now() if transport in (None, one.transport) and not one.closed]
+    def _open(self, backend: Backend | None) -> list[Group]:
+        return [one for one in self.now() if backend in (None, one.backend) and not one.closed]
 
-    def note_left(self, transport: Backend | None) -> None:
+    def note_left(self, backend: Backend | None) -> None:
         """Note why the groups of a backend, or all that this process owns, will be closed."""
-        for group in self._open(transport):
-            if transport is not None or group.owner:
+        for group in self._open(backend):
+            if backend is not None or group.owner:
                 group.lifecycle.closed_because = CLUSTER_LEFT
 
-    def close_left(self, transport: Backend | None) -> None:
+    def close_left(self, backend: Backend | None) -> None:
         """Close, here, the groups of a backend that nobody has closed: they belong to others, or outlive it."""
-        for group in self._open(transport) if transport is not None else ():
+        for group in self._open(backend) if backend is not None else ():
             group.on_change = None  # whoever they belong to publishes what becomes of them
             group.begin_close()
             group.finish_close()

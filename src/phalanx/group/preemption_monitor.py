@@ -24,8 +24,8 @@ def seats_of(group: Group) -> list[Seat]:
 
 def look_once(group: Group) -> None:
     """Note what the cluster says now, for one group; a question of some milliseconds to the cluster."""
-    if group.transport.connected():
-        known = [*group.transport.going_nodes(), *group.transport.ended_nodes()]
+    if group.backend.connected():
+        known = [*group.backend.going_nodes(), *group.backend.ended_nodes()]
         group.notices.see(known, seats_of(group))
 
 
@@ -50,18 +50,18 @@ class PreemptionMonitor:
             self._groups = weakref.WeakSet(groups)
         said: dict[int, Sequence[DrainingNode]] = {}
         for group in groups:
-            key = id(group.transport)
+            key = id(group.backend)
             if key not in said:
-                said[key] = _going(group.transport)
+                said[key] = _going(group.backend)
             if said[key]:
                 group.notices.see(said[key], seats_of(group))
             _call(group)
         return LOOK_EVERY_S if groups else None
 
 
-def _going(transport: Backend) -> Sequence[DrainingNode]:
+def _going(backend: Backend) -> Sequence[DrainingNode]:
     try:
-        return transport.going_nodes() if transport.connected() else ()
+        return backend.going_nodes() if backend.connected() else ()
     except Exception:  # of the backend, while it shuts down: the next look tells more
         _log.debug("asking for nodes that go failed", exc_info=True)
         return ()

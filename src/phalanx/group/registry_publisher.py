@@ -95,13 +95,13 @@ class Publisher:
 
     def changed(self, group: Group) -> None:
         """Publish a group's state as it is when the thread gets to it; does not wait."""
-        if not group.transport.immediate and group.owner:
+        if not group.backend.immediate and group.owner:
             self._do(lambda: self._publish(group))
 
-    def add(self, transport: Backend, entry: GroupRecord) -> Callable[[], None]:
+    def add(self, backend: Backend, entry: GroupRecord) -> Callable[[], None]:
         """Publish a group of whose changes nobody tells; what to call when it is gone."""
-        self._do(lambda: self._put(transport, entry))
-        return lambda: self._do(lambda: self._take_back(transport, entry.key))
+        self._do(lambda: self._put(backend, entry))
+        return lambda: self._do(lambda: self._take_back(backend, entry.key))
 
     def _do(self, work: Callable[[], None]) -> None:
         self._work.put(work)
@@ -115,12 +115,12 @@ class Publisher:
         self._do(done.set)
         return done.wait(timeout)
 
-    def finish(self, transport: Backend | None = None) -> None:
+    def finish(self, backend: Backend | None = None) -> None:
         """Take back what was published, there or everywhere; detached groups excepted."""
         if not self.flush():
             return
         with self._lock:
-            ended = {key: one for key, one in self._keys.items() if transport in (None, one)}
+            ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
             self._keys = {key: one for key, one in self._keys.items() if key not in ended}
         for key, one in ended.items():
             self._write(one, key, None)
@@ -139,29 +139,29 @@ class Publisher:
     def _publish(self, group: Group) -> None:
         entry = group_entry(group)
         if group.lifecycle.state is State.CLOSED:
-            self._take_back(group.transport, entry.key)
+            self._take_back(group.backend, entry.key)
         else:
-            self._put(group.transport, entry)
+            self._put(group.backend, entry)
 
-    def _take_back(self, transport: Backend, key: str) -> None:
-        self._write(transport, key, None)
+    def _take_back(self, backend: Backend, key: str) -> None:
+        self._write(backend, key, None)
         with self._lock:
             self._keys.pop(key, None)
 
-    def _put(self, transport: Backend, entry: GroupRecord) -> None:
-        run = run_entry(transport.job())
+    def _put(self, backend: Backend, entry: GroupRecord) -> None:
+        run = run_entry(backend.job())
         if run.key not in self._keys:
-            self._write(transport, run.key, to_bytes(run))
+            self._write(backend, run.key, to_bytes(run))
             with self._lock:
-                self._keys[run.key] = transport
-        self._write(transport, entry.key, to_bytes(entry))
+                self._keys[run.key] = backend
+        self._write(backend, entry.key, to_bytes(entry))
         if not entry.detached:
             with self._lock:
-                self._keys[entry.key] = transport
+                self._keys[entry.key] = backend
 
-    def _write(self, transport: Backend, key: str, value: bytes | None) -> None:
+    def _write(self, backend: Backend, key: str, value: bytes | None) -> None:
         try:
-            transport.publish(key, value)
+            backend.publish(key, value)
         except Exception:
             _log.debug("publishing %s failed", key, exc_info=True)
 

@@ -75,31 +75,31 @@ def key_of(facts: ProcessInfo) -> tuple[int, float]:
 def publish(group: Group) -> None:
     """Publish the roster, if the group has travelled; called after every change of members."""
     if group.roster_key and not group.closed:
-        group.transport.publish(group.roster_key, Roster.of(group).to_bytes())
+        group.backend.publish(group.roster_key, Roster.of(group).to_bytes())
 
 
 def withdraw(group: Group) -> None:
     """Take back what was published: the group is closed."""
-    if group.roster_key and group.transport.connected():
-        group.transport.publish(group.roster_key, None)
+    if group.roster_key and group.backend.connected():
+        group.backend.publish(group.roster_key, None)
 
 
 def look(group: Group) -> None:
     """Read the newest roster before a call of a view is planned, where there is a sign of one."""
-    if group.is_doubtful or group.lifecycle.state is State.BROKEN or group.epoch.dead(group.transport):
+    if group.is_doubtful or group.lifecycle.state is State.BROKEN or group.epoch.dead(group.backend):
         refresh(group)
 
 
 def note_change(group: Group) -> bool:
     """Note that the ranks of a view are others by now, or will be. Return False where the group is closed."""
     group.is_doubtful = True
-    return group.transport.published(group.roster_key) is not None
+    return group.backend.published(group.roster_key) is not None
 
 
 def refresh(group: Group) -> Roster | None:
     """Read the newest roster, and let the view go on with it. Without one the group is closed."""
     with group.changing:
-        found = group.transport.published(group.roster_key)
+        found = group.backend.published(group.roster_key)
         if found is None:
             group.begin_close()
             group.finish_close()

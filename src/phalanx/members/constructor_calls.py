@@ -48,7 +48,7 @@ def constructors(core: Group, ranks: range | None = None) -> Call:
 def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
     """Note that the processes of an epoch are there, and have been told who they are."""
     call.epoch = epoch
-    call.arrivals = Results(call.core.transport, tickets)
+    call.arrivals = Results(call.core.backend, tickets)
     for message in messages:
         call.tell(call.heard.composed, message)
         call.tell(call.heard.posted)
@@ -74,7 +74,7 @@ def joined(
     for rank, endpoint in staying.items():
         numbers[rank] = core.new_number()
         data = RankCall(numbers[rank], ANY_EPOCH, "", HOST, True, OUTPUT, False, False, body).pack()
-        tickets[rank] = core.transport.submit(endpoint, "", HOST, data, refs)
+        tickets[rank] = core.backend.submit(endpoint, "", HOST, data, refs)
     call.numbers = [numbers[rank] for rank in sorted(numbers)]
     return [tickets[rank] for rank in sorted(tickets)]
 

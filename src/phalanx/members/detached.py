@@ -69,7 +69,7 @@ def leave_record(core: Group) -> None:
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
         facts=tuple(endpoint.facts for endpoint in core.endpoints),
         reservations={
-            key: core.transport.reservation_keys(held.reservation) for key, held in core.pool.holdings.items()
+            key: core.backend.reservation_keys(held.reservation) for key, held in core.pool.holdings.items()
         },
     )
     kept = run_on(
@@ -78,7 +78,7 @@ def leave_record(core: Group) -> None:
     only_answer(kept, None)
 
 
-def recall_record(transport: Backend, name: str, handle: Any, timeout: float) -> DetachedRecord:
+def recall_record(backend: Backend, name: str, handle: Any, timeout: float) -> DetachedRecord:
     """Ask rank 0 for its record.
 
     Raises:
@@ -87,10 +87,10 @@ def recall_record(transport: Backend, name: str, handle: Any, timeout: float) ->
     """
     endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
     data = host_call(questions.recall_record, call=0, epoch=0)
-    ticket = transport.submit(endpoint, "", HOST, data, ())
+    ticket = backend.submit(endpoint, "", HOST, data, ())
     with contextlib.suppress(GroupClosed):
-        done, _ = transport.wait([ticket.value], 1, bounded(timeout))
-        kept = transport.outcome(ticket.value) if done else None
+        done, _ = backend.wait([ticket.value], 1, bounded(timeout))
+        kept = backend.outcome(ticket.value) if done else None
         if kept is not None and kept.failure is not None:  # its process has no such function
             raise _other_version(name, "unknown")
         if kept is not None and isinstance(kept.value, bytes):

@@ -95,7 +95,7 @@ def launch(
     """
     deadline = time.monotonic() + options.start_timeout
     present, name = present or Present(), name or core.name
-    transport, places = pool.transport, present.places
+    backend, places = pool.backend_api, present.places
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     new = [rank for rank in range(pool.world_size) if rank not in present.kept]
@@ -105,7 +105,7 @@ def launch(
     try:
         request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
         names = request.names and tuple(request.names[rank] for rank in new)
-        endpoints = transport.spawn(replace(request, slots=slots, names=names))
+        endpoints = backend.spawn(replace(request, slots=slots, names=names))
         everyone = _in_rank_order(pool, [*present.kept.values(), *endpoints], places)
         label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
         setups = setups_of(pool, everyone, name, label, epoch, options, new[0] if places else 0)
@@ -115,11 +115,11 @@ def launch(
             endpoint.facts = endpoint.facts._replace(files=setup.files)
         tickets = _send(core, ordered, roles, told)
         shown = options.show_ranks if options.show_ranks is not None else show_ranks()
-        display.begin(transport, ordered, label, shown)
+        display.begin(backend, ordered, label, shown)
     except BaseException:
-        transport.kill(endpoints)
+        backend.kill(endpoints)
         if extras is not None:
-            transport.release(extras)
+            backend.release(extras)
         raise
     return Launched(ordered, tickets, extras, told)
 
@@ -138,9 +138,9 @@ def _reserve_extras(
     bundle = options.extras()
     if not bundle:
         return None
-    transport = pool.transport
+    backend = pool.backend_api
     reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
-    nodes = transport.nodes_of(slots, reservations)
+    nodes = backend.nodes_of(slots, reservations)
     prefix = next(iter(pool.holdings.values())).reservation_name
     request = ReserveRequest(
         name=f"{prefix}-{name}-extras",
@@ -150,7 +150,7 @@ def _reserve_extras(
         timeout=options.start_timeout,
         on_nodes=tuple(nodes),
     )
-    return transport.reserve(request)
+    return backend.reserve(request)
 
 
 def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
@@ -208,6 +208,6 @@ def _send(
     made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in roles.items()}
     body, refs = encode_body(core, made)
     return [
-        core.transport.setup(endpoint, setup.pack(body), refs)
+        core.backend.setup(endpoint, setup.pack(body), refs)
         for endpoint, setup in zip(endpoints, setups, strict=True)
     ]

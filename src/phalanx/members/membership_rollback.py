@@ -20,22 +20,22 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     What is under way on them is interrupted, and they are cut off their peers, since one that waits in a collective
     for a rank that never comes would wait for ever. Those that do not yield are stopped, and count as lost.
     """
-    transport, endpoints = core.transport, core.endpoints
-    if core.closed or transport.immediate or not transport.connected():
+    backend, endpoints = core.backend, core.endpoints
+    if core.closed or backend.immediate or not backend.connected():
         return  # whoever closed it ends them all
-    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and transport.alive(one)]
+    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and backend.alive(one)]
     if not ranks:
         return
     asked = run_on(core, questions.meet, ranks=ranks, title="settle", checked=False)
     late = _late(asked, ranks, _ANSWER_S)
-    for rank, sight in zip(late, transport.sights([endpoints[rank] for rank in late], False), strict=True):
+    for rank, sight in zip(late, backend.sights([endpoints[rank] for rank in late], False), strict=True):
         for number in sight.running:
-            transport.cancel([endpoints[rank]], number)
+            backend.cancel([endpoints[rank]], number)
     late = _late(asked, ranks, _INTERRUPTED_S) if late else []
     if late:
-        transport.sever([endpoints[rank] for rank in late])
+        backend.sever([endpoints[rank] for rank in late])
         late = _late(asked, ranks, _INTERRUPTED_S)
-    transport.kill([endpoints[rank] for rank in late])
+    backend.kill([endpoints[rank] for rank in late])
 
 
 def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:

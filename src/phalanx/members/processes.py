@@ -40,7 +40,7 @@ def start(core: Group) -> None:
     """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
     call = constructors(core)
     try:
-        with Starting(core.transport, core.name, core.world_size) as shown:
+        with Starting(core.backend, core.name, core.world_size) as shown:
             launched = _launched(core, call, core.pool.first(core.world_size), call.epoch.number)
             _note_extras(core, launched.extras)
             epoch = core.enter(launched.endpoints)
@@ -53,7 +53,7 @@ def start(core: Group) -> None:
         given_up(call, error)
         raise
     _ready(core)
-    if not core.transport.immediate:
+    if not core.backend.immediate:
         monitor.add(core, look_after)
         watchman.add(core)
 
@@ -85,7 +85,7 @@ def _launched(
 
 def _attend(core: Group, launched: Launched) -> None:
     if not core.options.detached:  # those are to outlive this process
-        core.transport.attend(launched.endpoints)
+        core.backend.attend(launched.endpoints)
 
 
 def _note_extras(core: Group, extras: Reservation | None) -> None:
@@ -116,7 +116,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
         if launched is not None:
             _stop(core, launched.endpoints)
             if launched.extras is not None:
-                core.transport.release(launched.extras)
+                core.backend.release(launched.extras)
             with contextlib.suppress(GroupClosed, GroupBroken):
                 core.change(old.endpoints, old.size)
         raise
@@ -124,7 +124,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
 
 
 def _stop(core: Group, endpoints: Sequence[Endpoint]) -> None:
-    core.transport.kill(endpoints)
+    core.backend.kill(endpoints)
     display.finish(endpoints)
 
 
@@ -157,7 +157,7 @@ def end(core: Group, epoch: Epoch, patience: float) -> None:
         gather_before_end(core, _patience(core))
     _stop(core, epoch.endpoints)
     while core.extras:
-        core.transport.release(core.extras.pop())
+        core.backend.release(core.extras.pop())
 
 
 def _patience(core: Group) -> float:
@@ -168,7 +168,7 @@ def _patience(core: Group) -> float:
 def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
     """Ask ranks, or all, to close their instances; one that is busy or gone is not waited for beyond patience."""
     among = range(len(epoch.endpoints)) if among is None else among
-    ranks = [rank for rank in among if core.transport.alive(epoch.endpoints[rank])]
+    ranks = [rank for rank in among if core.backend.alive(epoch.endpoints[rank])]
     if ranks:
         call = run_on(
             core,
@@ -235,7 +235,7 @@ def _leave_as_they_are(core: Group, left: Epoch, begun: int) -> None:
     started = [one for one in core.endpoints if one not in left.endpoints]
     if here and not core.endpoints:  # those that stay are members again: for another try, or to be ended
         core.enter(left.endpoints)
-    core.transport.kill(started)
+    core.backend.kill(started)
     if here:
         settle(core, left.endpoints)
     if core.closed:  # close() found no members to end
@@ -268,7 +268,7 @@ def _abandon(core: Group) -> None:
     if core.closed:
         end(core, core.epoch, 0.0)
     else:
-        core.transport.kill(core.endpoints)
+        core.backend.kill(core.endpoints)
 
 
 def _as_cause(group: str, what: str, error: BaseException) -> PhalanxError:

@@ -65,7 +65,7 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
         core.preemptions += 1
         _begin(core, policy, "since its ranks lost their nodes as was announced")
         return True
-    now = core.transport.now()
+    now = core.backend.now()
     core.recoveries = policy.recent(core.recoveries, now)
     if not policy.allows(core.recoveries, now):
         what = "restart" if isinstance(policy, RestartPolicy) else "replacement"
@@ -108,7 +108,7 @@ class Moved:
 
 def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
     """Give ranks whose nodes go new processes elsewhere, if the policy wants that."""
-    if core.transport.now() < core.move_after:
+    if core.backend.now() < core.move_after:
         return
     core.notices.urgent = False
     ranks = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
@@ -127,7 +127,7 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
         _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), moved.why)
     core.stays_because = moved.why
     if moved.again:
-        core.move_after = core.transport.now() + _AGAIN_AFTER_S
+        core.move_after = core.backend.now() + _AGAIN_AFTER_S
         core.notices.urgent = True
 
 

@@ -78,7 +78,7 @@ def _grow(core: Group, joiners: Sequence[int]) -> None:
 
 
 def _shrink(core: Group, count: int) -> None:
-    if core.transport.immediate:  # a stream begins there when it is read
+    if core.backend.immediate:  # a stream begins there when it is read
         for stream in streams_on(core, range(core.world_size - count, core.world_size)):
             stream.run_to_end()
     with core.order:  # what was sent before is before the question, and nothing comes after it
@@ -103,7 +103,7 @@ def _finish(core: Group, timeout: float | None) -> None:
     tail = range(epoch.size, len(epoch.endpoints))
     if not tail:
         return
-    late = _late(core, epoch, None if timeout is None else core.transport.now() + timeout)
+    late = _late(core, epoch, None if timeout is None else core.backend.now() + timeout)
     if late:
         raise CallTimeout(
             f"px.resize({core.name}, {epoch.size}): ranks {late} are still at calls after {timeout:g} s; they get "
@@ -130,9 +130,9 @@ def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
     while True:
         for stream in streams:
             stream.run_to_end()  # whoever reads it may be the one who waits here
-        left = None if limit is None else max(0.0, limit - core.transport.now())
+        left = None if limit is None else max(0.0, limit - core.backend.now())
         late = _at_calls(core, epoch, tail, _LOOKS_EVERY_S if streams else left)
-        if not late or (limit is not None and core.transport.now() >= limit):
+        if not late or (limit is not None and core.backend.now() >= limit):
             return late
         time.sleep(_LOOKS_EVERY_S)
 
@@ -144,7 +144,7 @@ def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> 
         _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)
         if late:
             return [tail[position] for position in late]
-    if not core.card.asynchronous or core.transport.immediate:
+    if not core.card.asynchronous or core.backend.immediate:
         return []  # each of them has answered after all calls before
-    sights = core.transport.sights(epoch.endpoints[epoch.size :], False)
+    sights = core.backend.sights(epoch.endpoints[epoch.size :], False)
     return [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]

@@ -24,10 +24,8 @@ _STACKS_EVERY_S = 5.0
 class Starting:
     """The time in which a group starts; ``with Starting(...)`` shows it where somebody looks."""
 
-    def __init__(
-        self, transport: Backend, group: str, world_size: int, console: Console | None = None
-    ) -> None:
-        self._transport = transport
+    def __init__(self, backend: Backend, group: str, world_size: int, console: Console | None = None) -> None:
+        self._backend = backend
         self._group = group
         self._world_size = world_size
         self._endpoints: Sequence[Endpoint] = ()
@@ -40,7 +38,7 @@ class Starting:
         self._now = ""
 
     def __enter__(self) -> Starting:
-        if self._transport.immediate:
+        if self._backend.immediate:
             return self
         self._console = self._console or terminal()
         if self._console is not None:
@@ -77,7 +75,7 @@ class Starting:
         if not self._refs:
             return 0, "waiting for processes"
         try:
-            waiting = self._transport.wait(self._refs, len(self._refs), 0)[1]
+            waiting = self._backend.wait(self._refs, len(self._refs), 0)[1]
             if waiting and time.monotonic() - self._asked > _STACKS_EVERY_S:
                 self._asked = time.monotonic()
                 self._now = self._doing(waiting[0])
@@ -89,6 +87,6 @@ class Starting:
         return len(self._refs) - len(waiting), f"{nodes}; {self._now}" if nodes else self._now
 
     def _doing(self, rank: int) -> str:
-        sight = self._transport.sights([self._endpoints[rank]], stacks=True)[0]
+        sight = self._backend.sights([self._endpoints[rank]], stacks=True)[0]
         where = place(sight.stack) or sight.note
         return f"rank {rank}: {where}" if where else f"waiting for rank {rank}"

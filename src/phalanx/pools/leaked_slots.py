@@ -30,10 +30,10 @@ class DroppedSlots:
         self._background = Background(self._turn, first_after=LOOK_EVERY_S)
 
     def give_back_without(
-        self, holder: object, transport: Backend, reservation: Reservation
+        self, holder: object, backend: Backend, reservation: Reservation
     ) -> weakref.finalize[..., object]:
         """Give a reservation back once ``holder`` is collected; what to ``detach()`` where somebody else does."""
-        finalizer = weakref.finalize(holder, self._dropped.put, (transport, reservation))
+        finalizer = weakref.finalize(holder, self._dropped.put, (backend, reservation))
         finalizer.atexit = False  # the backend then frees everything
         with self._lock:
             self._held.append(finalizer)
@@ -43,9 +43,9 @@ class DroppedSlots:
     def _turn(self) -> float | None:
         with suppress(Empty):
             while True:
-                transport, reservation = self._dropped.get_nowait()
+                backend, reservation = self._dropped.get_nowait()
                 _log.debug("a pool was dropped without close(): its slots are given back")
-                transport.release(reservation)
+                backend.release(reservation)
         with self._lock:
             self._held = [finalizer for finalizer in self._held if finalizer.alive]
             return LOOK_EVERY_S if self._held or not self._dropped.empty() else None

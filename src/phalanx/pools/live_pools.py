@@ -25,7 +25,7 @@ class OpenPool(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def transport(self) -> Backend: ...
+    def backend_api(self) -> Backend: ...
     def let_go(self, everything: bool = False) -> None: ...
 
 
@@ -58,11 +58,11 @@ class LivePools:
             there = list(self._open)
         return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
 
-    def let_go(self, transport: Backend | None) -> None:
+    def let_go(self, backend: Backend | None) -> None:
         """Close those of a backend that is let go of; None: all."""
         for pool in self.now():
-            if transport is None or pool.transport is transport:
-                pool.let_go(everything=transport is None)
+            if backend is None or pool.backend_api is backend:
+                pool.let_go(everything=backend is None)
 
 
 open_pools = LivePools()

@@ -60,8 +60,8 @@ class ResourcePool:
     ) -> None:
         shape = PoolShape(tuple(process_on_nodes) if isinstance(process_on_nodes, list) else process_on_nodes)  # pyright: ignore
         check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
-        transport = cluster.transport(backend)
-        resource = resource_of(transport, use_gpu)
+        chosen = cluster.get_backend(backend)
+        resource = resource_of(chosen, use_gpu)
         number = next(_numbers)
         name = f"{name_prefix or 'pool'}-{number}"
         bundle = bundle_resources(resource, accelerators_per_slot, accelerator_type)
@@ -74,8 +74,8 @@ class ResourcePool:
         )
         holding = SlotReservation(
             pool=name,
-            transport=transport,
-            reservation=transport.reserve(request),
+            backend=chosen,
+            reservation=chosen.reserve(request),
             blocks=shape.process_on_nodes,
             bundle=bundle,
             resource=resource,
@@ -84,7 +84,7 @@ class ResourcePool:
             detached=detached,
             reservation_name=request.name,
         )
-        self._finalizers = {name: dropped_slots.give_back_without(holding, transport, holding.reservation)}
+        self._finalizers = {name: dropped_slots.give_back_without(holding, chosen, holding.reservation)}
         if detached:
             self._finalizers[name].detach()
         self._grown = itertools.count(2)
@@ -135,7 +135,7 @@ class ResourcePool:
     @property
     def backend(self) -> str:
         """Name of the backend that runs the ranks."""
-        return self.transport.name
+        return self.backend_api.name
 
     @property
     def closed(self) -> bool:
@@ -156,9 +156,9 @@ class ResourcePool:
         return tuple(sorted(found.values(), key=lambda group: group.number))
 
     @property
-    def transport(self) -> Backend:
+    def backend_api(self) -> Backend:
         """The backend that holds its slots."""
-        return next(iter(self._holdings.values())).transport
+        return next(iter(self._holdings.values())).backend
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -219,7 +219,7 @@ class ResourcePool:
             with holding.lock:
                 unknown = [s for s in self._view.slots if s.pool == name and not holding.knows(s)]
                 if unknown:
-                    ids = holding.transport.probe(unknown, {name: holding.reservation}, holding.bundle)
+                    ids = holding.backend.probe(unknown, {name: holding.reservation}, holding.bundle)
                     holding.accelerators.update(zip(unknown, ids, strict=True))
         self._sort()
 
@@ -249,7 +249,7 @@ class ResourcePool:
         self._check_open()
         for holding in self._holdings.values():
             with holding.lock:
-                moved = holding.transport.repair(holding.reservation, timeout)
+                moved = holding.backend.repair(holding.reservation, timeout)
                 for known in (holding.facts, holding.accelerators):
                     for slot in [slot for slot in known if slot.block in moved]:
                         del known[slot]
@@ -257,7 +257,7 @@ class ResourcePool:
     def explain(self) -> Table:
         """Which slot lies where and which groups are on it."""
         reservations = {name: holding.reservation for name, holding in self._holdings.items()}
-        nodes = () if self.closed else self.transport.nodes_of(self.slots, reservations)
+        nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
         return explain_slots(self.name, self._view, self._holdings, nodes)
 
     def close(self) -> None:
@@ -270,13 +270,13 @@ class ResourcePool:
         for holding in self._holdings.values():
             if holding.open:
                 holding.open = False
-                holding.transport.release(holding.reservation)
+                holding.backend.release(holding.reservation)
         self._forget()
 
     def let_go(self, everything: bool = False) -> None:
         """Close the pool before its cluster is left; what is detached stays there unless ``everything`` is to go."""
         try:
-            if self.transport.connected() and (everything or not self._detached):
+            if self.backend_api.connected() and (everything or not self._detached):
                 self.close()
         finally:
             for holding in self._holdings.values():
@@ -300,7 +300,7 @@ class ResourcePool:
         self._check_own("grow")
         blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
         added = reserve_more(self._holdings[self.name], next(self._grown), blocks, timeout)
-        finalizer = dropped_slots.give_back_without(added, added.transport, added.reservation)
+        finalizer = dropped_slots.give_back_without(added, added.backend, added.reservation)
         self._finalizers[added.pool] = finalizer
         self._holdings = {**self._holdings, added.pool: added}
         self._view = self._view + PoolShape(tuple(blocks)).slots(added.pool)
@@ -325,7 +325,7 @@ class ResourcePool:
         self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
         self._holdings = {name: self._holdings[name] for name in kept}
         self._finalizers.pop(last).detach()
-        holding.transport.release(holding.reservation)
+        holding.backend.release(holding.reservation)
 
     def _check_own(self, verb: str) -> None:
         self._check_open()

@@ -34,7 +34,7 @@ def reserve_more(
     return replace(
         first,
         pool=f"{first.pool}.{number}",
-        reservation=first.transport.reserve(request),
+        reservation=first.backend.reserve(request),
         blocks=shape.process_on_nodes,
         reservation_name=name,
         groups={},

@@ -16,12 +16,12 @@ Block = tuple[str, int]
 
 def room_elsewhere(pool: ResourcePool) -> bool:
     """Whether nodes that stay have room, now, for what the pool has on nodes that go."""
-    transport = pool.transport
-    going = {node.node_id for node in transport.going_nodes()}
+    backend = pool.backend_api
+    going = {node.node_id for node in backend.going_nodes()}
     reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
-    lost = going_blocks(pool.slots, transport.nodes_of(pool.slots, reservations), going)
+    lost = going_blocks(pool.slots, backend.nodes_of(pool.slots, reservations), going)
     bundles = {name: holding.bundle for name, holding in pool.holdings.items()}
-    return has_room([node for node in transport.nodes() if node.node_id not in going], lost, bundles)
+    return has_room([node for node in backend.nodes() if node.node_id not in going], lost, bundles)
 
 
 def going_blocks(slots: Sequence[Slot], nodes: Sequence[str], going: set[str]) -> dict[Block, int]:

@@ -39,7 +39,7 @@ class SlotReservation:
     """
 
     pool: str
-    transport: Backend
+    backend: Backend
     reservation: Reservation
     blocks: tuple[int, ...]
     bundle: Mapping[str, float]
@@ -74,12 +74,12 @@ class SlotReservation:
         return {self.resource: share(self.max_colocate_count)}
 
 
-def resource_of(transport: Placing, use_gpu: bool | str) -> str | None:
+def resource_of(backend: Placing, use_gpu: bool | str) -> str | None:
     """The name of the accelerator resource to ask for; None for slots without one."""
     if use_gpu is False:
         return None
     totals: dict[str, float] = {}
-    for node in transport.nodes():
+    for node in backend.nodes():
         for name, amount in node.total.items():
             totals[name] = totals.get(name, 0.0) + amount
     found = next((name for name in resource_names() if totals.get(name, 0) >= 1), None)

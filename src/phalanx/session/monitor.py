@@ -24,7 +24,7 @@ class Watched(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def transport(self) -> Backend: ...
+    def backend(self) -> Backend: ...
 
 
 W = TypeVar("W", bound=Watched)
@@ -60,10 +60,10 @@ class GroupMonitor:
                 self._looks.pop(core, None)
             return
         try:
-            if core.transport.connected():
+            if core.backend.connected():
                 look(core)
             else:
-                cluster.lost(core.transport)
+                cluster.lost(core.backend)
         except Exception:  # of the backend, while it shuts down: the next look, or the next call, tells more
             _log.debug("looking after group %r failed", core.name, exc_info=True)
 

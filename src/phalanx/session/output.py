@@ -29,7 +29,7 @@ class Source:
 
     def __init__(
         self,
-        transport: Backend,
+        backend: Backend,
         endpoint: Endpoint,
         write: Callable[[Sequence[str]], None],
         together: Together | None = None,
@@ -38,7 +38,7 @@ class Source:
         self.together = together
         self._place = replace(endpoint, handle=None)
         self._handle = weakref.ref(endpoint.handle)
-        self._transport = transport
+        self._backend = backend
         self._write = write
         self._lines = Lines()
         self._offset = 0
@@ -62,7 +62,7 @@ class Source:
     def _alive(self) -> bool:
         handle = self._handle()
         try:
-            return handle is not None and self._transport.alive(replace(self._place, handle=handle))
+            return handle is not None and self._backend.alive(replace(self._place, handle=handle))
         except Exception:  # the backend is shut down
             return False
 
@@ -71,7 +71,7 @@ class Source:
         path, found = self._place.facts.log, list[bytes]()
         while path:
             try:
-                data = self._transport.read(self._place, path, self._offset, _CHUNK)
+                data = self._backend.read(self._place, path, self._offset, _CHUNK)
             except Exception:  # not there yet, or its node is gone: a look at logs harms nobody
                 data = b""
             found.append(data)
@@ -129,9 +129,9 @@ class Display:
         self._lock = threading.Lock()
         self._background = Background(self._turn, finish=self.finish)
 
-    def begin(self, transport: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
+    def begin(self, backend: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
         """Show what these ranks print from now on, by rank those that were chosen."""
-        if transport.immediate:
+        if backend.immediate:
             return  # they print to this process's own terminal
         everyone = range(len(endpoints))
         chosen = everyone if isinstance(shown, str) else [rank for rank in shown if rank in everyone]
@@ -139,7 +139,7 @@ class Display:
         together = Together(label, hosts) if shown == "merged" else None
         sources = [
             Source(
-                transport,
+                backend,
                 endpoints[rank],
                 together.of(rank) if together else _behind(prefix_of(label, rank, hosts[rank])),
                 together,

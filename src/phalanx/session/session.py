@@ -39,7 +39,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.transports: dict[str, Backend] = {}
+        self.backends: dict[str, Backend] = {}
         self.backend: str | None = None  # as px.init named it
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
@@ -92,7 +92,7 @@ def init(
             if key in counts
         }
         if chosen == "inline":
-            _state.transports.pop("inline", None)
+            _state.backends.pop("inline", None)
         else:
             _start_ray({**counts, **({"address": address} if address else {}), **ray_options})
         if backend is not None:
@@ -136,9 +136,9 @@ def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "address": "local"}
 
 
-def transport(backend: str | None = None) -> Backend:
+def get_backend(name: str | None = None) -> Backend:
     """The backend of that name, else the default one; made when first asked for."""
-    name = backend_name(backend or _default_backend())
+    name = backend_name(name or _default_backend())
     with _state.lock:
         if name == "ray":
             from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
@@ -146,30 +146,30 @@ def transport(backend: str | None = None) -> Backend:
 
             if not ray_cluster.is_running():
                 _start_ray({})
-            known = _state.transports.get("ray")
+            known = _state.backends.get("ray")
             if known is not None and not known.connected():
                 lost(known)
-            return _state.transports.get("ray") or _state.transports.setdefault("ray", RayBackend())
+            return _state.backends.get("ray") or _state.backends.setdefault("ray", RayBackend())
         from phalanx.backends.inline import InlineBackend  # not needed beside Ray
 
-        if "inline" not in _state.transports:
-            _state.transports["inline"] = InlineBackend(_state.inline_resources or _own_accelerators())
-        return _state.transports["inline"]
+        if "inline" not in _state.backends:
+            _state.backends["inline"] = InlineBackend(_state.inline_resources or _own_accelerators())
+        return _state.backends["inline"]
 
 
 @contextlib.contextmanager
-def replaced_transport(name: str, other: Backend) -> Generator[None]:
+def replaced_backend(name: str, other: Backend) -> Generator[None]:
     """Let another backend stand for one meanwhile, for tests."""
     with _state.lock:
-        before = _state.transports.get(name)
-        _state.transports[name] = other
+        before = _state.backends.get(name)
+        _state.backends[name] = other
     try:
         yield
     finally:
         with _state.lock:
-            _state.transports.pop(name, None)
+            _state.backends.pop(name, None)
             if before is not None:
-                _state.transports[name] = before
+                _state.backends[name] = before
 
 
 def _own_accelerators() -> dict[str, float]:
@@ -192,10 +192,10 @@ def at_shutdown(callback: Callable[[], None]) -> None:
     _state.ending.append(callback)
 
 
-def _let_go(transport: Backend | None) -> None:
+def _let_go(backend: Backend | None) -> None:
     for _, callback in sorted(_state.letting_go, key=lambda entry: entry[0]):
         try:
-            callback(transport)
+            callback(backend)
         except Exception:  # the others are to be freed all the same
             _log.warning("not everything could be closed", exc_info=True)
 
@@ -213,19 +213,19 @@ def shutdown() -> None:
             from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 
             ray_cluster.stop()
-        for transport in _state.transports.values():
-            transport.leave()
-        _state.transports.clear()
+        for backend in _state.backends.values():
+            backend.leave()
+        _state.backends.clear()
 
 
-def lost(transport: Backend) -> None:
+def lost(backend: Backend) -> None:
     """Note that a backend's cluster was left without a word to this library. Idempotent."""
     with _state.lock:
-        if _state.transports.get(transport.name) is transport:
-            del _state.transports[transport.name]
+        if _state.backends.get(backend.name) is backend:
+            del _state.backends[backend.name]
             _state.started_ray = False
-    _let_go(transport)
-    transport.leave()
+    _let_go(backend)
+    backend.leave()
 
 
 def show_ranks() -> Shown:

@@ -27,7 +27,7 @@ _ENDED_IN_PART_S = 0.5
 class Pending:
     """What a wait is for: it is over once all references have ended, or at ``deadline`` (``time.monotonic()``)."""
 
-    transport: Backend
+    backend: Backend
     refs: Sequence[Ref]
     deadline: float | None = None
 
@@ -169,11 +169,11 @@ def _sorted_out(waits: Sequence[_Wait]) -> tuple[list[_Wait], list[_Wait]]:
 def _ended(waits: Sequence[Pending]) -> set[int]:
     """The ids of the references that have ended; all of a backend that cannot be asked, as those who wait will find."""
     ended: set[int] = set()
-    for transport in {id(one.transport): one.transport for one in waits}.values():
-        refs = {id(ref): ref for one in waits if one.transport is transport for ref in one.refs}
+    for backend in {id(one.backend): one.backend for one in waits}.values():
+        refs = {id(ref): ref for one in waits if one.backend is backend for ref in one.refs}
         ids = [*refs]
         try:
-            done = transport.wait([*refs.values()], len(refs), 0)[0] if refs else []
+            done = backend.wait([*refs.values()], len(refs), 0)[0] if refs else []
         except Exception:
             done = range(len(ids))
         ended.update(ids[position] for position in done)

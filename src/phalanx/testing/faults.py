@@ -34,7 +34,7 @@ class InjectedFault(RuntimeError):
 def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:
     """End the process of a rank by a signal (SIGKILL, SIGTERM, SIGABRT, SIGSEGV, ...)."""
     core = group.core
-    core.transport.signal([core.endpoints[rank]], signum)
+    core.backend.signal([core.endpoints[rank]], signum)
 
 
 def stop(group: GroupView, rank: int) -> None:
@@ -105,11 +105,11 @@ def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generato
     """Fill the object store of the first node up to ``fraction`` of its size; gives the bytes that were put."""
     if not 0 < fraction <= 1:
         raise DeclarationError(f"full_store({fraction!r}): expected a fraction from 0 to 1")
-    transport = cluster.transport(backend)
-    node = transport.nodes()[0]
+    storing = cluster.get_backend(backend)
+    node = storing.nodes()[0]
     size = int(node.total.get("object_store_memory", 0) * fraction)
     chunk = min(16 * 2**20, max(size, 1))
-    held = [transport.put(bytes(chunk)) for _ in range(size // chunk)]
+    held = [storing.put(bytes(chunk)) for _ in range(size // chunk)]
     yield len(held) * chunk
 
 

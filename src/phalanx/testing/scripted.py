@@ -39,7 +39,7 @@ class ScriptedFault(RuntimeError):
     """What a rank raises where the script says "raise"."""
 
 
-class ScriptedTransport(TimedCalls, InlineBackend):
+class ScriptedBackend(TimedCalls, InlineBackend):
     """An inline backend under a script; :func:`scripted` puts it in place."""
 
     def __init__(self, script: Script, clock: FakeClock | None = None, slow_s: float = 3.0) -> None:
@@ -74,7 +74,7 @@ class ScriptedTransport(TimedCalls, InlineBackend):
         inner = plain(refs)
         return Ticket(
             self._scripted(
-                "setup", endpoint, lambda: super(ScriptedTransport, self).setup(endpoint, data, inner)
+                "setup", endpoint, lambda: super(ScriptedBackend, self).setup(endpoint, data, inner)
             )
         )
 
@@ -90,7 +90,7 @@ class ScriptedTransport(TimedCalls, InlineBackend):
         inner = plain(refs)
 
         def run() -> Ticket:
-            return super(ScriptedTransport, self).submit(endpoint, role, method, data, inner, OUTPUT)
+            return super(ScriptedBackend, self).submit(endpoint, role, method, data, inner, OUTPUT)
 
         ref = self._scripted("call", endpoint, run, _number(data))
         return Ticket(ref, None)
@@ -134,11 +134,11 @@ class ScriptedTransport(TimedCalls, InlineBackend):
 
 
 @contextlib.contextmanager
-def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedTransport]:
+def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
     """Let the pools of backend "inline" that are made meanwhile be under a script."""
-    transport = ScriptedTransport(script, clock)
-    with cluster.replaced_transport("inline", transport):
-        yield transport
+    backend = ScriptedBackend(script, clock)
+    with cluster.replaced_backend("inline", backend):
+        yield backend
 
 
 def _number(data: bytes) -> int:

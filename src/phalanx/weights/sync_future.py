@@ -194,7 +194,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
             for call in self._all
             for position in range(len(call.plan.ranks))
         ]
-        return Pending(self.call.core.transport, refs, deadline)
+        return Pending(self.call.core.backend, refs, deadline)
 
     async def _wait(self) -> WeightsVersion:
         if self._outcome is not None:
@@ -204,7 +204,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
     def __reduce__(self) -> Reduced:
         raise DeclarationError("the future of a sync is no argument of calls: pass its result(), the version")
 
-    def parts(self, transport: Backend) -> list[Ticket] | None:
+    def parts(self, backend: Backend) -> list[Ticket] | None:
         """Return None: the value is made on the driver."""
         return None
 

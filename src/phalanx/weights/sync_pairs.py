@@ -86,7 +86,7 @@ class SyncSide:
         """Run a library function on the living ranks among ``ranks``, without waiting and without errors."""
         if self.core.closed:
             return
-        dead = set(self.core.epoch.dead(self.core.transport))
+        dead = set(self.core.epoch.dead(self.core.backend))
         living = [rank for rank in ranks if rank not in dead]
         with contextlib.suppress(PhalanxError):
             run_on(self.core, function, *args, ranks=living, title="px.WeightSync", checked=False)
@@ -297,7 +297,7 @@ class PairCalls(NamedTuple):
 def send_pair(pair: SyncPair, request: SyncRequest, last: Sequence[Call]) -> PairCalls:
     """Send the calls of a pair. ``last`` are the calls of the sync before, which may be running."""
     source, target = pair.source, pair.target
-    handler, immediate = weight_handlers.sync, source.core.transport.immediate
+    handler, immediate = weight_handlers.sync, source.core.backend.immediate
     if source.core is target.core and not immediate:
         ranks = sorted({*source.ranks, *target.ranks})
         both = replace(source, fixed=tuple(ranks))
@@ -317,7 +317,7 @@ def send_pair(pair: SyncPair, request: SyncRequest, last: Sequence[Call]) -> Pai
 
 def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
     """Return futures that asynchronous ranks wait for: they may begin calls in any order."""
-    if not side.core.card.asynchronous or side.core.transport.immediate:
+    if not side.core.card.asynchronous or side.core.backend.immediate:
         return ()
     return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
 

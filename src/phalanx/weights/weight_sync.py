@@ -386,7 +386,7 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
         WeightsError: if a living rank did not respond.
     """
     side = side_of(group, "target", name)
-    dead = set(side.core.epoch.dead(side.core.transport))
+    dead = set(side.core.epoch.dead(side.core.backend))
     ranks = [rank for rank in side.ranks if rank not in dead]
     if not ranks:
         return {}

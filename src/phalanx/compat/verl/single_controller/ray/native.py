@@ -48,9 +48,9 @@ from phalanx.wire.messages import RankConfig
 _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 
 
-def transport() -> Backend:
+def backend() -> Backend:
     """Return this process's connection to Ray. Starts or joins a cluster if there is none."""
-    return connection.transport("ray")
+    return connection.get_backend("ray")
 
 
 def shown_by_choice() -> bool:
@@ -75,7 +75,7 @@ def pool_on(
     """
     holding = SlotReservation(
         pool=name,
-        transport=transport(),
+        backend=backend(),
         reservation=RayReservation(name, list(groups)),
         blocks=tuple(group.bundle_count for group in groups),
         bundle={key: float(value) for key, value in groups[0].bundle_specs[0].items()},
@@ -133,7 +133,7 @@ class TrackedCalls:
     def sent(self, call: Call, refs: Sequence[Any]) -> None:
         """Record Ray's references to a call's outputs, by rank."""
         core = self._core
-        call.arrivals = Results(core.transport, [Ticket(ref) for ref in refs])
+        call.arrivals = Results(core.backend, [Ticket(ref) for ref in refs])
         call.note_sent(0)
         core.recent.append(weakref.ref(call))
         while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
@@ -185,7 +185,7 @@ def start(
         call_timeout=settings().call_timeout,
         pool=pool.name,
     )
-    core = Group(card, pool.transport, pool.world_size, owner=True)
+    core = Group(card, pool.backend_api, pool.world_size, owner=True)
     core.options = options
     open_groups.add(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
@@ -193,15 +193,15 @@ def start(
     processes = Processes(class_name, methods, names.actors, names.namespace, host)
     launched = launch(core, pool, {"": bound}, 0, options, name=names.group, processes=processes, amend=amend)
     if not options.detached:
-        pool.transport.attend(launched.endpoints)
+        pool.backend_api.attend(launched.endpoints)
     _settle(launched, core)
     unpublish = _published(core, names)
-    extras, transport = launched.extras, pool.transport  # not the core, which holds the ranks
+    extras, backend = launched.extras, pool.backend_api  # not the core, which holds the ranks
 
     def release() -> None:
         unpublish()
         if extras is not None:
-            transport.release(extras)
+            backend.release(extras)
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
     calls = _tracked(core) if overlay.active() and not options.detached else None
@@ -227,8 +227,8 @@ def _settle(launched: Launched, core: Group) -> None:
     try:
         call.result(None)
     except BaseException:
-        core.transport.kill(launched.endpoints)
-        _release_extras(launched, core.transport)
+        core.backend.kill(launched.endpoints)
+        _release_extras(launched, core.backend)
         raise
 
 
@@ -242,9 +242,9 @@ def _published(core: Group, names: Names) -> Callable[[], None]:
         methods={"": list(names.methods)},
         detached=False,  # px.attach does not find it
     )
-    return publisher.add(core.transport, entry)
+    return publisher.add(core.backend, entry)
 
 
-def _release_extras(launched: Launched, transport: Backend) -> None:
+def _release_extras(launched: Launched, backend: Backend) -> None:
     if launched.extras is not None:
-        transport.release(launched.extras)
+        backend.release(launched.extras)

@@ -103,9 +103,9 @@ class RayResourcePool(ResourcePool):
             # The runtime: most processes make no pools.
             from phalanx.compat.verl.single_controller.ray import native
 
-            transport = native.transport()
+            backend = native.backend()
             resource = resource_name(device_name) if self.use_gpu else None
-            cpus = _cpus_beside(self, transport.nodes()) if resource else None
+            cpus = _cpus_beside(self, backend.nodes()) if resource else None
             prefix = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self._store))}"
             request = ReserveRequest(
                 name=prefix,
@@ -115,7 +115,7 @@ class RayResourcePool(ResourcePool):
                 strategy=strategy,
                 names=tuple(f"{prefix}:{index}" for index in range(len(self._store))),
             )
-            self.pgs = sort_placement_group_by_node_ip(list(transport.reserve(request).ids))
+            self.pgs = sort_placement_group_by_node_ip(list(backend.reserve(request).ids))
             self._connection = Connection()
         return self.pgs
 
@@ -313,7 +313,7 @@ class ResourcePoolManager:
     def _check_resource_available(self) -> None:
         from phalanx.compat.verl.single_controller.ray import native
 
-        nodes = native.transport().nodes()
+        nodes = native.backend().nodes()
         total = sum(node.total.get("GPU", node.total.get("NPU", 0.0)) for node in nodes)
         if total < self.get_n_gpus():
             raise NotEnoughGpus(
