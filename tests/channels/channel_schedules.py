@@ -9,7 +9,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from phalanx.channels.channel_state import ChannelState, Item, Request, RowRange
+from phalanx.channels.channel_items import Item, RowRange
+from phalanx.channels.channel_state import ChannelState, Request
 from phalanx.channels.staleness_state import StalenessState
 
 STEPS = 45
@@ -212,7 +213,8 @@ class Schedule:
             0 <= lag <= self.staleness.max_lag or not count for lag, count in stats.lags.items() if lag > 0
         )
         assert not (channel._takes and channel._puts), "a put and a take wait for each other"
-        assert channel._rows == sum(channel._rows_in(units) for units in channel._waiting)
+        items = channel._items
+        assert channel._waiting.rows == sum(items[units.number].rows_in(units) for units in channel._waiting)
         for units in channel._waiting:
             item = channel._items[units.number]
             assert not item.versions or min(item.versions[units.start : units.stop]) >= self.staleness.oldest

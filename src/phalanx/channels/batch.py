@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 from types import TracebackType
@@ -12,17 +16,41 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.stored_rows import StoredPart, StoredParts
 from phalanx.channels.channel_counts import Loss, losses_text
-from phalanx.channels.channel_state import ItemSlice
-from phalanx.channels.hub_client import TakenLease, leaked_leases
+from phalanx.channels.channel_items import ItemSlice
+from phalanx.channels.hub_client import CHANNEL_THREAD, HubClient
 from phalanx.channels.payloads import reference, unpack
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
+from phalanx.session.background import Background
 from phalanx.session.wait_threads import waiters
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
 from phalanx.worker.exit_hooks import current_closers
+
+_log = logging.getLogger("phalanx")
+
+
+class TakenLease:
+    """Lease of a taken batch at the hub of its channel."""
+
+    def __init__(self, client: HubClient, key: str, name: str, ticket: int) -> None:
+        self.name = name
+        self._client, self._key, self._lease = client, key, (client.name, ticket)
+
+    def ack(self) -> None:
+        """Report the delivery."""
+        self._client.send_soon(self._key, "ack", self._lease)
+
+    def requeue(self) -> None:
+        """Return the items to the front of the channel."""
+        self._client.send(self._key, "requeue", self._lease, ())
+
+    def lose(self, unreadable: Sequence[int]) -> Sequence[Loss]:
+        """Return the readable items to the channel, and return the losses of the others."""
+        answer = self._client.request(self._key, "requeue", self._lease, unreadable)
+        return answer[1] if answer[0] == "done" else ()
 
 
 class Batch(StoredParts):
@@ -44,7 +72,6 @@ class Batch(StoredParts):
         self.joined = joined
         self.short = short
         """True if the batch is smaller than requested, since the channel was finished."""
-        leaked_leases.start()
 
     @property
     def rows(self) -> int:
@@ -211,8 +238,10 @@ class Batch(StoredParts):
             self.requeue()
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False):
-            leaked_leases.add(self._lease)
+        # A destructor must not send messages: a thread requeues the lease.
+        if getattr(self, "_open", False) and not sys.is_finalizing():
+            _leaked.append(self._lease)
+            _requeuer.begin()
 
     def __reduce__(self) -> Reduced:
         raise DeclarationError(
@@ -223,6 +252,24 @@ class Batch(StoredParts):
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._slices)} items"
         return f"<batch of channel {self._lease.name}: {content}, {'taken' if self._open else 'over'}>"
+
+
+def requeue_leaked() -> None:
+    """Requeue the leases of batches that were garbage-collected without an acknowledgement."""
+    with _requeueing:  # a caller that waits for the lock finds all of them requeued
+        while _leaked:
+            lease = _leaked.popleft()
+            _log.warning(
+                "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
+                "a `with` block, or call batch.ack() or batch.ack_with(future)",
+                lease.name,
+            )
+            lease.requeue()
+
+
+_leaked: deque[TakenLease] = deque()
+_requeueing = threading.Lock()
+_requeuer = Background(requeue_leaked, thread=CHANNEL_THREAD)
 
 
 def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:

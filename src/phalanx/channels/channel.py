@@ -11,20 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, lost_items
+from phalanx.channels.batch import Batch, TakenLease, lost_items, requeue_leaked
 from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, channel_table, display_name
 from phalanx.channels.channel_state import By
 from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import (
-    HubClient,
-    PendingRequest,
-    TakenLease,
-    active_threads,
-    clients,
-    leaked_leases,
-)
+from phalanx.channels.hub_client import HubClient, clients, stored_items
 from phalanx.channels.live_channels import ChannelHandle, live_channels, published_key
-from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack, stored_items
+from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
+from phalanx.channels.pending_request import PendingRequest, note_thread
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session import session as cluster
@@ -76,12 +70,6 @@ class Channel:
         self._backend = cluster.get_backend(handle.backend)
 
     @classmethod
-    def _from_handle(cls, handle: ChannelHandle) -> Channel:
-        channel = cls.__new__(cls)
-        channel._set(handle)
-        return channel
-
-    @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
         """Return a handle of the open channel of that name, in any process of the run.
 
@@ -96,7 +84,7 @@ class Channel:
                 f"px.Channel(name={name!r}), or pass the handle as an argument",
                 channel=name,
             )
-        return cls._from_handle(pickle.loads(data))
+        return _channel_of(pickle.loads(data))
 
     @property
     def name(self) -> str:
@@ -118,11 +106,11 @@ class Channel:
             ChannelClosed: if the channel accepts no items any more.
             DispatchError: if the item cannot be pickled, or the object store has no capacity for it.
         """
-        return self._put(item, timeout)[0]
+        return self._accepted(self._begin_put(item, timeout).result())[0]
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
         """Put an item in an event loop, as :meth:`put` does."""
-        return (await self._put_async(item, timeout))[0]
+        return self._accepted(await self._begin_put(item, timeout).result_async())[0]
 
     def put_many(self, items: Iterable[Value], timeout: float | None = None) -> list[int]:
         """Put several items without waiting for each. Return their positions.
@@ -140,21 +128,12 @@ class Channel:
                     put.withdraw()
             raise
 
-    def _put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> tuple[int, int]:
-        """Put an item, or rows of a staleness lease. Return its position, and the number of accepted rows."""
-        return self._accepted(self._begin_put(item, timeout, leased).result())
-
-    async def _put_async(
-        self, item: Value, timeout: float | None, leased: Leased | None = None
-    ) -> tuple[int, int]:
-        return self._accepted(await self._begin_put(item, timeout, leased).result_async())
-
     def _begin_put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> PendingRequest:
+        """Request to put an item, or rows of a staleness lease."""
         timeout = checked(timeout, "Channel.put")
         client = self._client()
         offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
         if isinstance(offer.payload, StoredPayload):
-            client.on_reclaim(stored_items.reclaim)
             # On the inline backend no consumer could take items while a rank closes.
             handoff = self._handle.handoff or self._handle.address is None
             leave_at_exit(client, self._backend, self._handle.key, handoff)
@@ -163,6 +142,7 @@ class Channel:
         return pending
 
     def _accepted(self, answer: tuple[Any, ...]) -> tuple[int, int]:
+        """Return the position of an item, and the number of accepted rows."""
         match answer:
             case ("accepted", number, rows):
                 return number, rows
@@ -419,8 +399,8 @@ class Channel:
         return answer
 
     def _client(self) -> HubClient:
-        leaked_leases.requeue()
-        active_threads.note()
+        requeue_leaked()
+        note_thread()
         return clients.to(self._handle.key, self._handle.address)
 
     def __reduce__(self) -> Reduced:
@@ -431,7 +411,9 @@ class Channel:
 
 
 def _channel_of(handle: ChannelHandle) -> Channel:
-    return Channel._from_handle(handle)
+    channel = Channel.__new__(Channel)
+    channel._set(handle)
+    return channel
 
 
 def _ordered(batch: Batch, balance: int | None, sort: bool) -> Batch:

@@ -12,7 +12,7 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.channel import Channel
 from phalanx.channels.hub_client import HubClient
 from phalanx.channels.live_channels import live_channels
-from phalanx.channels.payloads import pack, stored_items, to_bytes
+from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
 from phalanx.channels.staleness_state import ReadyRows
 from phalanx.display.byte_format import size
@@ -41,7 +41,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     check_owned(channels, staleness)
     names = {one._handle.key: one.name for one in channels}
     for _ in range(_ATTEMPTS):
-        answer = _request(channels, staleness, "snapshot", list(names), staleness and staleness._handle.key)
+        answer = _request(channels, staleness, "snapshot", list(names), staleness and staleness._key)
         if answer[0] != "snapshot":
             raise ChannelError(
                 "px.channels.snapshot: a channel or the staleness was closed; it cannot be saved"
@@ -75,7 +75,7 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
             f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {sorted(keys)}"
         )
     states = {one._handle.key: _with_payloads(saved.channels[one.name], one) for one in channels}
-    key = staleness._handle.key if staleness is not None and saved.staleness is not None else None
+    key = staleness._key if staleness is not None and saved.staleness is not None else None
     accepted = [] if saved.staleness is None else _accepted(saved.channels, saved.staleness, keys)
     try:
         _request(channels, staleness, "restore", states, key, saved.staleness, accepted)
@@ -129,7 +129,6 @@ def _with_bytes(state: dict[str, Any], backend: Backend) -> dict[str, Any]:
 def _with_payloads(state: dict[str, Any], channel: Channel) -> dict[str, Any]:
     """Return a state whose large items are stored by this process."""
     client = channel._client()
-    client.on_reclaim(stored_items.reclaim)
     items = []
     for item in state["items"]:
         payload = pack(channel._handle.key, channel._backend, decode(item.payload)).payload

@@ -13,91 +13,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, Loss, per_second
+from phalanx.channels.channel_items import Item, ItemSlice, Outcome, RowRange, WaitingRows
+from phalanx.channels.staleness_state import STALE, Done, StalenessState
 
 By = Literal["items", "bytes"]
-Outcome = Literal["delivered", "dropped", "lost"]
-Done = Callable[[tuple[Any, ...]], None]
-STALE = "stale"
 _SEVERITY: dict[Outcome, int] = {"delivered": 0, "dropped": 1, "lost": 2}
 _FINISHED = "it was finished: nothing more is put"
 _LEFT = "this process has left it and puts no more"
-
-
-class RowRange(NamedTuple):
-    """Rows ``start`` to ``stop`` of an item. An item without rows is a single unit, 0 to 1."""
-
-    number: int
-    start: int
-    stop: int
-
-
-class VersionBound(Protocol):
-    """A bound on the versions of rows, notified of the rows that enter and leave channels."""
-
-    @property
-    def oldest(self) -> int:
-        """Oldest version that may be delivered."""
-        ...
-
-    def enter(self, token: tuple[str, int], versions: Sequence[int]) -> Collection[int]:
-        """Count rows that were put, and return the positions of the rows that are too old."""
-        ...
-
-    def take(self, token: tuple[str, int], start: int, stop: int) -> None:
-        """Count rows as taken."""
-        ...
-
-    def requeue(self, token: tuple[str, int], start: int, stop: int) -> None:
-        """Count taken rows as ready again."""
-        ...
-
-    def remove(self, token: tuple[str, int], start: int, stop: int, reason: str) -> None:
-        """Count rows as dropped."""
-        ...
-
-
-@dataclass(slots=True)
-class Item:
-    """Value of a put. ``holder`` is the process that stores the bytes, None if the payload contains them."""
-
-    producer: str
-    payload: Any
-    nbytes: int
-    rows: int | None
-    holder: str | None = None
-    lengths: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
-    bound: VersionBound | None = None
-    token: tuple[str, int] = ("", -1)
-    """Key of the channel, and the position in the order of all items."""
-    open_units: int = 0
-    outcome: Outcome = "delivered"
-    at: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Number of units: rows, or 1."""
-        return max(self.rows or 0, 1)
-
-    def bytes_in(self, units: RowRange) -> int:
-        """Return the share of the bytes. The shares of all ranges sum to ``nbytes``."""
-        return self.nbytes * units.stop // self.size - self.nbytes * units.start // self.size
-
-
-class ItemSlice(NamedTuple):
-    """Part of an item, as a consumer gets it. ``whole``: the payload is used without slicing."""
-
-    number: int
-    payload: Any
-    nbytes: int
-    start: int
-    stop: int
-    rows: int
-    whole: bool
-    lengths: tuple[float, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -135,18 +60,19 @@ class ChannelState:
         key: str = "",
         maxsize: int | None = None,
         by: By = "items",
+        name: str = "",
         *,
         reclaim: Callable[[Item], None] = lambda item: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.key, self.maxsize, self.by = key, maxsize, by
+        self.key, self.maxsize, self.by, self.name = key, maxsize, by, name
         self.reasons: Counter[str] = Counter()
         self.ended: str | None = None
         self.closed = False
         self.leases: dict[Hashable, Lease] = {}
         self._reclaim, self._clock = reclaim, clock
         self._items: dict[int, Item] = {}
-        self._waiting: deque[RowRange] = deque()
+        self._waiting = WaitingRows(self._items)
         self._puts: deque[Request] = deque()
         self._takes: deque[Request] = deque()
         self._losses: dict[str, Loss] = {}
@@ -154,7 +80,6 @@ class ChannelState:
         self._leaving: dict[str, list[Done]] = {}
         self._item_counts: Counter[str] = Counter()
         self._row_counts: Counter[str] = Counter()
-        self._rows = self._bytes = self._rowless = 0
         self._began = clock()
         self._rates: tuple[Counter[int], Counter[int], Counter[int]] = (Counter(), Counter(), Counter())
         """Accepted items, delivered ranges and delivered bytes, by second."""
@@ -192,7 +117,9 @@ class ChannelState:
         queue = self._takes if request.item is None else self._puts
         if request in queue:
             queue.remove(request)
-            request.done(("empty", len(self._waiting), self._rows) if request.item is None else ("full",))
+            request.done(
+                ("empty", len(self._waiting), self._waiting.rows) if request.item is None else ("full",)
+            )
             self._advance()
 
     def ack(self, lease: Hashable) -> None:
@@ -223,7 +150,7 @@ class ChannelState:
 
     def drop(self, reason: str, numbers: Collection[int] | None = None) -> int:
         """Drop waiting items, all or the given ones, and return the number of dropped ranges."""
-        ranges = self._withdraw(lambda item: numbers is None or item.token[1] in numbers)
+        ranges = self._waiting.withdraw(lambda item: numbers is None or item.token[1] in numbers)
         self._drop(ranges, reason)
         self._advance()
         return len(ranges)
@@ -231,10 +158,12 @@ class ChannelState:
     def drop_rows(self, units: RowRange) -> None:
         """Drop the waiting rows of a range as stale."""
         self._drop_stale(lambda item, row: item.token[1] == units.number and units.start <= row < units.stop)
+        self._advance()
 
     def expire(self) -> None:
         """Drop waiting rows whose version is older than their bound."""
-        self._drop_stale(_is_stale)
+        self._drop_stale(Item.is_stale)
+        self._advance()
 
     def leave(self, peer: str, done: Done) -> None:
         """Reject further puts of a process, and answer ("left",) once none of its bytes is needed."""
@@ -265,7 +194,7 @@ class ChannelState:
             self._losses.setdefault(peer, Loss(peer, why)).puts += len(puts)
         for key in [key for key, lease in self.leases.items() if lease.consumer == peer]:
             self._restore(self.leases.pop(key).ranges)
-        self._lose(self._withdraw(lambda item: item.holder == peer), why, self._losses)
+        self._lose(self._waiting.withdraw(lambda item: item.holder == peer), why, self._losses)
         self._advance()
 
     def finish(self) -> None:
@@ -281,7 +210,7 @@ class ChannelState:
         requests, self._puts, self._takes = [*self._puts, *self._takes], deque(), deque()
         for request in requests:
             request.done(("ended", reason))
-        self._drop(self._withdraw(lambda item: True), reason)
+        self._drop(self._waiting.withdraw(lambda item: True), reason)
         self._advance()
         return self.losses
 
@@ -301,14 +230,15 @@ class ChannelState:
     @property
     def rows(self) -> ItemCounts:
         """Counts of rows."""
-        taken = sum(self._rows_in(units) for lease in self.leases.values() for units in lease.ranges)
-        return ItemCounts(**self._row_counts, waiting=self._rows, taken=taken)
+        ranges = (units for lease in self.leases.values() for units in lease.ranges)
+        taken = sum(self._items[units.number].rows_in(units) for units in ranges)
+        return ItemCounts(**self._row_counts, waiting=self._waiting.rows, taken=taken)
 
     @property
     def level(self) -> tuple[int, float]:
         """Number of waiting ranges, and the age of the oldest item in seconds."""
-        oldest = self._clock() - self._items[self._waiting[0].number].at if self._waiting else 0.0
-        return len(self._waiting), oldest
+        first = self._waiting.first
+        return len(self._waiting), 0.0 if first is None else self._clock() - first.at
 
     def status(self) -> ChannelStatus:
         """Return counts, depth and consumers."""
@@ -316,8 +246,8 @@ class ChannelState:
         accepted, delivered, nbytes = (per_second(rate, self._began, now) for rate in self._rates)
         depth = Depth(
             waiting=len(self._waiting),
-            waiting_rows=self._rows,
-            waiting_bytes=self._bytes,
+            waiting_rows=self._waiting.rows,
+            waiting_bytes=self._waiting.nbytes,
             taken=sum(len(lease.ranges) for lease in self.leases.values()),
             leases=len(self.leases),
             puts=len(self._puts),
@@ -347,7 +277,7 @@ class ChannelState:
             "ended": None if self.closed else self.ended,
         }
 
-    def restore(self, state: dict[str, Any], bound: VersionBound | None = None) -> None:
+    def restore(self, state: dict[str, Any], bound: StalenessState | None = None) -> None:
         """Continue from ``state``. Rows with versions are subject to ``bound``."""
         self._item_counts, self._row_counts = state["item_counts"], state["row_counts"]
         self.reasons, self.ended = state["reasons"], state["ended"]
@@ -390,9 +320,9 @@ class ChannelState:
         self._row_counts["submitted"] += item.rows or 0
         self._rates[0][int(item.at)] += 1
         stale = () if item.bound is None else item.bound.enter(item.token, item.versions)
-        fresh, old = _split(item, RowRange(number, 0, item.size), stale.__contains__)
+        fresh, old = item.split(RowRange(number, 0, item.size), stale.__contains__)
         for units in fresh:
-            self._append(units)
+            self._waiting.append(units)
         self._drop(old, STALE)
         request.done(("accepted", number, item.size - len(stale)))
         return True
@@ -401,7 +331,7 @@ class ChannelState:
         if self.maxsize is None or not self._waiting or item is None:
             return True
         if self.by == "bytes":
-            return self._bytes + item.nbytes <= self.maxsize
+            return self._waiting.nbytes + item.nbytes <= self.maxsize
         return len(self._waiting) < self.maxsize
 
     def _is_short(self) -> bool:
@@ -409,7 +339,7 @@ class ChannelState:
         return bool(self._takes) and not self._is_enough(self._takes[0])
 
     def _is_enough(self, take: Request) -> bool:
-        return (self._rows if take.rows is not None else len(self._waiting)) >= take.at_least
+        return (self._waiting.rows if take.rows is not None else len(self._waiting)) >= take.at_least
 
     def _serve(self) -> bool:
         answer = self._answer(self._takes[0]) if self._takes else None
@@ -423,7 +353,7 @@ class ChannelState:
         if self._losses:
             losses, self._losses = self.losses, {}
             return ("lost", losses)
-        unfit = self._first_without_rows(take.rows) if take.rows is not None and self._rowless else None
+        unfit = None if take.rows is None else self._waiting.first_without_rows(take.rows)
         if unfit is not None:
             return ("unfit", unfit.token[1], unfit.producer)
         short = not self._is_enough(take)
@@ -439,45 +369,17 @@ class ChannelState:
         return not self.closed and any(lease.consumer not in waiting for lease in self.leases.values())
 
     def _take(self, take: Request) -> list[ItemSlice]:
-        ranges = self._take_rows(take.rows) if take.rows is not None else self._take_items(take.items or 1)
+        if take.rows is not None:
+            ranges = self._waiting.take_rows(take.rows)
+        else:
+            ranges = self._waiting.take_items(take.items or 1)
         items = [self._items[units.number] for units in ranges]
         holders = frozenset(item.holder for item in items if item.holder is not None)
         self.leases[take.lease] = Lease(take.peer, ranges, holders, self._clock())
         for item, units in zip(items, ranges, strict=True):
             if item.bound is not None:
                 item.bound.take(item.token, units.start, units.stop)
-        return [self._slice(item, units) for item, units in zip(items, ranges, strict=True)]
-
-    def _slice(self, item: Item, units: RowRange) -> ItemSlice:
-        start, stop = units.start, units.stop
-        whole, lengths = stop - start == item.size, item.lengths[start:stop]
-        rows = self._rows_in(units)
-        return ItemSlice(units.number, item.payload, item.bytes_in(units), start, stop, rows, whole, lengths)
-
-    def _take_items(self, count: int) -> list[RowRange]:
-        return [self._pop() for _ in range(min(count, len(self._waiting)))]
-
-    def _take_rows(self, count: int) -> list[RowRange]:
-        taken: list[RowRange] = []
-        while count > 0 and self._waiting:
-            units = self._pop()
-            if (rows := self._rows_in(units)) > count:
-                middle = units.start + count
-                self._waiting.appendleft(units._replace(start=middle))
-                self._count(units._replace(start=middle), 1)
-                units, rows = units._replace(stop=middle), count
-            taken.append(units)
-            count -= rows
-        return taken
-
-    def _first_without_rows(self, count: int) -> Item | None:
-        for units in self._waiting:
-            if self._items[units.number].rows is None:
-                return self._items[units.number]
-            count -= self._rows_in(units)
-            if count <= 0:
-                return None
-        return None
+        return [item.slice(units) for item, units in zip(items, ranges, strict=True)]
 
     def _restore(self, ranges: Iterable[RowRange]) -> None:
         """Return taken ranges to their places. Stale rows are dropped, rows of dead processes are lost."""
@@ -489,49 +391,17 @@ class ChannelState:
             item = self._items[units.number]
             if item.bound is not None:
                 item.bound.requeue(item.token, units.start, units.stop)
-            self._count(units, 1)
-        joined: deque[RowRange] = deque()
-        for units in sorted([*ranges, *self._waiting]):
-            if joined and joined[-1].number == units.number and joined[-1].stop == units.start:
-                joined[-1] = joined[-1]._replace(stop=units.stop)
-            else:
-                joined.append(units)
-        self._waiting = joined
-        self._discard_stale(_is_stale)
+        self._waiting.insert(ranges)
+        self._drop_stale(Item.is_stale)
         for holder in {self._items[units.number].holder for units in self._waiting} & self._died.keys():
             self._lose(
-                self._withdraw(lambda item, h=holder: item.holder == h),
+                self._waiting.withdraw(lambda item, h=holder: item.holder == h),
                 self._died[holder or ""],
                 self._losses,
             )
 
-    def _withdraw(self, matches: Callable[[Item], bool]) -> list[RowRange]:
-        leaving = [units for units in self._waiting if matches(self._items[units.number])]
-        if leaving:
-            self._waiting = deque(units for units in self._waiting if not matches(self._items[units.number]))
-        for units in leaving:
-            self._count(units, -1)
-        return leaving
-
     def _drop_stale(self, is_stale: Callable[[Item, int], bool]) -> None:
-        self._discard_stale(is_stale)
-        self._advance()
-
-    def _discard_stale(self, is_stale: Callable[[Item, int], bool]) -> None:
-        if not any(item.bound is not None for item in self._items.values()):
-            return
-        waiting, self._waiting = self._waiting, deque()
-        dropped: list[RowRange] = []
-        for units in waiting:
-            item = self._items[units.number]
-            self._count(units, -1)
-            fresh, old = _split(
-                item, units, lambda row, item=item: item.bound is not None and is_stale(item, row)
-            )
-            for part in fresh:
-                self._append(part)
-            dropped += old
-        self._drop(dropped, STALE)
+        self._drop(self._waiting.withdraw_stale(is_stale), STALE)
 
     def _drop(self, ranges: Sequence[RowRange], reason: str) -> None:
         if ranges:
@@ -541,10 +411,11 @@ class ChannelState:
     def _lose(self, ranges: Sequence[RowRange], why: str, losses: dict[str, Loss]) -> None:
         numbers: set[int] = set()
         for units in ranges:
-            holder = self._items[units.number].holder or self._items[units.number].producer
+            item = self._items[units.number]
+            holder = item.holder or item.producer
             loss = losses.setdefault(holder, Loss(holder, self._died.get(holder, why)))
             loss.items += units.number not in numbers
-            loss.rows += self._rows_in(units)
+            loss.rows += item.rows_in(units)
             numbers.add(units.number)
         self._settle(ranges, "lost")
 
@@ -556,46 +427,8 @@ class ChannelState:
                 item.bound.remove(item.token, units.start, units.stop, f"{outcome} in the channel")
             item.open_units -= units.stop - units.start
             item.outcome = outcome if _SEVERITY[outcome] > _SEVERITY[item.outcome] else item.outcome
-            self._row_counts[outcome] += self._rows_in(units)
+            self._row_counts[outcome] += item.rows_in(units)
             if item.open_units == 0:
                 self._item_counts[item.outcome] += 1
                 del self._items[units.number]
                 self._reclaim(item)
-
-    def _append(self, units: RowRange) -> None:
-        self._waiting.append(units)
-        self._count(units, 1)
-
-    def _pop(self) -> RowRange:
-        units = self._waiting.popleft()
-        self._count(units, -1)
-        return units
-
-    def _count(self, units: RowRange, sign: int) -> None:
-        item = self._items[units.number]
-        self._rows += sign * self._rows_in(units)
-        self._bytes += sign * item.bytes_in(units)
-        self._rowless += sign * (item.rows is None)
-
-    def _rows_in(self, units: RowRange) -> int:
-        return units.stop - units.start if self._items[units.number].rows else 0
-
-
-def _is_stale(item: Item, row: int) -> bool:
-    return item.bound is not None and item.versions[row] < item.bound.oldest
-
-
-def _split(
-    item: Item, units: RowRange, is_stale: Callable[[int], bool]
-) -> tuple[list[RowRange], list[RowRange]]:
-    """Return the fresh and the stale ranges of ``units``."""
-    if item.bound is None:
-        return [units], []
-    parts: tuple[list[RowRange], list[RowRange]] = [], []
-    for row in range(units.start, units.stop):
-        part = parts[is_stale(row)]
-        if part and part[-1].stop == row:
-            part[-1] = part[-1]._replace(stop=row + 1)
-        else:
-            part.append(RowRange(units.number, row, row + 1))
-    return parts

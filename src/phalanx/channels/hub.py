@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from phalanx.channels.channel_counts import display_name
-from phalanx.channels.channel_state import By, ChannelState, Done, Item, RowRange
-from phalanx.channels.staleness_state import ReadyRows, StalenessState
+from phalanx.channels.channel_items import Item, RowRange
+from phalanx.channels.channel_state import By, ChannelState
+from phalanx.channels.staleness_state import Done, ReadyRows, StalenessState
 
 CLOSED = ("gone", "it was closed")
 #: Requests to the hub itself, and requests that call the method of that name of a channel or a staleness.
 _HUB_VERBS = frozenset({"open_channel", "open_staleness", "snapshot", "restore", "cancel"})
 _CHANNEL_VERBS = frozenset({"ack", "requeue", "drop", "finish", "close", "status", "held_by", "move"})
 _STALENESS_VERBS = frozenset({"accept", "drop", "end", "serve", "close", "stats"})
-Tell = Callable[[str, ChannelState], None]
 
 
 class StoredPayload(NamedTuple):
@@ -38,45 +37,34 @@ class PutOffer(NamedTuple):
     leased: tuple[str, int, tuple[int, ...]] | None = None
 
 
-class HubPeer(Protocol):
-    """A process, or an inline rank, that uses the hub."""
-
-    @property
-    def name(self) -> str:
-        """Name of this incarnation of the process, with a serial number after the last "#"."""
-        ...
-
-    def tell(self, note: tuple[Any, ...]) -> None:
-        """Send a notification without waiting."""
-        ...
-
-
-@dataclass
-class _OpenChannel:
-    state: ChannelState
-    name: str
-
-
 class Hub:
     """Executes requests of peers. Answers are delivered outside of the lock.
 
-    ``changed`` is called with the name and the state of a channel after each request to it.
+    ``changed`` is called with a channel after each request to it.
     """
 
-    def __init__(self, changed: Tell = lambda name, state: None) -> None:
+    def __init__(self, changed: Callable[[ChannelState], None] = lambda channel: None) -> None:
         self._changed = changed
         self._lock = threading.Lock()
         self._outbox: list[tuple[Done, tuple[Any, ...]]] = []
-        self._peers: dict[str, HubPeer] = {}
-        self._channels: dict[str, _OpenChannel] = {}
+        self._peers: dict[str, Done] = {}
+        self._channels: dict[str, ChannelState] = {}
         self._stalenesses: dict[str, StalenessState] = {}
         self._cancels: dict[Hashable, Callable[[], None]] = {}
 
+    def connect(self, peer: str, tell: Done) -> None:
+        """Add a process, or an inline rank. ``tell`` sends it a notification without waiting.
+
+        ``peer`` names this incarnation of the process, with a serial number after the last "#".
+        """
+        with self._lock:
+            self._peers[peer] = tell
+
     def ask(
-        self, peer: HubPeer, ticket: int, answer: Done | None, key: str, verb: str, args: Sequence[Any]
+        self, peer: str, ticket: int, answer: Done | None, key: str, verb: str, args: Sequence[Any]
     ) -> None:
         """Execute a request. ``answer`` is called once with a tuple whose first word is the kind."""
-        request = (peer.name, ticket)
+        request = (peer, ticket)
 
         def done(result: tuple[Any, ...]) -> None:
             self._cancels.pop(request, None)
@@ -84,7 +72,6 @@ class Hub:
                 self._outbox.append((answer, result))
 
         with self._lock:
-            self._peers[peer.name] = peer
             try:
                 self._execute(key, verb, request, done, args)
             except ValueError as error:
@@ -103,7 +90,7 @@ class Hub:
             for staleness in self._stalenesses.values():
                 staleness.peer_died(peer, f"{display_name(peer)}: {why}")
             for channel in list(self._channels.values()):
-                channel.state.peer_died(peer, why)
+                channel.peer_died(peer, why)
             self._forget_closed()
             outbox, self._outbox = self._outbox, []
         for deliver, result in outbox:
@@ -111,11 +98,7 @@ class Hub:
 
     def _forget_closed(self) -> None:
         """Remove closed channels. Until its last lease ends, a channel reclaims the bytes of its items."""
-        over = [
-            key
-            for key, channel in self._channels.items()
-            if channel.state.closed and not channel.state.leases
-        ]
+        over = [key for key, channel in self._channels.items() if channel.closed and not channel.leases]
         for key in over:
             del self._channels[key]
 
@@ -127,11 +110,11 @@ class Hub:
         elif key in self._channels:
             channel = self._channels[key]
             if verb in _CHANNEL_VERBS:
-                done(("done", getattr(channel.state, verb)(*args)))
+                done(("done", getattr(channel, verb)(*args)))
             else:
-                getattr(self, f"_channel_{verb}")(channel.state, request, done, *args)
-            self._changed(channel.name, channel.state)
-            if channel.state.closed:
+                getattr(self, f"_channel_{verb}")(channel, request, done, *args)
+            self._changed(channel)
+            if channel.closed:
                 self._forget_closed()
         elif key in self._stalenesses:
             staleness = self._stalenesses[key]
@@ -144,7 +127,7 @@ class Hub:
 
     def _note(self, peer: str | None, *note: Any) -> None:
         if peer in self._peers:
-            self._outbox.append((self._peers[peer].tell, note))
+            self._outbox.append((self._peers[peer], note))
 
     def _wait(self, key: tuple[str, int], waits: bool, state: Any, request: Any) -> None:
         """Cancel a request that was not answered: immediately, or when its peer asks for it."""
@@ -170,8 +153,7 @@ class Hub:
             if isinstance(item.payload, StoredPayload):
                 self._note(item.holder, "reclaim", item.payload.number)
 
-        state = ChannelState(key, maxsize, by, reclaim=reclaim, clock=time.monotonic)
-        self._channels[key] = _OpenChannel(state, name)
+        self._channels[key] = ChannelState(key, maxsize, by, name, reclaim=reclaim, clock=time.monotonic)
         done(("done", None))
 
     def _channel_put(
@@ -232,9 +214,9 @@ class Hub:
         for rows in staleness.advance(version, trained, serving):
             channel = self._channels.get(rows.token[0])
             if channel is not None:
-                channel.state.drop_rows(RowRange(rows.token[1], rows.start, rows.stop))
+                channel.drop_rows(RowRange(rows.token[1], rows.start, rows.stop))
         for channel in self._channels.values():
-            channel.state.expire()
+            channel.expire()
         done(("done", None))
 
     # Snapshots
@@ -244,7 +226,7 @@ class Hub:
         if not {*channels} <= self._channels.keys() or staleness not in (None, *self._stalenesses):
             done(CLOSED)
             return
-        states = {each: self._channels[each].state.state() for each in channels}
+        states = {each: self._channels[each].state() for each in channels}
         done(("snapshot", states, self._stalenesses[staleness].state() if staleness else None))
 
     def _restore(
@@ -258,7 +240,7 @@ class Hub:
     ) -> None:
         """Have channels and a staleness continue from their states, unless they were used before."""
         for each in channels:
-            if self._channels[each].state.items.submitted:
+            if self._channels[each].items.submitted:
                 raise ValueError(f"an item was put into channel {self._channels[each].name!r} already")
         bound = self._stalenesses[staleness] if staleness else None
         if bound is not None and state is not None:
@@ -266,7 +248,7 @@ class Hub:
                 raise ValueError("rows of the staleness were leased already")
             bound.restore(state, accepted)
         for each, saved in channels.items():
-            self._channels[each].state.restore(saved, bound)
+            self._channels[each].restore(saved, bound)
         done(("done", None))
 
 

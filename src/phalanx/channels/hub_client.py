@@ -1,56 +1,46 @@
-"""Clients of hubs: requests, waits for their answers, and leases that have to be returned.
+"""Clients of hubs, and the large items that they keep until their hub reclaims them.
 
 A hub of this process is called directly, the hub of another process through a connection.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import itertools
-import logging
 import os
 import pickle
 import secrets
 import socket
-import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import thread as futures
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from queue import SimpleQueue
 from typing import Any
 
-from phalanx.channels.channel_counts import Loss
+from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Ref
 from phalanx.channels.channel_state import ChannelState
-from phalanx.channels.hub import Hub
+from phalanx.channels.hub import Hub, StoredPayload
 from phalanx.channels.hub_server import HubAddress, tune
-from phalanx.errors import ChannelEmpty, ChannelFull, DeclarationError, InternalError, StalenessTimeout
+from phalanx.errors import DeclarationError, InternalError
+from phalanx.session.background import Background, BackgroundThread
 from phalanx.tracing.counters import CHANNEL, OLDEST, WAITING
-from phalanx.tracing.spans import process, span
+from phalanx.tracing.spans import process
 from phalanx.worker.exit_hooks import Closers, current_closers
 
 #: Name of this process among all processes of the run.
 PROCESS = secrets.token_hex(8)
+CHANNEL_THREAD = BackgroundThread("phalanx-channels")
+"""Sends acknowledgements and returns leases, for which nobody waits."""
 _CONNECTS_WITHIN_S = 10.0
 _DEFERRED_S = 0.02
+_IDLE_TURNS = 50
 _DIED = ("gone", "the process that hosts it died")
 _serial = itertools.count()
-_log = logging.getLogger("phalanx")
-_ANSWERS_WITHIN_S = 10.0
-_PROMPT_S = 0.001  # a shorter wait for another process is no entry of a trace
-_SILENT = ("gone", "the process that hosts it does not answer")
-_CALLED_OFF = "its put was called off"
-
-#: Frame of an idle thread of a ``ThreadPoolExecutor``.
-_POOL_WAITS: Any = getattr(futures, "_worker").__code__  # noqa: B009
 
 
 def _peer_name() -> str:
@@ -60,13 +50,52 @@ def _peer_name() -> str:
     return f"{place} (host {socket.gethostname()}, pid {os.getpid()})#{next(_serial)}"
 
 
+class StoredItems:
+    """References that keep the large items of this process alive, by number."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, tuple[str, Ref]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def add(self, channel: str, backend: Backend, ref: Ref) -> StoredPayload:
+        """Keep an item of a channel until it is reclaimed."""
+        number = next(self._numbers)
+        with self._lock:
+            self._refs[number] = (channel, ref)
+        return StoredPayload(PROCESS, number, backend.address_of(ref))
+
+    def get(self, number: int) -> Ref | None:
+        """Return the reference to an item."""
+        found = self._refs.get(number)
+        return None if found is None else found[1]
+
+    def reclaim(self, number: int) -> None:
+        """Free an item."""
+        with self._lock:
+            self._refs.pop(number, None)
+
+    def reclaim_channel(self, channel: str) -> None:
+        """Free all items of a channel."""
+        with self._lock:
+            self._refs = {number: kept for number, kept in self._refs.items() if kept[0] != channel}
+
+    def count(self, channel: str) -> int:
+        """Return the number of items of a channel."""
+        with self._lock:
+            return sum(kept[0] == channel for kept in self._refs.values())
+
+
+stored_items = StoredItems()
+"""Items of this process."""
+
+
 class HubClient:
-    """Sends requests to a hub, and passes its notifications to listeners."""
+    """Sends requests to a hub, and receives its notifications."""
 
     def __init__(self) -> None:
         self.name = _peer_name()
         self._tickets = itertools.count()
-        self._reclaimers: list[Callable[[int], None]] = []
         self._overdue: dict[tuple[str, int], Callable[[], None] | None] = {}
 
     def ask(self, key: str, verb: str, *args: Any) -> tuple[int, Future[Any]]:
@@ -85,11 +114,6 @@ class HubClient:
         """Send a request that does not wait at the hub, and return the answer."""
         return self.ask(key, verb, *args)[1].result()
 
-    def on_reclaim(self, listener: Callable[[int], None]) -> None:
-        """Call a listener with the number of each payload that no process needs any more."""
-        if listener not in self._reclaimers:
-            self._reclaimers.append(listener)
-
     def on_overdue(self, key: str, lease: int, listener: Callable[[], None]) -> None:
         """Call a listener once when the rows of a lease are too old, immediately if they are so already."""
         if (key, lease) in self._overdue:
@@ -103,10 +127,9 @@ class HubClient:
         self._overdue.pop((key, lease), None)
 
     def tell(self, note: tuple[Any, ...]) -> None:
-        """Pass a notification to its listener."""
+        """Free an item that no process needs any more, or pass a notification to the listener of its lease."""
         if note[0] == "reclaim":
-            for listener in self._reclaimers:
-                listener(note[1])
+            stored_items.reclaim(note[1])
         elif (listener := self._overdue.pop(note[1:], None)) is not None:
             listener()
         else:  # the answer with the lease is still on its way to its caller
@@ -119,15 +142,16 @@ class LocalClient(HubClient):
     def __init__(self, hub: Hub) -> None:
         super().__init__()
         self._hub = hub
+        hub.connect(self.name, self.tell)
 
     def ask(self, key: str, verb: str, *args: Any) -> tuple[int, Future[Any]]:
         future: Future[Any] = Future()
         ticket = next(self._tickets)
-        self._hub.ask(self, ticket, lambda result: _resolve(future, result), key, verb, args)
+        self._hub.ask(self.name, ticket, lambda result: _resolve(future, result), key, verb, args)
         return ticket, future
 
     def send(self, key: str, verb: str, *args: Any) -> None:
-        self._hub.ask(self, next(self._tickets), None, key, verb, args)
+        self._hub.ask(self.name, next(self._tickets), None, key, verb, args)
 
 
 class RemoteClient(HubClient):
@@ -138,7 +162,8 @@ class RemoteClient(HubClient):
         self._futures: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._deferred: list[tuple[Any, ...]] = []
-        self._is_deferred = threading.Event()
+        self._idle_turns = _IDLE_TURNS
+        self._flusher = Background(self._take_turn, thread=CHANNEL_THREAD, first_after=_DEFERRED_S)
         self.died = False
         try:
             self._connection = _connect(address)
@@ -146,8 +171,7 @@ class RemoteClient(HubClient):
         except OSError:  # nothing listens there any more
             self.died = True
             return
-        for work in (self._receive, self._send_deferred):
-            threading.Thread(target=work, name="phalanx-channels", daemon=True).start()
+        threading.Thread(target=self._receive, name="phalanx-channels", daemon=True).start()
         closers = current_closers()
         at_end = atexit.register if closers is None else closers.add
         at_end(self._flush)
@@ -167,7 +191,9 @@ class RemoteClient(HubClient):
     def send_soon(self, key: str, verb: str, *args: Any) -> None:
         with self._lock:
             self._deferred.append((next(self._tickets), False, key, verb, args))
-        self._is_deferred.set()
+            begins, self._idle_turns = self._idle_turns >= _IDLE_TURNS, 0
+        if begins:
+            self._flusher.begin()
 
     def close(self) -> None:
         """End the connection."""
@@ -189,17 +215,17 @@ class RemoteClient(HubClient):
                 return False
             return not self.died
 
-    def _send_deferred(self) -> None:
-        while not self.died:
-            self._is_deferred.wait()
-            self._is_deferred.clear()
-            time.sleep(_DEFERRED_S)
-            self._flush()
-
     def _flush(self) -> None:
         """Send what waits for the next request. A rank that ends must not take acknowledgements with it."""
         if self._deferred:
             self._send()
+
+    def _take_turn(self) -> float | None:
+        """Send what waits. Turns follow for a while, since the start of a thread can take milliseconds."""
+        self._flush()
+        with self._lock:
+            self._idle_turns += 1
+            return _DEFERRED_S if self._idle_turns < _IDLE_TURNS and not self.died else None
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -212,7 +238,6 @@ class RemoteClient(HubClient):
         with self._lock:
             self.died = True
             self._connection.close()
-        self._is_deferred.set()
         while self._futures:
             with contextlib.suppress(KeyError):
                 _resolve(self._futures.popitem()[1], _DIED)
@@ -247,11 +272,11 @@ def _connect(address: HubAddress) -> Connection:
             time.sleep(0.05)
 
 
-def _count_level(name: str, state: ChannelState) -> None:
+def _count_level(channel: ChannelState) -> None:
     """Record the fill level of a channel in the trace of this process."""
     if process.count is not None:
-        waiting, oldest = state.level
-        process.count(CHANNEL + name, {WAITING: waiting, OLDEST: 1e3 * oldest})
+        waiting, oldest = channel.level
+        process.count(CHANNEL + channel.name, {WAITING: waiting, OLDEST: 1e3 * oldest})
 
 
 class HubClients:
@@ -306,217 +331,3 @@ class HubClients:
 
 clients = HubClients()
 """Clients of this process."""
-
-
-class ActiveThreads:
-    """Threads of this process that use channels, to detect inline waits that nothing can end."""
-
-    def __init__(self) -> None:
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-    def note(self) -> None:
-        """Note that this thread uses a channel."""
-        self._threads.add(threading.current_thread())
-
-    def can_end_wait(self) -> bool:
-        """Return whether another thread uses channels, or is busy and not a daemon."""
-        me = threading.current_thread()
-        return any(
-            other is not me and (other in self._threads or not (other.daemon or _is_idle(other)))
-            for other in threading.enumerate()
-        )
-
-
-def _is_idle(thread: threading.Thread) -> bool:
-    """Return whether a thread belongs to this library, is a timer, or waits for work in a pool."""
-    if isinstance(thread, threading.Timer) or thread.name.startswith("phalanx-"):
-        return True
-    frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and frame.f_code is _POOL_WAITS
-
-
-active_threads = ActiveThreads()
-"""Threads of this process."""
-
-
-class PendingRequest:
-    """A request to a hub that may wait there for ``timeout`` seconds."""
-
-    def __init__(
-        self, client: HubClient, key: str, name: str, timeout: float | None, verb: str, *args: Any
-    ) -> None:
-        self.client, self.timeout = client, timeout
-        self._key, self._name, self._verb = key, name, verb
-        self.ticket, self.future = client.ask(key, verb, *args, timeout != 0)
-
-    def result(self) -> Any:
-        """Wait for the answer. An interrupted request is withdrawn.
-
-        Raises:
-            ChannelFull, ChannelEmpty, StalenessTimeout: on the inline backend, if no thread can end the wait.
-        """
-        try:
-            return self._wait()
-        except BaseException:
-            self.withdraw()
-            raise
-
-    def _wait(self) -> Any:
-        if self.future.done():
-            return self.future.result()
-        timeout, prompt = self.timeout, _PROMPT_S
-        if isinstance(self.client, LocalClient):
-            prompt = 0.0
-            if not active_threads.can_end_wait():
-                raise _hopeless(self._verb, self._name)
-        prompt = prompt if timeout is None else min(prompt, timeout)
-        with contextlib.suppress(concurrent.futures.TimeoutError):  # the built-in one from Python 3.11 on
-            return self.future.result(prompt)
-        with span(f"{self._verb} waits", channel=self._name):
-            try:
-                return self.future.result(None if timeout is None else timeout - prompt)
-            except concurrent.futures.TimeoutError:
-                return self._after_timeout()
-
-    def _after_timeout(self) -> Any:
-        self.client.send(self._key, "cancel", self.ticket)
-        try:
-            return self.future.result(_ANSWERS_WITHIN_S)
-        except concurrent.futures.TimeoutError:
-            self.withdraw()
-            return _SILENT
-
-    async def result_async(self) -> Any:
-        """Wait for the answer in an event loop."""
-        try:
-            if not await _is_done(self.future, self.timeout):
-                self.client.send(self._key, "cancel", self.ticket)
-                if not await _is_done(self.future, _ANSWERS_WITHIN_S):
-                    self.withdraw()
-                    return _SILENT
-            return self.future.result()
-        except BaseException:
-            self.withdraw()
-            raise
-
-    def withdraw(self) -> None:
-        """Cancel the request. A lease that was granted nevertheless is returned, an accepted item is dropped."""
-
-        def undo(future: Future[Any]) -> None:
-            if future.exception() is not None:
-                return
-            match future.result():
-                case ("taken", *_):
-                    self.client.send(self._key, "requeue", (self.client.name, self.ticket), ())
-                case ("leased", lease, _):
-                    self.client.send(self._key, "end", lease, "its producer was interrupted")
-                case ("accepted", number, _) if number >= 0:
-                    self.client.send(self._key, "drop", _CALLED_OFF, (number,))
-                case _:
-                    pass
-
-        self.client.send(self._key, "cancel", self.ticket)
-        self.future.add_done_callback(undo)
-
-
-async def _is_done(future: Future[Any], seconds: float | None) -> bool:
-    """Wait for a future in an event loop. Cancelling the wait does not cancel the future."""
-    loop = asyncio.get_running_loop()
-    local: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not local.done():
-            local.set_result(None)
-
-    def notify(_: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(wake)
-
-    future.add_done_callback(notify)
-    await asyncio.wait([local], timeout=seconds)
-    return future.done()
-
-
-def _hopeless(verb: str, channel: str) -> Exception:
-    if verb == "lease":
-        return StalenessTimeout(
-            "lease(): training is too far behind for these rows, and on the inline backend no other thread can "
-            "advance it, so that it would never catch up; train and advance() first, or use the ray backend"
-        )
-    if verb == "put":
-        return ChannelFull(
-            f"channel {channel!r}: it is full, and on the inline backend no other thread takes items, so that there "
-            "would never be room; take first, give the channel a larger maxsize, or use the ray backend",
-            channel=channel,
-        )
-    return ChannelEmpty(
-        f"channel {channel!r}: it has fewer items than requested, and on the inline backend no other thread puts "
-        "items, so that nothing would ever come; put first, or use the ray backend",
-        channel=channel,
-    )
-
-
-class TakenLease:
-    """Lease of a taken batch at the hub of its channel."""
-
-    def __init__(self, client: HubClient, key: str, name: str, ticket: int) -> None:
-        self.name = name
-        self._client, self._key, self._lease = client, key, (client.name, ticket)
-
-    def ack(self) -> None:
-        """Report the delivery."""
-        self._client.send_soon(self._key, "ack", self._lease)
-
-    def requeue(self) -> None:
-        """Return the items to the front of the channel."""
-        self._client.send(self._key, "requeue", self._lease, ())
-
-    def lose(self, unreadable: Sequence[int]) -> Sequence[Loss]:
-        """Return the readable items to the channel, and return the losses of the others."""
-        answer = self._client.request(self._key, "requeue", self._lease, unreadable)
-        return answer[1] if answer[0] == "done" else ()
-
-
-class LeakedLeases:
-    """Leases of batches that were garbage-collected without an acknowledgement.
-
-    A thread requeues them, since a destructor must not send messages.
-    """
-
-    def __init__(self) -> None:
-        self._leases: deque[TakenLease] = deque()
-        self._wake: SimpleQueue[None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread unless it runs. A forked process has none."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="phalanx-leases", daemon=True)
-            self._thread.start()
-
-    def add(self, lease: TakenLease) -> None:
-        """Note a lease without taking a lock."""
-        self._leases.append(lease)
-        self._wake.put(None)
-
-    def requeue(self) -> None:
-        """Requeue all leases that were added before."""
-        with self._lock:  # a caller that waits for the lock finds all of them requeued
-            while self._leases:
-                lease = self._leases.popleft()
-                _log.warning(
-                    "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take "
-                    "in a `with` block, or call batch.ack() or batch.ack_with(future)",
-                    lease.name,
-                )
-                lease.requeue()
-
-    def _run(self) -> None:
-        while True:
-            self._wake.get()
-            self.requeue()
-
-
-leaked_leases = LeakedLeases()
-"""Leases of this process."""

@@ -82,6 +82,7 @@ class HubServer:
             name = self._authenticate(sock, connection)
             if name is not None:
                 peer = ConnectedPeer(name, sock, connection)
+                self._hub.connect(name, peer.tell)
                 self._serve_peer(peer)
                 self._hub.peer_died(name, "its process ended")
                 _shut_down(sock)
@@ -113,7 +114,7 @@ class HubServer:
             while True:
                 for ticket, answered, key, verb, args in pickle.loads(peer.receive()):
                     answer = peer.answer(ticket) if answered else None
-                    self._hub.ask(peer, ticket, answer, key, verb, args)
+                    self._hub.ask(peer.name, ticket, answer, key, verb, args)
         except (OSError, EOFError):
             return
         except Exception:

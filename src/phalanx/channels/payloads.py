@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import itertools
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, Ref
 from phalanx.calls.store_quota import Room
 from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import PROCESS, HubClient
+from phalanx.channels.hub_client import PROCESS, HubClient, stored_items
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
@@ -34,46 +32,6 @@ _MOVES_EVERY_S = 0.1
 _registered: weakref.WeakKeyDictionary[Closers, set[str]] = weakref.WeakKeyDictionary()
 
 Lengths = str | Callable[[Any], Any]
-
-
-class StoredItems:
-    """References that keep the large items of this process alive, by number."""
-
-    def __init__(self) -> None:
-        self._refs: dict[int, tuple[str, Ref]] = {}
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-
-    def add(self, channel: str, backend: Backend, ref: Ref) -> StoredPayload:
-        """Keep an item of a channel until it is reclaimed."""
-        number = next(self._numbers)
-        with self._lock:
-            self._refs[number] = (channel, ref)
-        return StoredPayload(PROCESS, number, backend.address_of(ref))
-
-    def get(self, number: int) -> Ref | None:
-        """Return the reference to an item."""
-        found = self._refs.get(number)
-        return None if found is None else found[1]
-
-    def reclaim(self, number: int) -> None:
-        """Free an item."""
-        with self._lock:
-            self._refs.pop(number, None)
-
-    def reclaim_channel(self, channel: str) -> None:
-        """Free all items of a channel."""
-        with self._lock:
-            self._refs = {number: kept for number, kept in self._refs.items() if kept[0] != channel}
-
-    def count(self, channel: str) -> int:
-        """Return the number of items of a channel."""
-        with self._lock:
-            return sum(kept[0] == channel for kept in self._refs.values())
-
-
-stored_items = StoredItems()
-"""Items of this process."""
 
 
 def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None = None) -> PutOffer:

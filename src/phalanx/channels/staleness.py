@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.channel import Channel, whole_number
-from phalanx.channels.hub_client import PROCESS, HubClient, PendingRequest, active_threads, clients
+from phalanx.channels.hub_client import PROCESS, HubClient, clients
 from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.live_channels import new_key, own_hubs
+from phalanx.channels.pending_request import PendingRequest, note_thread
 from phalanx.channels.staleness_state import StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
@@ -88,14 +88,14 @@ class RowLease:
             ChannelFull, ChannelClosed: as :meth:`px.Channel.put`. The rows are dropped.
         """
         rows, leased = self._leased(channel, item, versions)
-        return min(rows, channel._put(item, timeout, leased)[1])
+        return min(rows, channel._accepted(channel._begin_put(item, timeout, leased).result())[1])
 
     async def put_async(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
         """Put the rows of an item in an event loop, as :meth:`put` does."""
         rows, leased = self._leased(channel, item, versions)
-        return min(rows, (await channel._put_async(item, timeout, leased))[1])
+        return min(rows, channel._accepted(await channel._begin_put(item, timeout, leased).result_async())[1])
 
     def _leased(
         self, channel: Channel, item: Value, versions: int | Sequence[int]
@@ -179,16 +179,6 @@ def checked_answer(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     return answer
 
 
-@dataclass(frozen=True)
-class StalenessHandle:
-    """Serialized form of a staleness manager."""
-
-    key: str
-    max_lag: int
-    rows_per_version: int
-    address: HubAddress | None
-
-
 class StalenessManager:
     """Bounded staleness: producers lease rows before they generate them, and the trainer advances the version.
 
@@ -229,19 +219,17 @@ class StalenessManager:
                 "rows_per_version"
             )
         address = own_hubs.address(cluster.get_backend(backend))
-        self._handle = StalenessHandle(new_key("staleness"), numbers[0], numbers[1], address)
-        self._client().request("", "open_staleness", self._handle.key, *numbers)
+        self._set(new_key("staleness"), numbers[0], numbers[1], address)
+        self._client().request("", "open_staleness", self._key, *numbers)
 
-    @classmethod
-    def _from_handle(cls, handle: StalenessHandle) -> StalenessManager:
-        staleness = cls.__new__(cls)
-        staleness._handle = handle
-        return staleness
+    def _set(self, key: str, max_lag: int, rows_per_version: int, address: HubAddress | None) -> None:
+        self._key, self._address = key, address
+        self._max_lag, self._rows_per_version = max_lag, rows_per_version
 
     @property
     def rows_per_version(self) -> int:
         """Rows that the trainer uses for a version."""
-        return self._handle.rows_per_version
+        return self._rows_per_version
 
     @property
     def version(self) -> int:
@@ -285,7 +273,7 @@ class StalenessManager:
 
     def _begin(self, rows: int, timeout: float | None) -> PendingRequest:
         count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
-        return PendingRequest(self._client(), self._handle.key, "of staleness", timeout, "lease", count)
+        return PendingRequest(self._client(), self._key, "of staleness", timeout, "lease", count)
 
     def _leased(
         self,
@@ -296,7 +284,7 @@ class StalenessManager:
     ) -> RowLease:
         match checked_answer(answer):
             case ("leased", number, version):
-                return RowLease(pending.client, self._handle.key, number, rows, version, on_overdue)
+                return RowLease(pending.client, self._key, number, rows, version, on_overdue)
             case _:
                 raise StalenessTimeout(f"lease({rows} rows): {answer[1]}; wait longer, or train")
 
@@ -328,9 +316,9 @@ class StalenessManager:
         Raises:
             DeclarationError: if another process created the manager.
         """
-        if self._handle.key.split("/")[1] != PROCESS:
+        if self._key.split("/")[1] != PROCESS:
             raise DeclarationError("this staleness manager is closed by the process that created it")
-        self._client().request(self._handle.key, "close", str(reason))
+        self._client().request(self._key, "close", str(reason))
 
     def __enter__(self) -> StalenessManager:
         return self
@@ -354,23 +342,26 @@ class StalenessManager:
             ("dropped", rows.dropped, dropped),
         )
         versions = f"version {stats.version} in training, {stats.serving} served"
-        title = f"staleness: {versions}, at most {self._handle.max_lag} behind"
+        title = f"staleness: {versions}, at most {self._max_lag} behind"
         return Table(title, ("rows", "count", "more"), table)
 
     def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
-        return checked_answer(self._client().request(self._handle.key, verb, *args))
+        return checked_answer(self._client().request(self._key, verb, *args))
 
     def _client(self) -> HubClient:
-        active_threads.note()
-        return clients.to(self._handle.key, self._handle.address)
+        note_thread()
+        return clients.to(self._key, self._address)
 
     def __reduce__(self) -> Reduced:
-        return _staleness_of, (self._handle,)
+        return _staleness_of, (self._key, self._max_lag, self._rows_per_version, self._address)
 
     def __repr__(self) -> str:
-        handle = self._handle
-        return f"<staleness: at most {handle.max_lag} versions of {handle.rows_per_version} rows behind>"
+        return f"<staleness: at most {self._max_lag} versions of {self._rows_per_version} rows behind>"
 
 
-def _staleness_of(handle: StalenessHandle) -> StalenessManager:
-    return StalenessManager._from_handle(handle)
+def _staleness_of(
+    key: str, max_lag: int, rows_per_version: int, address: HubAddress | None
+) -> StalenessManager:
+    staleness = StalenessManager.__new__(StalenessManager)
+    staleness._set(key, max_lag, rows_per_version, address)
+    return staleness

@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.channels.channel_state import STALE, Done
-
+Done = Callable[[tuple[Any, ...]], None]
 Token = tuple[Any, ...]
 """Key of a channel with the number of an item, or "lease" with the number of a lease and its running rows."""
-RESTORED, NOT_SAVED, NOT_PUT = "restored", "not saved", "could not be put"
+STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ class StalenessState:
         for request in requests:
             request.done(("gone", reason))
 
-    # Rows in channels (``channel_state.VersionBound``)
+    # Rows in channels
 
     @property
     def oldest(self) -> int:
