@@ -29,10 +29,9 @@ def snapshot(group: WorkerGroup, /, *groups: WorkerGroup) -> Snapshot | tuple[Sn
     """Copy the state of each rank into host memory, its own and that of another rank, on another node if there is one.
 
     ``px.replace_ranks`` brings replaced ranks, and the others, back to the last snapshot; ``px.restore`` brings
-    back those
-    of a group that lost none. The state is what ``px.save`` would write, ``state_dict()`` or what was registered, and
-    the states of the random generators. A snapshot waits for the calls before it, and those after it wait for it.
-    Tensors that have not changed since the last one are not sent again.
+    back those of a group that lost none. The state is what ``px.save`` would write, ``state_dict()`` or what was
+    registered, and the states of the random generators. A snapshot waits for the calls before it, and those after it
+    wait for it. Tensors that have not changed since the last one are not sent again.
 
     Groups that work on one step are given together: the snapshot counts once all of them have theirs, so that they go
     back to one point. If it fails, the last one stays; count a step as done once its snapshot is.

@@ -38,9 +38,9 @@ class Selection:
     """Ranks of a group that calls go to, as one role of it.
 
     ``fixed`` are the ranks of some; None is the whole group, whatever ranks it has. ``which`` says which of ``ranks``
-    a call goes to: "all" of them; the "one" that there is, whose output is the
-    value; or "any", the least busy of them. The latter two mean all ranks of a dp coordinate where the method has a
-    mesh mode; "process" is one rank, never with its peers.
+    a call goes to: "all" of them; the "one" that there is, whose output is the value;
+    or "any", the least busy of them. The latter two mean all ranks of a dp coordinate where the method has a mesh
+    mode; "process" is one rank, never with its peers.
     """
 
     core: Group

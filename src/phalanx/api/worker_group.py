@@ -53,14 +53,13 @@ class WorkerGroup(GroupView):
             ``px.ReplacePolicy(...)`` gives only the lost ranks new processes.
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         on_notice: called with each ``px.PreemptionNotice`` that ranks of the group will lose their node, on a
-        thread of the
-            library's: it may set flags or submit calls, and waits for nothing. ``px.preemption_notices(group)``
-            gives them too.
+            thread of the library's: it may set flags or submit calls, and must not wait.
+            ``px.preemption_notices(group)`` gives them too.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
         show_ranks: whose output this driver shows: "all", "merged" (all, with what several print at once as one
-            line), "none", a rank or a list of ranks; default as given to
-            ``px.init``, else rank 0. Every rank's output is in its own file, whatever is shown.
+            line), "none", a rank or a list of ranks; default as given to ``px.init``, else rank 0. Every rank's
+            output is in its own file, whatever is shown.
 
     Raises:
         DeclarationError: the class or an option is declared wrongly.
@@ -206,7 +205,7 @@ class WorkerGroup(GroupView):
 
     @property
     def epoch(self) -> int:
-        """How many times the group was restarted."""
+        """How many changes of its ranks there were: restarts, replacements, and steps of a resize."""
         return self.core.epoch.number
 
     def _unknown(self, name: str) -> str:

@@ -93,7 +93,7 @@ class Call(CallState):
             return Raised(error.with_traceback(None))
 
     def answers(self, timeout: float | None) -> dict[int, Any]:
-        """Wait at most ``timeout`` seconds, and return the output of each rank; raises nothing.
+        """Wait at most ``timeout`` seconds, and return the output of each rank; an error of a rank is returned.
 
         A rank without an output has an error in its place: ``NotReady`` if it has not ended, ``DeclarationError`` if it
         refused the request, else a ``PhalanxError`` with its reason.

@@ -1,4 +1,4 @@
-"""Who hears of the steps of a call: counts, metrics, traces, repeats, and whatever else is added.
+"""Listeners of the steps of a call, such as a trace; counts, metrics and calls to repeat are noted by the call itself.
 
 A listener is a subclass of :class:`CallListener` that overrides the steps it wants to hear of. Added to
 :data:`everywhere` it hears of the calls of all groups of this process, added to a group's own ``Listeners`` of that
@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from phalanx.dispatch.plan import CallPlan
 from phalanx.group.epoch import Epoch
 from phalanx.wire.messages import Message
-from phalanx.wire.value import Value
 
 _log = logging.getLogger("phalanx")
 
@@ -144,14 +143,6 @@ class Listeners:
         self.heard = Heard(self.all)
         for inner in list(self._inner):
             inner._changed()
-
-    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
-        """Tell of one step; whoever raises is removed."""
-        for hook in hooks:
-            try:
-                hook(*what)
-            except Exception as error:
-                self.drop(hook, error)
 
     def drop(self, hook: Callable[..., None], error: Exception) -> None:
         """Remove the listener that raised, and report it; once."""

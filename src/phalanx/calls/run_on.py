@@ -43,12 +43,12 @@ def run_on(
         args: its further arguments, the same for every rank.
         ranks: None: all ranks.
         each: one value for each rank, passed before ``args``.
-        role: the role that the call belongs to in traces.
+        role: the role that a checked call belongs to in traces; unchecked calls are in no trace.
         title: name of the call in errors and traces.
         checked: whether the call counts as a call of a user: it is refused by a group that takes no calls, and breaks
             the group if it fails. An unchecked call is also sent while the group starts, is broken or closes, and
             has no effect on its state.
-        epoch: the epoch of the ranks, for an unchecked call; None: the present one.
+        epoch: the epoch of the ranks, for an unchecked call; None: the present one. A checked call ignores it.
         number: the call's number, for an unchecked call to which ranks give a meaning; None: a new one.
 
     Raises:

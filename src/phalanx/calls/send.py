@@ -34,7 +34,9 @@ _BARE = Message(BARE)
 
 
 def send(core: Group, request: CallRequest) -> Call:
-    """Send one call to its ranks; does not wait for it.
+    """Send one call to its ranks; does not wait for its outputs.
+
+    May wait for room in the object store, and for futures among the arguments that only this process can join.
 
     Raises:
         GroupClosed, GroupBroken: the group takes no calls.

@@ -51,8 +51,7 @@ class Resync(Protocol):
     def bring(self, to: Group) -> None:
         """Bring the source's present weights to all ranks that there are of a target, those that join it too.
 
-        Other targets get them if they take calls now. One that does not gets them with its own recovery, and one that
-        stops to take calls meanwhile, since another thread replaces its ranks, is left out.
+        Other targets of the sync keep the version that they have.
 
         Raises:
             PhalanxError: they did not get there.
@@ -111,7 +110,8 @@ class Group:
         self.inline_bytes = settings().inline_bytes
         self.debug = settings().debug
         self.grace_s = settings().grace_s
-        #: Whether ranks that live are worth something: those of a failed call are interrupted before they are stopped.
+        #: Whether living ranks are worth keeping: those of a failed call are interrupted before they are stopped. Set
+        #: by a policy that replaces ranks, by the first snapshot, and in views.
         self.spare = False
         # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
         self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
@@ -242,7 +242,7 @@ class Group:
 
     @contextlib.contextmanager
     def as_it_is(self) -> Generator[None]:
-        """Let members change by this thread alone, whose calls do not have the group recovered or moved."""
+        """Hold ``changing``. Calls of this thread meanwhile do not have the group recovered or moved."""
         with self.changing:
             before, self.is_changed_here = self.is_changed_here, True
             try:

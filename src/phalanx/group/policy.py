@@ -41,15 +41,13 @@ class ReplacePolicy:
     """``WorkerGroup(..., on_failure=px.ReplacePolicy(max_failures=2, window_s=600))``.
 
     As :class:`RestartPolicy`, but only the lost ranks get new processes, by ``px.replace_ranks``: all go back to
-    the last
-    ``px.snapshot``. Where that cannot be, since there is none, or nobody holds a lost state any more, or there is no
-    room, the group is restarted. Whoever repeats the call that failed repeats it from the state of the snapshot.
+    the last ``px.snapshot``. Where that cannot be, since there is none, no rank holds a lost state any more, or there
+    is no room, the group is restarted. Whoever repeats the call that failed repeats it from the state of the snapshot.
 
     Args:
         max_failures: within ``window_s`` seconds; after that the group stays broken.
         max_preemptions: how often ranks may be lost whose node was announced to go (``px.preemption_notices``), in
-        all; None: as
-            often as that happens.
+            all; None: as often as that happens.
 
     Raises:
         DeclarationError: a number that makes no sense.

@@ -37,7 +37,7 @@ _BUSY_PATIENCE_S = 1.0
 
 
 def start(core: Group) -> None:
-    """Start the processes of the epoch that the group has begun, and bring them where those before them were."""
+    """Start the processes of the epoch that the group has begun, and repeat the calls marked ``rerun_on_restart``."""
     call = constructors(core)
     try:
         with Starting(core.backend, core.name, core.world_size) as shown:

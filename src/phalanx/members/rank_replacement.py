@@ -57,7 +57,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
 
 
 def _hold_again(core: Group, found: Snapshot) -> None:
-    """Have what the lost ranks kept for others kept again. Until it is, ``found`` says which states have no copy."""
+    """Take a new snapshot, so that each state has its second copy again. Until then ``found`` says which have none."""
     core.snapshot = found
     # Another rank may be lost meanwhile, as it may be right after this.
     with contextlib.suppress(GroupBroken, WorkerDiedError):

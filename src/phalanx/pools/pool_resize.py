@@ -41,7 +41,6 @@ def reserve_more(
         facts={},
         accelerators={},
         lock=threading.RLock(),
-        grown=True,
     )
 
 

@@ -35,7 +35,7 @@ class Tenant(Protocol):
 class SlotReservation:
     """One reservation and its books: which groups are on which slot, and what is known of each slot.
 
-    ``blocks`` are their sizes, in slots. A pool that has ``grown`` by it can give it back.
+    ``blocks`` are their sizes, in slots.
     """
 
     pool: str
@@ -53,7 +53,6 @@ class SlotReservation:
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]])
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
-    grown: bool = False
 
     def knows(self, slot: Slot) -> bool:
         """Whether the accelerators of the slot are known (it may have none)."""

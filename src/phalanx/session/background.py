@@ -76,9 +76,9 @@ class BackgroundThread:
 
 
 BACKGROUND = BackgroundThread("phalanx-background")
-"""Takes what may wait for the cluster or for a user's function: nothing that others wait for."""
+"""Takes what may wait for the cluster or for a user's function: nothing that others wait for without a limit."""
 MONITOR = BackgroundThread("phalanx-monitor")
-"""Takes deadlines and losses: nothing else may hold that up."""
+"""Takes deadlines, losses and waits for many futures: no function of a user may hold that up."""
 
 
 class Background:

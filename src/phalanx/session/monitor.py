@@ -33,7 +33,7 @@ W = TypeVar("W", bound=Watched)
 class GroupMonitor:
     """Looks after groups from the first one until the last one is gone.
 
-    A look costs some microseconds per group: it reads what the backend knows already.
+    A look costs some microseconds per group while nothing has failed: it reads what the backend knows already.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class GroupMonitor:
         self._background = Background(self._turn, thread=MONITOR, first_after=LOOK_EVERY_S)
 
     def add(self, core: W, look: Callable[[W], None]) -> None:
-        """Look after a group by ``look(core)``, cheap where nothing has happened, until it is closed."""
+        """Look after a group by ``look(core)``, the only one of the group, until it is closed."""
         with self._lock:
             self._looks[core] = look
         self._background.begin()

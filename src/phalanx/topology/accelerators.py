@@ -18,8 +18,7 @@ class Accelerator:
 
     ``visible`` are the variables that mask devices, all of them set to the same ids for a rank; ``lower`` are
     masks of a layer below, which renumber what ``visible`` then counts, and so must not be set beside it.
-    ``backend`` is the name that ``torch.distributed.init_process_group`` takes, ``noset`` the variable that
-    stops Ray from setting the mask.
+    ``backend`` is the name that ``torch.distributed.init_process_group`` takes.
     """
 
     name: str
@@ -27,16 +26,11 @@ class Accelerator:
     visible: tuple[str, ...]
     torch_device: str
     backend: str
-    noset: str
     lower: tuple[str, ...] = ()
 
 
-def _noset(variable: str) -> str:
-    return f"RAY_EXPERIMENTAL_NOSET_{variable}"
-
-
 ACCELERATORS: tuple[Accelerator, ...] = (
-    Accelerator("cuda", "GPU", ("CUDA_VISIBLE_DEVICES",), "cuda", "nccl", _noset("CUDA_VISIBLE_DEVICES")),
+    Accelerator("cuda", "GPU", ("CUDA_VISIBLE_DEVICES",), "cuda", "nccl"),
     # HIP reads CUDA_VISIBLE_DEVICES as an alias of its own mask; where both are set they must agree.
     Accelerator(
         "rocm",
@@ -44,7 +38,6 @@ ACCELERATORS: tuple[Accelerator, ...] = (
         ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
         "cuda",
         "nccl",
-        _noset("HIP_VISIBLE_DEVICES"),
         lower=("ROCR_VISIBLE_DEVICES",),
     ),
     Accelerator(
@@ -53,20 +46,16 @@ ACCELERATORS: tuple[Accelerator, ...] = (
         ("ZE_AFFINITY_MASK",),
         "xpu",
         "xccl",
-        _noset("ZE_AFFINITY_MASK"),
         lower=("ONEAPI_DEVICE_SELECTOR",),
     ),
-    Accelerator(
-        "npu", "NPU", ("ASCEND_RT_VISIBLE_DEVICES",), "npu", "hccl", _noset("ASCEND_RT_VISIBLE_DEVICES")
-    ),
-    Accelerator("tpu", "TPU", ("TPU_VISIBLE_CHIPS",), "xla", "xla", _noset("TPU_VISIBLE_CHIPS")),
+    Accelerator("npu", "NPU", ("ASCEND_RT_VISIBLE_DEVICES",), "npu", "hccl"),
+    Accelerator("tpu", "TPU", ("TPU_VISIBLE_CHIPS",), "xla", "xla"),
     Accelerator(
         "hpu",
         "HPU",
         ("HABANA_VISIBLE_MODULES",),
         "hpu",
         "hccl",
-        _noset("HABANA_VISIBLE_MODULES"),
         lower=("HABANA_VISIBLE_DEVICES",),
     ),
     Accelerator(
@@ -75,12 +64,8 @@ ACCELERATORS: tuple[Accelerator, ...] = (
         ("NEURON_RT_VISIBLE_CORES",),
         "xla",
         "xla",
-        _noset("NEURON_RT_VISIBLE_CORES"),
     ),
 )
-
-CPU_BACKEND = "gloo"
-"""The collective backend of ranks without accelerators."""
 
 MASK_VARIABLES: frozenset[str] = frozenset(
     [v for a in ACCELERATORS for v in (*a.visible, *a.lower)]

@@ -14,6 +14,8 @@ from phalanx.display.tables import Table
 from phalanx.weights.boxes import Box, volume
 from phalanx.weights.manifest import DTYPE_BYTES
 
+_MOST_NAMED = 4
+
 
 class Locality(IntEnum):
     """The distance between two ranks, nearest first. It decides the replica that is read, and the transport."""
@@ -192,6 +194,6 @@ def _notes(plan: Plan, delta_base: int) -> list[str]:
     return notes
 
 
-def _few(items: list[str], most: int = 4) -> str:
-    rest = f", and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + rest
+def _few(items: list[str]) -> str:
+    rest = f", and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
+    return ", ".join(items[:_MOST_NAMED]) + rest
