@@ -6,10 +6,7 @@ import pytest
 
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.topology.accelerators import (
-    ACCELERATORS,
-    MASK_VARIABLES,
     accelerator,
-    conflicts,
     ids_of,
     in_use,
     physical_to_logical,
@@ -60,29 +57,6 @@ def test_no_ids_make_a_mask_that_hides_every_device():
     assert visible_value([]) == ""
 
 
-@pytest.mark.parametrize("noset", [{}, {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}])
-@pytest.mark.parametrize("override", [{}, {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}])
-@pytest.mark.parametrize(
-    ("masks", "words"),
-    [
-        ({}, []),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, []),
-        ({"CUDA_VISIBLE_DEVICES": ""}, []),
-        ({"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}, []),
-        ({"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, ["Unset ROCR_VISIBLE_DEVICES"]),
-        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["Unset CUDA_VISIBLE_DEVICES"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,0"}, ["Set CUDA_VISIBLE_DEVICES='0,1'"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, ["Set CUDA_VISIBLE_DEVICES='0,2'"]),
-        ({"ASCEND_RT_VISIBLE_DEVICES": "3,3"}, ["Set ASCEND_RT_VISIBLE_DEVICES='3'"]),
-    ],
-)
-def test_each_conflict_of_masks_comes_with_its_fix(masks, words, noset, override):
-    found = conflicts({**masks, **noset, **override})
-
-    assert len(found) == len(words)
-    assert all(word in text for word, text in zip(words, found, strict=True))
-
-
 @pytest.mark.parametrize(
     ("name", "torch_device", "backend"),
     [
@@ -117,10 +91,6 @@ def test_an_unknown_accelerator_lists_the_known():
 )
 def test_the_vendor_behind_gpu_is_told_by_its_variables(env, name):
     assert in_use("GPU", env).name == name
-
-
-def test_every_mask_of_the_table_is_known_as_one():
-    assert {v for a in ACCELERATORS for v in (*a.visible, *a.lower)} <= MASK_VARIABLES
 
 
 def test_resources_are_named_once():

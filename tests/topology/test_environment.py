@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.accelerators import MASK_VARIABLES, accelerator
+from phalanx.topology.accelerators import accelerator
 from phalanx.topology.environment import rank_environment
 
 GPU = accelerator("GPU")
@@ -75,7 +75,7 @@ def test_an_accelerator_without_ids_hides_every_device():
 
 
 def test_without_an_accelerator_masks_are_left_alone():
-    assert not MASK_VARIABLES & set(env_of())
+    assert not [name for name in env_of() if name.endswith("VISIBLE_DEVICES")]
 
 
 def test_a_device_that_is_not_on_its_node_is_refused():
@@ -101,39 +101,12 @@ def test_threads_that_the_process_was_started_with_win_over_a_share_and_not_over
     assert env_of(**given, group_env={"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
-def test_threads_of_the_drivers_node_do_not():
-    env = env_of(cpus_of_node=16, slots_on_node=4, inherited={"OMP_NUM_THREADS": "64"})
-
-    assert env["OMP_NUM_THREADS"] == "4"
-
-
-def test_rank_wins_over_group_wins_over_inherited():
-    env = env_of(
-        inherited={"A": "driver", "B": "driver", "C": "driver"},
-        group_env={"B": "group", "C": "group"},
-        rank_env={"C": "rank"},
-    )
-
-    assert (env["A"], env["B"], env["C"]) == ("driver", "group", "rank")
-
-
-@pytest.mark.parametrize("name", [*sorted(MASK_VARIABLES), "HOSTNAME"])
-def test_facts_of_the_drivers_node_are_never_copied(name):
-    assert name not in env_of(inherited={name: "0"})
-
-
 def test_a_mask_that_the_user_gives_a_group_without_devices_stays():
     assert env_of(group_env={"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-@pytest.mark.parametrize("source", ["inherited", "group_env"])
-def test_identity_is_always_the_ranks_own(source):
-    assert env_of(**{source: {"RANK": "0", "MASTER_PORT": "1"}})["RANK"] == "5"
-
-
-def test_identity_cannot_be_overridden_per_rank():
-    with pytest.raises(DeclarationError, match="sets RANK, WORLD_SIZE, which Phalanx sets"):
-        env_of(rank_env={"RANK": "0", "WORLD_SIZE": "1"})
+def test_identity_is_always_the_ranks_own():
+    assert env_of(group_env={"RANK": "0", "MASTER_PORT": "1"})["RANK"] == "5"
 
 
 def test_a_value_that_is_not_text_is_answered_with_the_text_to_write():
@@ -144,7 +117,7 @@ def test_a_value_that_is_not_text_is_answered_with_the_text_to_write():
 def test_the_callers_mappings_are_not_changed():
     group_env = {"A": "1"}
 
-    env_of(group_env=group_env, rank_env={"A": "2"})
+    env_of(group_env=group_env)
 
     assert group_env == {"A": "1"}
 

@@ -22,10 +22,10 @@ from phalanx.topology.placement import (
 ONE_GPU = {"GPU": 1.0}
 
 
-def node(name: str, gpus: float = 0, free: float | None = None, **labels: str) -> NodeCapacity:
+def node(name: str, gpus: float = 0, free: float | None = None) -> NodeCapacity:
     total = {"CPU": 2.0, **({"GPU": float(gpus)} if gpus else {})}
     available = {"CPU": 2.0, **({"GPU": float(gpus if free is None else free)} if gpus else {})}
-    return NodeCapacity(name * 10, f"host-{name}", total, available, labels)
+    return NodeCapacity(name * 10, f"host-{name}", total, available)
 
 
 def fits_by_trying_all(blocks: list[int], capacities: list[int]) -> bool:
@@ -107,16 +107,9 @@ def test_eight_cpu_slots_fit_on_two_cores():
 
 
 def test_fractions_are_counted_in_rays_units():
-    capacity = NodeCapacity("n", "h", {"CPU": 0.3}, {"CPU": 0.1 + 0.2}, {})
+    capacity = NodeCapacity("n", "h", {"CPU": 0.3}, {"CPU": 0.1 + 0.2})
 
     assert check_feasible([capacity], [3], {"CPU": 0.1}).fits_now
-
-
-def test_only_nodes_with_the_labels_count():
-    nodes = [node("a", 8, zone="x"), node("b", 2, zone="y")]
-
-    assert check_feasible(nodes, [4], ONE_GPU, {"zone": "x"}).nodes == ("a" * 10,)
-    assert not check_feasible(nodes, [4], ONE_GPU, {"zone": "y"}).fits_total
 
 
 @given(st.integers(1, 10_000))
@@ -164,7 +157,7 @@ def test_a_machine_without_accelerators_is_told_the_two_ways_out():
 
 
 def test_another_kind_of_accelerator_is_pointed_out():
-    npu = NodeCapacity("n", "h", {"NPU": 8.0}, {"NPU": 8.0}, {})
+    npu = NodeCapacity("n", "h", {"NPU": 8.0}, {"NPU": 8.0})
 
     assert "no node has a GPU, but there are NPU" in placement_table([npu], [4], ONE_GPU)
 
@@ -209,17 +202,11 @@ def test_the_table_shows_have_and_free_of_each_node():
 
 
 def test_an_absent_accelerator_type_lists_those_present():
-    typed = NodeCapacity("n", "h", {"GPU": 8, "accelerator_type:H100": 1}, {"GPU": 8}, {})
+    typed = NodeCapacity("n", "h", {"GPU": 8, "accelerator_type:H100": 1}, {"GPU": 8})
 
     table = placement_table([typed], [4], bundle_resources("GPU", accelerator_type="A100"))
 
     assert "no node has accelerator type 'A100'; present: H100" in table
-
-
-def test_absent_labels_list_those_present():
-    table = placement_table([node("a", 8, zone="x")], [4], ONE_GPU, labels={"zone": "y"})
-
-    assert "no node has the labels zone=y; present: zone=x" in table
 
 
 def test_a_cluster_without_nodes_says_so():
@@ -227,6 +214,6 @@ def test_a_cluster_without_nodes_says_so():
 
 
 def test_memory_is_shown_in_gib():
-    big = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30}, {})
+    big = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
 
     assert "4.0 GiB/1.0 GiB" in placement_table([big], [1], {"memory": 2.0**31})

@@ -14,8 +14,6 @@ from phalanx.members.rank_replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.recovery import go_back
 from phalanx.members.snapshots import take_together
 
-__all__ = ["replace_ranks", "restore", "snapshot"]
-
 
 @overload
 def snapshot(group: WorkerGroup, /) -> Snapshot: ...

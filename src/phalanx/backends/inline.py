@@ -125,7 +125,7 @@ class InlineBackend:
             for resource, amount in held.bundle.items():
                 free[resource] = free.get(resource, 0.0) - amount * sum(held.blocks)
         host = socket.gethostname()
-        return [NodeCapacity(node_id=_NODE, host=host, total=dict(self._total), available=free, labels={})]
+        return [NodeCapacity(node_id=_NODE, host=host, total=dict(self._total), available=free)]
 
     def holders(self) -> list[Holder]:
         return [

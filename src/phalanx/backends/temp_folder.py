@@ -18,8 +18,6 @@ import tempfile
 import threading
 import time
 
-__all__ = ["OwnFolder", "new_folder", "sweep"]
-
 _PREFIX = "phalanx-inline-"
 _LOCK = "owner"
 _UNLOCKED_S = 3600.0

@@ -73,19 +73,6 @@ def _send_unchecked(group: Group, epoch: Epoch, plan: CallPlan, title: str, numb
     return call
 
 
-def only_answer(call: Call, seconds: float | None) -> Any:
-    """Wait for the answer of a call to one rank, and return it.
-
-    Raises:
-        PhalanxError: the rank raised it, or was lost.
-        NotReady: there is no answer within ``seconds``.
-    """
-    (answer,) = call.answers(seconds).values()
-    if isinstance(answer, PhalanxError | NotReady):
-        raise answer
-    return answer
-
-
 def gather_before_end(group: Group, seconds: float) -> None:
     """Fetch the data that traces and profiles gathered on ranks, before the ranks' processes end."""
     for gather in list(group.before_end):

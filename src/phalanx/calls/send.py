@@ -266,17 +266,12 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
         if spec.replicated:
             check_replicated(core.name, call.method, call.plan.ranks, outputs)
         if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):
-            orders = _ask_all(core, questions.order, "")
+            ranks = range(core.world_size)
+            asked = CallPlan(ranks, (Same(questions.order),), {}, GatherPlan("list", ranks))
+            orders = send(core, CallRequest(asked, MethodSpec(HOST), "")).result(None)
             check_order(core.name, call.method, [[Executed(*one) for one in order] for order in orders])
 
     return verify
-
-
-def _ask_all(core: Group, function: Callable[..., Any], role: str) -> list[Any]:
-    """Run a function of the library on every rank, behind the calls that it has, and return the outputs by rank."""
-    ranks = range(core.world_size)
-    plan = CallPlan(ranks, (Same(function),), {}, GatherPlan("list", ranks))
-    return send(core, CallRequest(plan, MethodSpec(HOST), role)).result(None)
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:

@@ -51,9 +51,7 @@ class StreamedRows:
         self._given = dict(zip(ranks, given or rows, strict=True))
         self._starts = dict(zip(ranks, accumulate(rows, initial=0), strict=False))
         self._order = order
-        self._left = sum(rows)
         self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
-        self._over: set[int] = set()
 
     def receive(self, rank: int, item: Any) -> Row | RowFault | None:
         """What a rank yielded. None: a padded row."""
@@ -70,13 +68,11 @@ class StreamedRows:
         self._seen[rank].add(index)
         if index >= self._rows[rank]:
             return None
-        self._left -= 1
         place = self._starts[rank] + index
         return Row(place if self._order is None else int(self._order[place]), item[1])
 
     def finish(self, rank: int) -> RowFault | None:
         """The rank yields no more."""
-        self._over.add(rank)
         missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
         if not missing:
             return None
@@ -86,11 +82,6 @@ class StreamedRows:
             f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
             " row once",
         )
-
-    @property
-    def left(self) -> int:
-        """Rows that are still to come."""
-        return self._left
 
 
 def _index(value: Any) -> int | None:

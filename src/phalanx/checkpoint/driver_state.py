@@ -13,8 +13,6 @@ from phalanx.declare.stateful import ways_of
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.worker.rank_state import Generators
 
-__all__ = ["DriverState"]
-
 _SINGLE = "state"
 
 

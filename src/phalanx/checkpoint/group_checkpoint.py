@@ -41,8 +41,6 @@ from phalanx.errors import (
 )
 from phalanx.weights.sync_pairs import Ranks
 
-__all__ = ["GroupLoad", "GroupSave", "abandoning", "check_parts", "load_groups", "plan_group", "prefix_of"]
-
 _POLL_S = (0.005, 0.1)
 """Seconds between looks for reports: at first, and at last."""
 _ASK_S = 2.0

@@ -20,8 +20,6 @@ from phalanx.checkpoint.storage import storage_errors
 from phalanx.errors import CheckpointError
 from phalanx.weights.sync_pairs import Ranks
 
-__all__ = ["load_model", "save_model"]
-
 
 def save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     """Write the model of a role into a new folder. Each rank writes its boxes. Return the bytes.

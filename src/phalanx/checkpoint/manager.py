@@ -23,8 +23,6 @@ from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
 
-__all__ = ["CheckpointManager", "RunSave"]
-
 _DRIVER = "driver/state.pickle"
 _LAYOUT = "run"
 

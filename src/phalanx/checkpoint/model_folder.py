@@ -34,17 +34,6 @@ from phalanx.checkpoint.stored_keys import StoredKey, StoredState
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 from phalanx.worker.rank_state import Path
 
-__all__ = [
-    "INDEX",
-    "Layout",
-    "ModelReader",
-    "Place",
-    "plan_layout",
-    "read_model",
-    "save_config",
-    "write_boxes",
-]
-
 INDEX = "model.safetensors.index.json"
 _TYPES = {
     torch.float64: "F64",

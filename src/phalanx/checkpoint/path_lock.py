@@ -18,8 +18,6 @@ import time
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.errors import CheckpointLocked
 
-__all__ = ["PathLock", "holder_of"]
-
 LOCK = ".lock"
 CLAIM = "claim.json"
 _ATTEMPTS = 3

@@ -33,8 +33,6 @@ from phalanx.checkpoint.value_digest import value_digest
 from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
 from phalanx.worker.rank_state import LocalTensor, Path
 
-__all__ = ["LoadPlanner", "PlanData", "SavePlanner", "merge_plans", "rank_key"]
-
 _BY_NAME = ("model.", "optimizer.")
 """Leaves that a load finds by the names of parameters, on any rank."""
 

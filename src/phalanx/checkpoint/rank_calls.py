@@ -15,8 +15,6 @@ from phalanx.group.group import Group
 from phalanx.members.recovery import ensure_ready
 from phalanx.weights.sync_pairs import Ranks
 
-__all__ = ["Count", "checked_group", "counting", "results", "send"]
-
 Count = Callable[[], object]
 """Advances a progress bar by a rank."""
 

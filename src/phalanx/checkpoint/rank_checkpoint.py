@@ -25,8 +25,6 @@ from phalanx.tracing.spans import span
 from phalanx.worker.rank_state import LocalTensor, RankState, states_of
 from phalanx.worker.worker_runtime import WorkerRuntime
 
-__all__ = ["LoadReport", "LoadRequest", "ModelRequest", "RankCheckpoint", "RankFiles", "WriteRequest"]
-
 T = TypeVar("T")
 
 _END_S = 2.0

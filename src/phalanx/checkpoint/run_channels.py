@@ -15,8 +15,6 @@ from phalanx.checkpoint.steps import SavedStep, StepWriter
 from phalanx.errors import ChannelError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 
-__all__ = ["RunChannels"]
-
 FILE = "driver/channels.pickle"
 FILE_OF_FORMAT_1 = "driver/links.pickle"
 

@@ -15,8 +15,6 @@ from phalanx.calls.timeouts import checked
 from phalanx.errors import CallCancelled, CallTimeout
 from phalanx.session.wait_threads import Pending
 
-__all__ = ["SaveFuture"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("phalanx")

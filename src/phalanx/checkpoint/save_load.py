@@ -25,8 +25,6 @@ from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 
-__all__ = ["CheckpointInfo", "load", "save"]
-
 Format = Literal["steps", "hugging face"]
 
 

@@ -22,8 +22,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
 from phalanx.errors import CheckpointError
 
-__all__ = ["METADATA", "DirectFile", "StepFiles", "reader_of", "write_items"]
-
 _BLOCK = 4 << 20
 _PAGE = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every platform

@@ -22,17 +22,6 @@ from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.storage import FileFacts, Storage, digest
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
 
-__all__ = [
-    "MANIFEST",
-    "FoundStep",
-    "Manifest",
-    "SavedStep",
-    "StepWriter",
-    "checked_number",
-    "find_steps",
-    "listed",
-]
-
 MANIFEST = "manifest.json"
 FORMAT = 2
 READABLE = (1, 2)

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from phalanx.errors import CheckpointError, PhalanxError
 
-__all__ = ["FileFacts", "Storage", "advice", "digest", "storage_errors"]
-
 _BLOCK = 8 << 20
 _ATOMIC = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "memory"}
 """Stores whose files appear complete. Files of others (``sftp://``, ``hdfs://``) are visible while they grow."""

@@ -17,8 +17,6 @@ from phalanx.checkpoint.storage import FileFacts, Storage
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch
 from phalanx.worker.rank_state import Path, SavedLeaf, key_of
 
-__all__ = ["CATALOGUE", "StoredState", "read_stored"]
-
 CATALOGUE = "catalogue.json"
 """File of format 1 with the paths of the leaves and the ranks that had them."""
 

@@ -13,8 +13,6 @@ from xxhash import xxh3_64
 
 from phalanx.weights.digests import tensor_digest
 
-__all__ = ["value_digest"]
-
 
 def value_digest(value: Any) -> str:
     """Return the digest of a value, 16 hexadecimal digits."""

@@ -26,8 +26,6 @@ from phalanx.errors import (
 )
 from phalanx.wire.failure import RankFailure, rebuild
 
-__all__ = ["combine", "is_cut_off", "looks_like_victim", "tells_of_a_peer", "with_victims"]
-
 # What gloo, NCCL, HCCL and the c10d store say on the ranks that were left waiting. Sources: gloo
 # transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
 # ProcessGroupNCCL.cpp, TCPStore.cpp.

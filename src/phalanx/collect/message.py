@@ -8,8 +8,6 @@ from itertools import groupby
 
 from phalanx.errors import RankReport
 
-__all__ = ["rank_list", "render"]
-
 _MAX_RANGES = 12
 _MAX_KINDS = 4
 _MAX_PLACES = 16

@@ -24,8 +24,6 @@ from phalanx.errors import (
 from phalanx.wire.exceptions import Parts, assemble, load_parts
 from phalanx.wire.failure import RankFailure
 
-__all__ = ["remote_error", "remote_error_type"]
-
 # On the driver these would end its own loops and generators in silence, not report a failure.
 _NEVER = (StopIteration, StopAsyncIteration, RankFailure)
 # Of phalanx's own errors those that say the same to whoever called: weights, channels, leases and saves are shared

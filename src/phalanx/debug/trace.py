@@ -34,8 +34,6 @@ from phalanx.wire.messages import RUN, Message
 from phalanx.wire.value import Value
 from phalanx.worker.control import MARK_VARIABLE
 
-__all__ = ["Tracer", "trace"]
-
 _CHUNK = 8 << 20
 _log = logging.getLogger("phalanx")
 

@@ -13,8 +13,6 @@ from phalanx.declare.context import WorkerContext, context_of
 from phalanx.declare.stateful import stateful
 from phalanx.errors import DeclarationError
 
-__all__ = ["StateDeclared", "StateOf", "register_state"]
-
 
 @dataclass(frozen=True)
 class StateOf:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Stateful", "Ways", "stateful", "ways_of"]
-
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
 """Modules and most of torch; its generators, numpy's old ones; those of ``random``."""
 _ONE = "state"

@@ -12,17 +12,6 @@ from typing import Any
 from phalanx.declare.context import WorkerContext, context_of, present_context
 from phalanx.errors import DeclarationError
 
-__all__ = [
-    "Accepted",
-    "Load",
-    "Memory",
-    "Published",
-    "WeightsDeclared",
-    "accept",
-    "current_version",
-    "publish",
-]
-
 Load = Callable[[Iterable[tuple[str, Any]]], object]
 Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

@@ -28,8 +28,6 @@ from phalanx.engines.engine_types import (
 from phalanx.engines.model_runner import ModelRunner
 from phalanx.errors import DeclarationError, WeightsTorn
 
-__all__ = ["RolloutEngine", "endpoints"]
-
 TAGS: tuple[str, ...] = ("weights", "kv_cache")
 
 _ENGINE = Dispatch.mesh("engine")

@@ -14,8 +14,6 @@ from phalanx.engines.engine_types import EngineStatistics, PauseMode, Tokens
 from phalanx.engines.model_runner import ModelRunner
 from phalanx.tracing.spans import process
 
-__all__ = ["EngineCall", "EngineLoop", "TokenRate"]
-
 _RATE_S = 10.0
 _REPORT_S = 0.5
 

@@ -25,8 +25,6 @@ from phalanx.engines.engine_types import (
 )
 from phalanx.engines.vocabulary import Vocabulary
 
-__all__ = ["Answer", "RequestFactory", "Row", "SampledToken"]
-
 
 class SampledToken(NamedTuple):
     """A token of an answer, from a step of a model runner.

@@ -9,21 +9,6 @@ from typing import Any, Literal, TypeAlias
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.errors import DeclarationError
 
-__all__ = [
-    "UNKNOWN_VERSION",
-    "Capabilities",
-    "Completion",
-    "Endpoint",
-    "EngineStatistics",
-    "FinishReason",
-    "PauseMode",
-    "Prefix",
-    "Prompt",
-    "SamplingParams",
-    "Stop",
-    "Tokens",
-]
-
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 """Stop token or text; ``max_tokens`` or the context reached; aborted; the row cannot be served."""
 

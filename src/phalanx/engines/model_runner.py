@@ -9,8 +9,6 @@ from phalanx.engines.engine_requests import Answer, SampledToken
 from phalanx.engines.engine_types import Capabilities, SamplingParams
 from phalanx.engines.vocabulary import Vocabulary
 
-__all__ = ["ModelRunner"]
-
 
 class ModelRunner(abc.ABC):
     """Runs the model of an engine. :class:`RolloutEngine` calls its methods from a single thread, in sequence.

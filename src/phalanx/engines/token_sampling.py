@@ -17,8 +17,6 @@ from torch import Tensor
 
 from phalanx.engines.engine_requests import Answer, SampledToken
 
-__all__ = ["keep_top_p", "random_stream", "sample_by_numbers", "sample_tokens", "uniform_numbers"]
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -22,8 +22,6 @@ from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.token_sampling import sample_tokens
 from phalanx.engines.vocabulary import Vocabulary, check_folder, decoder, end_tokens, load_tokenizer
 
-__all__ = ["TransformersRollout"]
-
 _TOP = 64
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Vocabulary", "check_folder", "decoder", "end_tokens", "load_tokenizer"]
-
 
 @dataclass(frozen=True)
 class Vocabulary:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from phalanx.display.byte_format import size
 
-__all__ = ["Snapshot", "holders", "lost_copies"]
-
 
 @dataclass(frozen=True)
 class Snapshot:

@@ -12,7 +12,7 @@ import cloudpickle
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.run_on import only_answer, run_on
+from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import bounded
 from phalanx.errors import DeclarationError, GroupClosed
 from phalanx.group.epoch import GroupCard
@@ -75,7 +75,7 @@ def leave_record(core: Group) -> None:
     kept = run_on(
         core, questions.keep_record, record.to_bytes(), ranks=(0,), title="keep_record", checked=False
     )
-    only_answer(kept, None)
+    kept.result(None)
 
 
 def recall_record(backend: Backend, name: str, handle: Any, timeout: float) -> DetachedRecord:

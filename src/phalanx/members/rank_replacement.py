@@ -15,8 +15,6 @@ from phalanx.members.membership_rollback import settle
 from phalanx.members.processes import replace_processes, restart
 from phalanx.members.snapshots import check_held, from_peer, restore, take
 
-__all__ = ["heal", "replace_lost_ranks"]
-
 _log = logging.getLogger("phalanx")
 _SECONDS = 300.0
 

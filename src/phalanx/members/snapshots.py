@@ -16,8 +16,6 @@ from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
 from phalanx.worker import snapshot_handlers as handlers
 from phalanx.worker.snapshot_handlers import RestoreRequest, SnapshotReply, SnapshotRequest
 
-__all__ = ["check_held", "from_peer", "has_state", "in_one_order", "restore", "take", "take_together"]
-
 
 def take(core: Group) -> Snapshot:
     """Take a snapshot of a group that this driver owns."""

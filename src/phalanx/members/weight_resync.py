@@ -9,8 +9,6 @@ from phalanx.errors import PhalanxError
 from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State
 
-__all__ = ["bring_to_joined", "bring_to_replaced", "mend_sources"]
-
 _log = logging.getLogger("phalanx")
 
 

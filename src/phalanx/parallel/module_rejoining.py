@@ -13,8 +13,6 @@ from torch.distributed.tensor import DTensor
 from phalanx.errors import DeclarationError
 from phalanx.weights.local_layout import local_of
 
-__all__ = ["keep_tensors", "replace_groups"]
-
 
 def keep_tensors(
     made: torch.nn.Module, kept: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None

@@ -8,8 +8,6 @@ from phalanx.pools.pool import ResourcePool
 from phalanx.topology.placement import NodeCapacity, check_feasible
 from phalanx.topology.slots import Slot
 
-__all__ = ["going_blocks", "has_room", "room_elsewhere"]
-
 Block = tuple[str, int]
 """Of which pool it is, and its number there."""
 

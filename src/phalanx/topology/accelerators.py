@@ -67,12 +67,6 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     ),
 )
 
-MASK_VARIABLES: frozenset[str] = frozenset(
-    [v for a in ACCELERATORS for v in (*a.visible, *a.lower)]
-    + ["NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "NEURON_RT_NUM_CORES", "TPU_VISIBLE_DEVICES"]
-)
-"""Every variable that masks devices: true on one node only, so never copied from the driver."""
-
 
 def accelerator(name: str) -> Accelerator:
     """The accelerator of that name (``cuda``), or the first of that Ray resource (``GPU``).
@@ -147,67 +141,7 @@ def physical_to_logical(mask: str | None, physical_id: str) -> int:
     )
 
 
-def conflicts(env: Mapping[str, str]) -> list[str]:
-    """What is wrong with the device masks in ``env``, each with its fix; empty when nothing is."""
-    return [
-        *_layer_conflicts(env),
-        *_alias_conflicts(env),
-        *_duplicate_conflicts(env),
-        *_empty_conflicts(env),
-    ]
-
-
 def _is_prefix(shown: str, wanted: str) -> bool:
     return not (shown.isdigit() or wanted.isdigit()) and (
         wanted.startswith(shown) or shown.startswith(wanted)
     )
-
-
-def _layer_conflicts(env: Mapping[str, str]) -> list[str]:
-    return [
-        f"{low}={env[low]!r} and {high}={env[high]!r} are both set: the first renumbers the devices that the "
-        f"second counts, so an index means another device than it says. Unset {low} and keep {high}"
-        for kind in ACCELERATORS
-        for low in kind.lower
-        for high in kind.visible[:1]
-        if low in env and high in env
-    ]
-
-
-def _alias_conflicts(env: Mapping[str, str]) -> list[str]:
-    return [
-        f"{first}={env[first]!r} and {alias}={env[alias]!r} mask the same devices and differ. Unset {alias}, "
-        f"or set it to {env[first]!r}"
-        for kind in ACCELERATORS
-        for first, alias in [(kind.visible[0], other) for other in kind.visible[1:]]
-        if first in env and alias in env and ids_of(env[first]) != ids_of(env[alias])
-    ]
-
-
-def _duplicate_conflicts(env: Mapping[str, str]) -> list[str]:
-    found: list[str] = []
-    for name in sorted(MASK_VARIABLES & set(env)):
-        ids = ids_of(env[name])
-        twice = sorted({i for i in ids if ids.count(i) > 1})
-        if twice:
-            fixed = visible_value(list(dict.fromkeys(ids)))
-            found.append(
-                f"{name}={env[name]!r} names {', '.join(twice)} more than once, which makes the runtime hide "
-                f"devices. Set {name}={fixed!r}"
-            )
-    return found
-
-
-def _empty_conflicts(env: Mapping[str, str]) -> list[str]:
-    """An id after an empty item or -1 is hidden: CUDA stops reading its mask at the first invalid id."""
-    found: list[str] = []
-    for name in sorted(MASK_VARIABLES & set(env)):
-        items = [item.strip() for item in env[name].split(",")]
-        invalid = next((i for i, item in enumerate(items) if item in ("", "-1")), None)
-        if invalid is not None and len(items) > 1:
-            kept = visible_value([item for item in items if item not in ("", "-1")])
-            found.append(
-                f"{name}={env[name]!r} has the invalid item {items[invalid]!r} at place {invalid}, and "
-                f"devices after it are hidden. Set {name}={kept!r}"
-            )
-    return found

@@ -6,17 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.accelerators import MASK_VARIABLES, Accelerator, physical_to_logical, visible_value
+from phalanx.topology.accelerators import Accelerator, physical_to_logical, visible_value
 
 Visible = Literal["own", "node"]
-
-IDENTITY: frozenset[str] = frozenset(
-    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-)
-"""What torch's ``env://`` rendezvous reads; always the rank's own."""
-
-NODE_LOCAL: frozenset[str] = MASK_VARIABLES | {"HOSTNAME", "HOST", "TMPDIR", "XDG_RUNTIME_DIR"}
-"""Variables that are true on one node only, so never copied from the driver."""
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -37,13 +29,10 @@ def rank_environment(
     slots_on_node: int = 1,
     threads: str | None = None,
     group_env: Mapping[str, str] | None = None,
-    inherited: Mapping[str, str] | None = None,
-    rank_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables to set in the process of ``rank``, on top of what its process started with.
 
-    Later wins: ``inherited`` from the driver (less device masks and other facts of the driver's node, and the thread
-    count), the thread count, ``group_env``, the rank's identity and device mask, ``rank_env``.
+    Later wins: the thread count, ``group_env``, the rank's identity and device mask.
 
     ``LOCAL_RANK`` is the index that ``torch.cuda.set_device`` must get: 0 with ``visible="own"`` (the process
     sees only ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all
@@ -53,20 +42,18 @@ def rank_environment(
     ``cpus_of_node`` shared by the pool's slots there, at least 1. Ray alone would make it 1.
 
     Raises:
-        DeclarationError: an unknown ``visible``, a value that is not text, or ``rank_env`` sets the identity.
+        DeclarationError: an unknown ``visible``, or a value that is not text.
         PlacementError: a device of the rank is not among its node's.
     """
     _check_visible(visible)
-    group_env, inherited, rank_env = group_env or {}, inherited or {}, rank_env or {}
-    _check_rank_env(rank, rank_env)
     mask, first = _devices(visible, own_ids, node_ids)
     index = local_rank if first is None else first
-    env = {name: value for name, value in inherited.items() if name not in NODE_LOCAL}
+    env: dict[str, str] = {}
     if threads is not None:
         env[THREADS] = threads
     elif cpus_of_node is not None:
         env[THREADS] = str(threads_per_rank(cpus_of_node, slots_on_node))
-    env.update(group_env)
+    env.update(group_env or {})
     env.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
@@ -77,7 +64,6 @@ def rank_environment(
     )
     if accelerator is not None:
         env.update(dict.fromkeys(accelerator.visible, visible_value(mask)))
-    env.update(rank_env)
     _check_text(env)
     return env
 
@@ -114,15 +100,6 @@ def _check_visible(visible: object) -> None:
         raise DeclarationError(
             f"visible_devices={visible!r}: expected 'own' (a rank sees its own devices only) or 'node' (it "
             "sees all of the group's devices on its node)"
-        )
-
-
-def _check_rank_env(rank: int, rank_env: Mapping[str, Any]) -> None:
-    taken = sorted(IDENTITY & set(rank_env))
-    if taken:
-        raise DeclarationError(
-            f"the environment of rank {rank} sets {', '.join(taken)}, which Phalanx sets for each rank; "
-            f"leave {'it' if len(taken) == 1 else 'them'} out"
         )
 
 

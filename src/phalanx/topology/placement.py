@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from phalanx.errors import DeclarationError
 from phalanx.topology.accelerators import resource_names
@@ -27,7 +27,6 @@ class NodeCapacity:
     host: str
     total: Mapping[str, float]
     available: Mapping[str, float]
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,13 @@ def check_feasible(
     nodes: Sequence[NodeCapacity],
     blocks: Sequence[int],
     resources: Mapping[str, float],
-    labels: Mapping[str, str] | None = None,
 ) -> Feasibility:
     """Whether ``blocks[i]`` slots of ``resources`` each fit, each block whole on one node.
 
-    Blocks may share a node. Only nodes that carry all of ``labels`` count.
+    Blocks may share a node.
     """
-    ever = pack(blocks, [capacity(node, node.total, resources, labels) for node in nodes])
-    now = pack(blocks, [capacity(node, node.available, resources, labels) for node in nodes])
+    ever = pack(blocks, [capacity(node, node.total, resources) for node in nodes])
+    now = pack(blocks, [capacity(node, node.available, resources) for node in nodes])
     chosen = None if now.nodes is None else tuple(nodes[i].node_id for i in now.nodes)
     return Feasibility(ever.possible, now.possible, ever.decided and now.decided, chosen)
 
@@ -74,11 +72,8 @@ def capacity(
     node: NodeCapacity,
     amounts: Mapping[str, float],
     resources: Mapping[str, float],
-    labels: Mapping[str, str] | None = None,
 ) -> int:
-    """How many slots of ``resources`` fit in ``amounts`` of ``node``; 0 where it lacks one of ``labels``."""
-    if any(node.labels.get(key) != value for key, value in (labels or {}).items()):
-        return 0
+    """How many slots of ``resources`` fit in ``amounts`` of a node."""
     wanted = {name: _units(amount) for name, amount in resources.items() if _units(amount) > 0}
     counts = [_units(amounts.get(name, 0.0)) // amount for name, amount in wanted.items()]
     return max(0, min(counts)) if counts else _UNITS  # a slot that asks for nothing fits anywhere
@@ -138,10 +133,9 @@ def placement_table(
     blocks: Sequence[int],
     resources: Mapping[str, float],
     holders: Sequence[Holder] = (),
-    labels: Mapping[str, str] | None = None,
 ) -> str:
     """Lines of text: what was asked for, what each node has, who holds it, and what to do about it."""
-    request = _Request(tuple(nodes), tuple(blocks), resources, tuple(holders), labels or {})
+    request = _Request(tuple(nodes), tuple(blocks), resources, tuple(holders))
     return "\n".join([request.wanted(), *request.rows(), *(f"-> {advice}" for advice in request.advice())])
 
 
@@ -151,7 +145,6 @@ class _Request:
     blocks: tuple[int, ...]
     resources: Mapping[str, float]
     holders: tuple[Holder, ...]
-    labels: Mapping[str, str]
 
     @property
     def slots(self) -> int:
@@ -160,10 +153,9 @@ class _Request:
     def wanted(self) -> str:
         each = amounts_text(self.resources) or "nothing"
         total = amounts_text({name: amount * self.slots for name, amount in self.resources.items()})
-        labelled = f", on nodes with {_pairs(self.labels)}" if self.labels else ""
         return (
             f"wanted: {_plural(self.slots, 'slot')} in blocks of {list(self.blocks)}, each block on one "
-            f"node{labelled}; {each} per slot, {total or 'nothing'} in all"
+            f"node; {each} per slot, {total or 'nothing'} in all"
         )
 
     def rows(self) -> list[str]:
@@ -180,10 +172,7 @@ class _Request:
         ]
         if missing:
             return [self._missing(name) for name in missing]
-        if not self._labelled():
-            present = sorted({_pairs({k: node.labels[k]}) for node in self.nodes for k in node.labels})
-            return [f"no node has the labels {_pairs(self.labels)}; present: {', '.join(present) or 'none'}"]
-        fits = check_feasible(self.nodes, self.blocks, self.resources, self.labels)
+        fits = check_feasible(self.nodes, self.blocks, self.resources)
         if not fits.fits_total:
             return self._never()
         return ["it fits now: what was in the way is gone, try again"] if fits.fits_now else self._busy()
@@ -191,17 +180,12 @@ class _Request:
     def _columns(self) -> list[str]:
         return [name for name in self.resources if not name.startswith(_TYPE_PREFIX)]
 
-    def _labelled(self) -> list[NodeCapacity]:
-        return [n for n in self.nodes if all(n.labels.get(k) == v for k, v in self.labels.items())]
-
     def _row(self, node: NodeCapacity) -> list[str]:
         have = [
             f"{amount_text(name, node.total.get(name, 0))}/{amount_text(name, node.available.get(name, 0))}"
             for name in self._columns()
         ]
-        fitting = [
-            capacity(node, amounts, self.resources, self.labels) for amounts in (node.total, node.available)
-        ]
+        fitting = [capacity(node, amounts, self.resources) for amounts in (node.total, node.available)]
         held = [
             f"{holder.name} ({amounts_text(holder.resources)})"
             for holder in self.holders
@@ -232,7 +216,7 @@ class _Request:
         return f"no node has the resource {name!r}: start one with it (`ray start --help`), or leave it out"
 
     def _never(self) -> list[str]:
-        capacities = [capacity(node, node.total, self.resources, self.labels) for node in self.nodes]
+        capacities = [capacity(node, node.total, self.resources) for node in self.nodes]
         largest, total = max(capacities), sum(capacities)
         if largest == 0:
             return [f"no node holds even one slot: {self._short()}"]
@@ -249,8 +233,7 @@ class _Request:
         ]
 
     def _short(self) -> str:
-        labelled = self._labelled()
-        most = {name: max(node.total.get(name, 0) for node in labelled) for name in self.resources}
+        most = {name: max(node.total.get(name, 0) for node in self.nodes) for name in self.resources}
         short = [name for name, amount in self.resources.items() if _units(most[name]) < _units(amount)]
         lacks = [
             f"a slot wants {name} {amount_text(name, self.resources[name])}, the most on a node is "
@@ -265,7 +248,7 @@ class _Request:
         holding = sorted(
             {h.name for h in self.holders if any(name in h.resources for name in self.resources)}
         )
-        free = max(capacity(node, node.available, self.resources, self.labels) for node in self.nodes)
+        free = max(capacity(node, node.available, self.resources) for node in self.nodes)
         who = (
             f" held by {', '.join(holding)}"
             if holding
@@ -296,10 +279,6 @@ def _units(amount: float) -> int:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _pairs(labels: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in labels.items())
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

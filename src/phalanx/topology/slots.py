@@ -51,11 +51,6 @@ class PoolShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "process_on_nodes", _checked_shape(self.process_on_nodes))
 
-    @property
-    def world_size(self) -> int:
-        """The number of slots."""
-        return sum(self.process_on_nodes)
-
     def slots(self, pool: str) -> SlotView:
         """The slots of a pool of this shape, named ``pool``, block by block."""
         return SlotView(

@@ -116,11 +116,6 @@ class DeltaPacking(Packing):
         """Note that version ``number`` was sent or has arrived: it is the base now."""
         self._version, self._is_syncing = number, False
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the base."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._base.values())
-
     def capacity(self, bucket: Bucket) -> int:
         elements = sum(slot.nbytes for slot in bucket.slots)
         return _HEADER.size + _PART.size * len(bucket.slots) + elements

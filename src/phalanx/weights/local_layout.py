@@ -83,14 +83,14 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
         raise DeclarationError(
             f"weights are an nn.Module or a mapping of names to tensors, not {type(model).__name__}"
         )
-    wrong = {str(name): type(value).__name__ for name, value in model.items() if not _is_tensor(value)}
+    wrong = {
+        str(name): type(value).__name__
+        for name, value in model.items()
+        if not isinstance(value, torch.Tensor)
+    }
     if wrong:
         raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are no tensors")
     return dict(model)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> LocalLayout:

@@ -92,11 +92,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
             raise raisable(outcome)
         return outcome
 
-    @property
-    def calls(self) -> Sequence[object]:
-        """Its calls, on the ranks of all its groups."""
-        return self._all
-
     def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
         try:
             self._wait_for_all(timeout)

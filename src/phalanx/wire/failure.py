@@ -14,8 +14,6 @@ from phalanx.errors import FailureKind, RankReport
 from phalanx.wire.exceptions import encodable, pack, text_of, type_name_of, unpack
 from phalanx.wire.messages import full_name
 
-__all__ = ["UNKNOWN_RANK", "RankFailure", "capture", "rebuild", "report_of", "undecodable"]
-
 UNKNOWN_RANK = -1
 """The rank of a failure that happened before the process had one, or outside of any rank."""
 

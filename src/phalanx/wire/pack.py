@@ -36,8 +36,6 @@ else:
     torch = lazy("torch")
 torch_utils: Any = lazy("torch._utils")
 
-__all__ = ["Sink", "dtype_names", "reduce_array", "reduce_tensor"]
-
 Reduced = tuple[Any, ...]
 
 

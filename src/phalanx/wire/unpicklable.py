@@ -10,8 +10,6 @@ from typing import Any
 
 from phalanx.wire.value import Value
 
-__all__ = ["explain_unpicklable"]
-
 _DEEPEST = 32
 
 Try = Callable[[Any], None]

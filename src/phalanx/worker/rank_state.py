@@ -23,8 +23,6 @@ from phalanx.weights.boxes import LocalBox, volume, whole
 from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors
 from phalanx.weights.megatron_layout import read_megatron
 
-__all__ = ["Generators", "LocalTensor", "Path", "RankState", "SavedLeaf", "has_state", "key_of", "states_of"]
-
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
 

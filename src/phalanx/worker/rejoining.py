@@ -15,9 +15,6 @@ from phalanx.worker.collectives import collectives
 if TYPE_CHECKING:  # a driver needs the names of this module, and no runtime
     from phalanx.worker.worker_runtime import WorkerRuntime
 
-__all__ = ["Rejoin", "rejoin"]
-
-
 #: Key of the world that a rank left and has not joined again: that may need another try.
 _LEFT = "left world"
 

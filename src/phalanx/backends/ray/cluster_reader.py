@@ -20,9 +20,7 @@ _CONNECTS_WITHIN_S = 2.0
 class NodeView:
     """A node of the cluster."""
 
-    node_id: str
     host: str
-    address: str
     alive: bool
     resources: dict[str, float]
 
@@ -64,9 +62,7 @@ class ClusterReader:
         """The nodes of the cluster."""
         return [
             NodeView(
-                node_id=info.node_id.hex(),
                 host=info.node_manager_hostname,
-                address=info.node_manager_address,
                 alive=info.state == 0,
                 resources=dict(info.resources_total),
             )

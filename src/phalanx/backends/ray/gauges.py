@@ -8,8 +8,6 @@ from typing import Any
 
 from phalanx.config import settings
 
-__all__ = ["show"]
-
 _gauges: dict[str, Any] = {}
 
 

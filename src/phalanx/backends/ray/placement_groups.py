@@ -48,7 +48,7 @@ def store_space() -> StoreSpace | None:
 
 
 def nodes() -> list[NodeCapacity]:
-    """Alive nodes with total and free resources and labels."""
+    """Alive nodes with total and free resources."""
     free = private.free_resources()
     return [
         NodeCapacity(
@@ -56,7 +56,6 @@ def nodes() -> list[NodeCapacity]:
             host=node["NodeManagerHostname"],
             total=_plain(node["Resources"]),
             available=_plain(free.get(node["NodeID"], {})),
-            labels=dict(node.get("Labels") or {}),
         )
         for node in private.nodes()
         if node["Alive"]

@@ -23,7 +23,7 @@ _SIGNAL = signal.SIGUSR2
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
 _LOOK_EVERY_S = 0.005
 _ALONE = "Stack (most recent call first):"  # how faulthandler begins where it writes of one thread
-_RUNS_CALLS = ("/phalanx/worker/worker_runtime.py", "/phalanx/worker/direct_actor_calls.py")
+_RUNS_CALLS = "/phalanx/worker/worker_runtime.py"
 
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
@@ -144,7 +144,7 @@ def readable_stack(dump: str) -> str:
     if not threads:
         return ""
     # The thread that runs the call; of a rank between calls the main one, which comes last.
-    chosen = next((block for block in threads if any(file in block for file in _RUNS_CALLS)), threads[-1])
+    chosen = next((block for block in threads if _RUNS_CALLS in block), threads[-1])
     more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
     return "\n".join([*_shown(chosen.partition("\n")[2]), more]).rstrip()
 

@@ -19,8 +19,6 @@ from phalanx.engines.engine_types import Endpoint
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import DeclarationError, PhalanxError
 
-__all__ = ["MIN_KEY_LENGTH", "BearerAuth", "EndpointServer", "choose_key"]
-
 MIN_KEY_LENGTH = 16
 """Characters of the shortest key that is accepted."""
 

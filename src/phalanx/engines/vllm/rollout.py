@@ -18,8 +18,6 @@ from phalanx.errors import DeclarationError
 if TYPE_CHECKING:
     from phalanx.engines.vllm.vllm_runner import VllmRunner  # torch: in the ranks
 
-__all__ = ["VllmRollout"]
-
 _SET_HERE = (
     "model",
     "async_scheduling",

@@ -9,8 +9,6 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 
-__all__ = ["find", "on_cpu", "prepare"]
-
 
 def prepare() -> None:
     """Set the environment variables of vLLM.

@@ -33,8 +33,6 @@ from phalanx.engines.vocabulary import Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.worker.control import MARK_VARIABLE
 
-__all__ = ["SLEEP", "VllmRunner", "sleep_orders"]
-
 T = TypeVar("T")
 
 SLEEP: tuple[str, ...] = ()

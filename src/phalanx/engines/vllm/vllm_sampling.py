@@ -21,8 +21,6 @@ from phalanx.engines.token_sampling import keep_top_p, random_stream, sample_by_
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.engines.vocabulary import Vocabulary
 
-__all__ = ["PROCESSOR", "VllmSampling", "prompt_log_probs", "sampled_tokens", "token_prompt"]
-
 PROCESSOR = f"{__name__}:SeededProcessor"
 
 _EXTRA = "phalanx_seed"

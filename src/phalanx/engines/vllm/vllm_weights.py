@@ -18,8 +18,6 @@ from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import WeightsError
 from phalanx.weights.shared_memory import OpenedTensors, SharedLayout, SharedTensors
 
-__all__ = ["EXTENSION", "SharedWeights", "WorkerExtension", "expected_weights"]
-
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 
