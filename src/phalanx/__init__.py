@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from phalanx import weights as weights
     from phalanx.api.attach import attach as attach
     from phalanx.api.explain import explain as explain
-    from phalanx.api.preemption_notices import preemption_notices as preemption_notices
+    from phalanx.api.recovery_api import preemption_notices as preemption_notices
     from phalanx.api.recovery_api import replace_ranks as replace_ranks
     from phalanx.api.recovery_api import restore as restore
     from phalanx.api.recovery_api import snapshot as snapshot
@@ -98,7 +98,7 @@ _HOMES = {
     "gather": "phalanx.calls.future",
     "init": "phalanx.session.session",
     "load": "phalanx.checkpoint.save_load",
-    "preemption_notices": "phalanx.api.preemption_notices",
+    "preemption_notices": "phalanx.api.recovery_api",
     "put": "phalanx.calls.values",
     "readonly": "phalanx.calls.values",
     "register": "phalanx.declare.register",

@@ -1,14 +1,16 @@
-"""``px.snapshot``, ``px.restore``, ``px.replace_ranks``: states kept, and brought back; new processes for lost
-ranks."""
+"""``px.snapshot``, ``px.restore``, ``px.replace_ranks``, ``px.preemption_notices``: states and ranks after a loss."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal, overload
 
+from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
+from phalanx.group.notices import PreemptionNotice
+from phalanx.group.preemption_monitor import look_once
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.rank_replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.recovery import go_back
@@ -128,6 +130,25 @@ def replace_ranks(
         if not gone:
             return ()
         return replace_lost_ranks(core, gone, state)
+
+
+def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
+    """The notices that ranks of a group will lose their node, each given once; does not wait.
+
+    They come from nodes that the cluster drains (before a preemption, by an autoscaler, by ``ray drain-node``), at most
+    two seconds after that became known. What becomes of such ranks counts as no failure: ``px.RestartPolicy``
+    brings the group back on other nodes without counting it.
+
+    Example::
+
+        for notice in px.preemption_notices(group):
+            px.save(group, folder)
+            print(notice.ranks, notice.node, notice.deadline, notice.reason)
+    """
+    core = group.core
+    if core.backend.immediate or not core.owner:  # nobody watches for it
+        look_once(core)
+    return core.notices.take()
 
 
 def _checked(core: Group, ranks: int | Sequence[int]) -> list[int]:

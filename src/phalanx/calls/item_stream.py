@@ -7,19 +7,20 @@ import contextlib
 import functools
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
-from phalanx.calls.abandoned_streams import leave, leave_soon
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, WaitOver, raisable
 from phalanx.calls.diagnosis import seconds_until
 from phalanx.calls.stream_rows import Row, RowFault, StreamedRows
 from phalanx.calls.streams import PendingStream, Reader, refused
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.errors import DispatchError
+from phalanx.errors import DispatchError, PhalanxError
+from phalanx.session.background import Background
 from phalanx.session.wait_threads import waiters
 from phalanx.wire.codec import decoding
 from phalanx.wire.messages import StreamEnd
@@ -275,3 +276,30 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def __repr__(self) -> str:
         return f"<ItemStream {self.description}: {'over' if self._over else 'under way'}>"
+
+
+def leave(call: Call) -> None:
+    """Cancel a call that streams, and wait until it has ended on its ranks."""
+    with contextlib.suppress(PhalanxError):  # its group, or its epoch, is gone: then so is the call
+        call.cancel()
+    if call.streams is not None:
+        call.streams.leave()
+    call.end_with(None)  # where it was over on all ranks, and only its items had not been read
+
+
+def leave_soon(call: Call) -> None:
+    """The same for one that nobody holds any more; does not wait where that takes time."""
+    if call.core.backend.immediate:
+        leave(call)
+        return
+    _left.append(call)
+    _background.begin()
+
+
+def _turn() -> None:
+    while _left:
+        leave(_left.popleft())
+
+
+_left: deque[Call] = deque()
+_background = Background(_turn)

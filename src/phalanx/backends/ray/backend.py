@@ -40,8 +40,7 @@ from phalanx.backends.ray.ray_errors import (
     outcome_of,
     with_post_mortem,
 )
-from phalanx.backends.ray.ray_streams import stream
-from phalanx.backends.ray.sending import submit
+from phalanx.backends.ray.sending import stream, submit
 from phalanx.backends.ray.service_actor import start_service, stop_service
 from phalanx.backends.ray.start import NAMESPACE, started
 from phalanx.errors import PlacementError
