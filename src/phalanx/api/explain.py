@@ -27,8 +27,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
-from phalanx.pools.live_pools import OpenPool, open_pools
-from phalanx.pools.pool import ResourcePool
+from phalanx.pools.pool import ResourcePool, open_pools
 from phalanx.session import session as cluster
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
@@ -221,6 +220,6 @@ def _amount(name: str, amount: float) -> str:
     return f"{amount:g}"
 
 
-def _pool_line(pool: OpenPool) -> str:
+def _pool_line(pool: ResourcePool) -> str:
     groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
     return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

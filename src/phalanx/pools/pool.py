@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal
@@ -12,7 +14,6 @@ from phalanx.backends.backend_types import ReserveRequest
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.leaked_slots import dropped_slots
-from phalanx.pools.live_pools import open_pools
 from phalanx.pools.pool_resize import check_free, reserve_more
 from phalanx.pools.slot_reservation import SlotReservation, Tenant, check_options, resource_of
 from phalanx.pools.slot_usage import book, books, explain_slots, unbook
@@ -377,3 +378,43 @@ class ResourcePool:
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
         unbook(self._holdings, self._view.slots if slots is None else slots, group)
+
+
+class LivePools:
+    """Those that were not closed."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[ResourcePool] = weakref.WeakSet()
+        self._kept: set[ResourcePool] = set()
+        self._lock = threading.Lock()
+
+    def add(self, pool: ResourcePool) -> None:
+        """Note one that has reserved slots."""
+        with self._lock:
+            self._open.add(pool)
+
+    def keep(self, pool: ResourcePool) -> None:
+        """Hold one that other processes know a group of, even if nobody in this one does any more."""
+        self._kept.add(pool)
+
+    def forget(self, pool: ResourcePool) -> None:
+        """Note that one is closed. Idempotent."""
+        with self._lock:
+            self._open.discard(pool)
+        self._kept.discard(pool)
+
+    def now(self) -> list[ResourcePool]:
+        """Those that hold slots, in the order in which they were made."""
+        with self._lock:
+            there = list(self._open)
+        return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
+
+    def let_go(self, backend: Backend | None) -> None:
+        """Close those of a backend that is let go of; None: all."""
+        for pool in self.now():
+            if backend is None or pool.backend_api is backend:
+                pool.let_go(everything=backend is None)
+
+
+open_pools = LivePools()
+cluster.at_letting_go(cluster.Step.CLOSE, open_pools.let_go)
