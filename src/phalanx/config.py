@@ -76,7 +76,7 @@ def threads_by_choice() -> str | None:
 
 
 def overlays_verl() -> bool:
-    """Whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
+    """Return whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
     return os.environ.get("PHALANX_VERL", "") not in ("", "0", "false")
 
 

@@ -211,7 +211,7 @@ class Watching(Protocol):
         ...
 
     def alive(self, endpoint: Endpoint) -> bool:
-        """Whether the process is still known to run; cheap, no round trip."""
+        """Return whether the process is still known to run; cheap, no round trip."""
         ...
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
@@ -276,7 +276,7 @@ class Backend(Placing, Calling, Storing, Watching, Noticing, Protocol):
     name: str
 
     def connected(self) -> bool:
-        """Whether the cluster that it was made for is still this process's; costs a fraction of a microsecond.
+        """Return whether the cluster that it was made for is still this process's; costs a fraction of a microsecond.
 
         Once it is not, calls that need the cluster raise GroupClosed, and those that free something do nothing.
         """

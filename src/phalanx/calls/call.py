@@ -194,7 +194,7 @@ class Call(CallState):
                 self._end(Raised(error.with_traceback(None)))
 
     def has_failed(self) -> bool:
-        """Whether a rank is known to have failed; does not wait."""
+        """Return whether a rank is known to have failed; does not wait."""
         everyone = range(len(self.plan.ranks))
         ended = self.arrivals.wait(everyone, len(everyone), 0)[0]
         return not all(self.arrivals.outcome(position).ok for position in ended)
@@ -258,11 +258,11 @@ class Call(CallState):
         return isinstance(status, Raised) and isinstance(status.error, CallCancelled)
 
     def all_ended(self) -> bool:
-        """Whether no rank is still at it; does not wait."""
+        """Return whether no rank is still at it; does not wait."""
         return self.arrivals.all_ended()
 
     def touches(self, ranks: Sequence[int]) -> bool:
-        """Whether it failed on one of these ranks because that is gone; one that had returned before did not."""
+        """Return whether it failed on one of these ranks because that is gone; one that had returned before did not."""
         for position, rank in enumerate(self.plan.ranks):
             if rank in ranks:
                 ended = self.arrivals.wait([position], 1, 0)[0]

@@ -75,7 +75,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
 
 
 def same(a: Value, b: Value) -> bool:
-    """Whether two outputs are the same bit for bit; NaN is the same as NaN."""
+    """Return whether two outputs are the same bit for bit; NaN is the same as NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):

@@ -98,11 +98,11 @@ class CallFuture(Awaited[T]):
         return self.call.cancel()
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """Return whether it was cancelled."""
         return self.call.cancelled
 
     def done(self) -> bool:
-        """Whether every rank has returned, raised or died; does not wait."""
+        """Return whether every rank has returned, raised or died; does not wait."""
         return self.call.over or self.call.all_ended()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

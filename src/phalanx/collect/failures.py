@@ -113,7 +113,7 @@ def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
 
 
 def looks_like_victim(report: RankReport) -> bool:
-    """Whether what the rank raised says that a peer was gone, and it says so from inside a collective."""
+    """Return whether what the rank raised says that a peer was gone, and it says so from inside a collective."""
     if report.kind != "raised":
         return False
     if _PEER_IS_GONE.search(report.message) is None:
@@ -123,18 +123,18 @@ def looks_like_victim(report: RankReport) -> bool:
 
 
 def tells_of_a_peer(report: RankReport) -> bool:
-    """Whether a rank failed because another one was gone, as far as that can be told from what it says."""
+    """Return whether a rank failed because another one was gone, as far as that can be told from what it says."""
     return report.type_name == _SYNC_PEER_IS_GONE or looks_like_victim(report)
 
 
 def is_cut_off(report: RankReport) -> bool:
-    """Whether what the rank raised, in a collective, says that a connection to a peer was lost."""
+    """Return whether what the rank raised, in a collective, says that a connection to a peer was lost."""
     said = f"{report.message}\n{report.traceback}"
     return looks_like_victim(report) and _CONNECTION_IS_GONE.search(said) is not None
 
 
 def _chained_from_collective(report: RankReport) -> bool:
-    """Whether the exception was raised `from` one of a collective, as wrappers of training loops do."""
+    """Return whether the exception was raised `from` one of a collective, as wrappers of training loops do."""
     if not any(f"{name}: " in report.traceback for name in _OF_A_COLLECTIVE):
         return False
     return any(

@@ -67,7 +67,7 @@ def share_of(
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
-    """Whether no output has rows, and all have the same settings: what every rank gets whole.
+    """Return whether no output has rows, and all have the same settings: what every rank gets whole.
 
     Raises:
         DispatchError: there is a setting that the outputs do not agree on.

@@ -358,7 +358,7 @@ def _no_method(given: Any) -> DeclarationError:
 
 
 def _makes_context_manager(function: Callable[..., Any]) -> bool:
-    """Whether it was decorated with contextlib.contextmanager or asynccontextmanager."""
+    """Return whether it was decorated with contextlib.contextmanager or asynccontextmanager."""
     code = getattr(function, "__code__", None)
     return getattr(code, "co_name", "") == "helper" and getattr(function, "__globals__", {}) is vars(
         contextlib

@@ -107,7 +107,7 @@ class Call:
 
 
 def has_future(value: Any) -> bool:
-    """Whether ``value`` is a future or a structure with one in it."""
+    """Return whether ``value`` is a future or a structure with one in it."""
     return holds(value, is_future)
 
 

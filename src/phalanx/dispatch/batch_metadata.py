@@ -184,7 +184,7 @@ _TABLE_MARKS = (
 
 
 def is_table_like(value: object) -> bool:
-    """Whether a leaf without rows looks as if it had some: a DataFrame, an Arrow array, a deque."""
+    """Return whether a leaf without rows looks as if it had some: a DataFrame, an Arrow array, a deque."""
     cls = type(value)
     if cls in _TELLS or isinstance(value, type | np.generic | np.ndarray | bytearray) or is_tensor(value):
         return False

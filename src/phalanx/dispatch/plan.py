@@ -121,7 +121,7 @@ class CallPlan:
         )
 
     def keeps(self, position: int) -> bool:
-        """Whether the output of the rank at ``position`` is part of the result."""
+        """Return whether the output of the rank at ``position`` is part of the result."""
         return len(self.gather.take) == len(self.ranks) or position in self._taken
 
     def without_arguments(self) -> CallPlan:

@@ -42,7 +42,7 @@ class Leaf:
 
 
 def is_future(value: object) -> bool:
-    """Whether ``value`` is the result of a call that is not here yet."""
+    """Return whether ``value`` is the result of a call that is not here yet."""
     return getattr(type(value), "__phalanx_future__", False) is True
 
 
@@ -123,7 +123,7 @@ def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]
 
 
 def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether ``value`` is a leaf that is ``wanted``, or a structure with one in it; it may hold itself."""
+    """Return whether ``value`` is a leaf that is ``wanted``, or a structure with one in it; it may hold itself."""
     left, met = [value], dict[int, Any]()  # met are held, so that no id is used twice
     while left:
         each = left.pop()

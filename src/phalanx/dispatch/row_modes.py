@@ -144,7 +144,7 @@ def _flattened(call: Call, argument: Argument) -> tuple[list[Leaf], Callable[...
 
 
 def _differs(leaf: Leaf) -> bool:
-    """Whether the leaf is another one in each piece."""
+    """Return whether the leaf is another one in each piece."""
     return is_future(leaf.value) or row_ops(leaf) is not None
 
 

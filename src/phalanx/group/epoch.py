@@ -61,7 +61,7 @@ class Epoch:
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
-        """Whether these ranks are still the processes that they were in an earlier epoch."""
+        """Return whether these ranks are still the processes that they were in an earlier epoch."""
         if self is since:
             return True
         mine, theirs = self.endpoints or self.stay, since.endpoints
@@ -71,7 +71,7 @@ class Epoch:
         )
 
     def takes(self, ranks: Sequence[int], since: Epoch) -> bool:
-        """Whether a call made for these ranks in an earlier epoch can still be sent to them."""
+        """Return whether a call made for these ranks in an earlier epoch can still be sent to them."""
         mine, theirs = self.endpoints, since.endpoints
         there = min(self.size, len(mine), len(theirs))  # none of them are while the group restarts
         return all(rank < there and mine[rank] is theirs[rank] for rank in ranks)

@@ -95,6 +95,6 @@ class NoticeQueue:
             return tuple(rank for rank, node in enumerate(nodes) if node in self._going)
 
     def explains(self, nodes: Sequence[str]) -> bool:
-        """Whether ranks on these nodes, of which there is at least one, were lost because their nodes went."""
+        """Return whether ranks on these nodes, of which there is at least one, were lost because their nodes went."""
         with self._lock:
             return bool(nodes) and all(node in self._going for node in nodes)

@@ -32,7 +32,7 @@ class RestartPolicy:
         return [at for at in restarts if now - at < self.window_s]
 
     def allows(self, restarts: Sequence[float], now: float) -> bool:
-        """Whether one more restart may be made at ``now``."""
+        """Return whether one more restart may be made at ``now``."""
         return len(self.recent(restarts, now)) < self.max_restarts
 
 
@@ -68,11 +68,11 @@ class ReplacePolicy:
         return [at for at in failures if now - at < self.window_s]
 
     def allows(self, failures: Sequence[float], now: float) -> bool:
-        """Whether ranks may be replaced once more at ``now``."""
+        """Return whether ranks may be replaced once more at ``now``."""
         return len(self.recent(failures, now)) < self.max_failures
 
     def allows_preemption(self, count: int) -> bool:
-        """Whether one more may be mended after ``count`` of them."""
+        """Return whether one more may be mended after ``count`` of them."""
         return self.max_preemptions is None or count < self.max_preemptions
 
 

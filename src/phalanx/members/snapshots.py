@@ -23,7 +23,7 @@ def take(core: Group) -> Snapshot:
 
 
 def has_state(core: Group) -> bool:
-    """Whether any rank has a state, as the ranks themselves say, once the calls before have ended."""
+    """Return whether any rank has a state, as the ranks themselves say, once the calls before have ended."""
     return any(run_on(core, handlers.has_state, title="px.snapshot").result(None))
 
 

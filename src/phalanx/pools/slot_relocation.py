@@ -13,7 +13,7 @@ Block = tuple[str, int]
 
 
 def room_elsewhere(pool: ResourcePool) -> bool:
-    """Whether nodes that stay have room, now, for what the pool has on nodes that go."""
+    """Return whether nodes that stay have room, now, for what the pool has on nodes that go."""
     backend = pool.backend_api
     going = {node.node_id for node in backend.going_nodes()}
     reservations = {name: holding.reservation for name, holding in pool.holdings.items()}

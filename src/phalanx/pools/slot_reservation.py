@@ -55,7 +55,7 @@ class SlotReservation:
     open: bool = True
 
     def knows(self, slot: Slot) -> bool:
-        """Whether the accelerators of the slot are known (it may have none)."""
+        """Return whether the accelerators of the slot are known (it may have none)."""
         return self.resource is None or slot in self.accelerators
 
     def share(self) -> dict[str, float]:

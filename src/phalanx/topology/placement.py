@@ -58,7 +58,7 @@ def check_feasible(
     blocks: Sequence[int],
     resources: Mapping[str, float],
 ) -> Feasibility:
-    """Whether ``blocks[i]`` slots of ``resources`` each fit, each block whole on one node.
+    """Return whether ``blocks[i]`` slots of ``resources`` each fit, each block whole on one node.
 
     Blocks may share a node.
     """

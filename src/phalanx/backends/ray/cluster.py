@@ -18,7 +18,7 @@ _log = logging.getLogger("phalanx")
 
 
 def is_running() -> bool:
-    """Whether this process is connected to a cluster."""
+    """Return whether this process is connected to a cluster."""
     return bool(ray.is_initialized())
 
 
@@ -52,7 +52,7 @@ def _noted_address() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    """Whether something listens there."""
+    """Return whether something listens there."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S):

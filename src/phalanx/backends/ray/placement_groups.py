@@ -134,7 +134,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
 
 
 def _autoscales() -> bool:
-    """Whether the cluster can still grow, so that what does not fit now may fit later."""
+    """Return whether the cluster can still grow, so that what does not fit now may fit later."""
     with contextlib.suppress(Exception):  # private to Ray: where it does not say so, nothing grows
         return bool(private.largest_cluster())
     return False

@@ -29,7 +29,7 @@ class ProcessHandle(NamedTuple):
         return process
 
     def dies(self) -> bool:
-        """Whether the process was killed and is on its way out, which takes a while where it holds much memory.
+        """Return whether the process was killed and is on its way out, which takes a while where it holds much memory.
 
         proc(5), ``status``: SIGKILL stays among the signals that are pending for the whole process.
         """

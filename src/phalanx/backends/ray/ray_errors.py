@@ -171,7 +171,7 @@ def _memory_hint(left: PostMortem) -> str | None:
 
 
 def node_is_gone(node_id: str) -> bool:
-    """Whether a node is known to be dead, or its raylet takes no connections any more."""
+    """Return whether a node is known to be dead, or its raylet takes no connections any more."""
     with contextlib.suppress(Exception):  # of a cluster that does not answer: then nothing is known
         for node in private.nodes():
             if node["NodeID"] != node_id:

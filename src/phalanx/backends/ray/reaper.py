@@ -79,7 +79,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether this is a resource tracker of Python's multiprocessing, or of what is made like it."""
+    """Return whether this is a resource tracker of Python's multiprocessing, or of what is made like it."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
         return _TRACKER in command.read()
     return False

@@ -165,7 +165,7 @@ def _send(pid: int, thread: int, signum: int) -> None:
 
 
 def _catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
+    """Return whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         for line in status:
             if line.startswith("SigCgt:"):
