@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped", "stale"]
-"""What ended a rank's part of a call; "stopped" means that phalanx stopped it because of a peer, "stale" that the
+"""The end of a rank's part of a call; "stopped" means that phalanx stopped it because of a peer, "stale" that the
 rank belongs to another epoch than the call and refused it."""
 
 RankState = Literal["finished", "running", "queued", "unreachable"]
@@ -91,7 +91,7 @@ RankState = Literal["finished", "running", "queued", "unreachable"]
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank did in a call that failed: plain data, and the exception itself where there is one."""
+    """The part of one rank in a call that failed: plain data, and the exception itself where there is one."""
 
     rank: int
     kind: FailureKind
@@ -105,7 +105,7 @@ class RankReport:
     victim: bool = False
     """It failed because a peer did: its own code is not to blame."""
     cut_off: bool = False
-    """What it raised says that a connection to a peer was lost."""
+    """Its exception says that a connection to a peer was lost."""
     type_name: str | None = None
     """Name of the exception's type, with its module unless that is builtins."""
     message: str = ""
@@ -115,7 +115,7 @@ class RankReport:
     exit: str | None = None
     """Why the process is gone: "signal SIGKILL", "exit code 7", "node lost"."""
     hint: str | None = None
-    """What probably lies behind it and what to do, such as an out-of-memory hint."""
+    """The probable reason and a remedy, such as an out-of-memory hint."""
     log_tail: tuple[str, ...] = ()
     """The last lines that this rank printed or logged, oldest first."""
     log_path: str | None = None
@@ -207,7 +207,7 @@ class DispatchError(PhalanxError):
 
 
 class ArgumentLost(DispatchError):
-    """What a call was to get, such as another call's result, is gone with the process that held it."""
+    """An argument of a call, such as another call's result, is gone with the process that held it."""
 
     @property
     def lost(self) -> bool:
@@ -384,7 +384,7 @@ class WeightsError(PhalanxError):
 
 
 class WeightsMismatch(WeightsError):
-    """What the source publishes does not fit what the target accepts. Found before any byte moved.
+    """The source publishes other weights than the target accepts. Found before any byte moved.
 
     `.rows` has a tuple (name, wanted, found, rank) for each fault; the message shows them as a table.
     """
@@ -408,7 +408,7 @@ class WeightsTransferError(WeightsError):
 
 
 class WeightsVerificationError(WeightsTransferError):
-    """What arrived is not what was sent; the message names the tensors and their parts."""
+    """Other bytes arrived than were sent; the message names the tensors and their parts."""
 
     @property
     def lost(self) -> bool:
@@ -475,7 +475,7 @@ class CheckpointCorrupted(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """What was saved does not fit what is to load it: other groups, names, shapes, or another number of ranks."""
+    """The saved state does not fit the groups that load it: other groups, names, shapes, or another number of ranks."""
 
 
 # What a rank raises of these tells of another process, by the name that its report has.

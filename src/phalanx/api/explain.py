@@ -137,7 +137,7 @@ def _arguments(mode: Mode) -> str:
 
 
 def _result(mode: Mode) -> str:
-    """What a call gives."""
+    """Describe the result of a call."""
     collect = mode.collect_fn if isinstance(mode, CustomMode) else mode.collect
     if callable(collect):
         return f"as {getattr(collect, '__name__', repr(collect))} makes it"
@@ -174,7 +174,7 @@ def _span(ranks: tuple[int, ...]) -> str:
 
 
 def status(backend: str | None = None) -> Table:
-    """What the cluster has, what is free, and what pools and groups hold, node by node.
+    """Describe the cluster by node: resources, free ones, and holders.
 
     Prints as a table; ``.to_dict()`` gives it as data.
     """

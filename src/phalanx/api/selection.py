@@ -28,7 +28,7 @@ Which = Literal["all", "one", "any", "process"]
 
 
 def _result(future: Any) -> Any:
-    """What a future, or another value that is not here, stands for."""
+    """Return the value of a future, or of another value that is not here."""
     settled = getattr(future, "settled", None)  # of a call, which says whether that may be an argument
     return future.result() if settled is None else settled()
 

@@ -1,4 +1,4 @@
-"""What can be called: a group, some of its ranks, one rank, one role of it."""
+"""Callable parts of a group: a group, some of its ranks, one rank, one role of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend provides, as five contracts: placing, calling, storing, watching, noticing.
+"""Interface of backends, as five contracts: placing, calling, storing, watching, noticing.
 
 Modules above use only these contracts. Each has a suite of tests in ``tests/conformance/backends.py``.
 
@@ -57,7 +57,7 @@ class Placing(Protocol):
         ...
 
     def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
-        """What names a detached reservation to other drivers."""
+        """Return the keys of a detached reservation, for other drivers."""
         ...
 
     def release_keys(self, keys: Sequence[str]) -> None:
@@ -219,7 +219,7 @@ class Watching(Protocol):
         ...
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        """What each rank is doing, seen from outside: also of one that is busy or stopped. Takes under a second."""
+        """Observe each rank from outside: also of one that is busy or stopped. Takes under a second."""
         ...
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
@@ -246,7 +246,7 @@ class Noticing(Protocol):
     """Where a process is found, and what it leaves for others on the cluster to find."""
 
     def job(self) -> str:
-        """What this driver is called on the cluster."""
+        """Return the id of this driver on the cluster."""
         ...
 
     def host(self) -> str:
@@ -258,7 +258,7 @@ class Noticing(Protocol):
         ...
 
     def published(self, key: str) -> bytes | None:
-        """What some process of the cluster left under that key; None where nothing is."""
+        """Return the value that a process of the cluster published under a key; None if there is none."""
         ...
 
     def going_nodes(self) -> Sequence[DrainingNode]:

@@ -1,4 +1,4 @@
-"""What passes between a backend and those who use it: requests, processes, tickets, and how calls ended."""
+"""Types of the interface of backends: requests, processes, tickets, and how calls ended."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """What was seen of a rank's process from beside it: ``running`` is seconds by number of each call it is at.
+    """Status of a rank's process, observed from its node. ``running`` maps call numbers to seconds.
 
     ``methods`` are their names by number, a role's with the role before a dot.
 
@@ -181,7 +181,7 @@ class StoreSpace:
 
 
 class RankStream(Protocol):
-    """What one rank gives back of one call: references in order, of its items and last of how it ended.
+    """Items of one rank of a call: references in order, of its items and last of how it ended.
 
     The last one stands for a ``StreamEnd``, a failure that its host gave (where the call was interrupted) or raised, or
     the loss of its process. Not for several threads at once.

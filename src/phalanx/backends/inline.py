@@ -62,7 +62,7 @@ class InlineReservation:
 
 
 class InlineServices:
-    """What the inline backend offers to the hosts in this process."""
+    """Services of the inline backend for runtimes in this process."""
 
     in_driver = True
 

@@ -1,4 +1,4 @@
-"""What the inline backend gives back: values, and the items of a method that yields."""
+"""Results of the inline backend: values, and the items of a method that yields."""
 
 from __future__ import annotations
 

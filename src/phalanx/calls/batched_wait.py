@@ -40,7 +40,7 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
 
 
 def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
-    """What the outputs of all are fetched by; None where each call is to be waited for by itself."""
+    """Return the references of all outputs; None where each call is to be waited for by itself."""
     if len(calls) < 2:
         return None
     core, decodes = calls[0].core, calls[0].decodes

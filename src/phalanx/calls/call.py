@@ -45,7 +45,7 @@ class Call(CallState):
 
     @property
     def streams(self) -> PendingStream | None:
-        """What comes back of it, where it streams."""
+        """Its items, where it streams."""
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
 
     def result(self, timeout: float | None) -> Value:
@@ -128,7 +128,7 @@ class Call(CallState):
             raise raisable(failure)  # the group may keep the error, but not the frames of whoever streams
 
     def follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
-        """What ``attempt(until)`` gives; where it ends otherwise, how the call ends is found out and acted on."""
+        """Yield from ``attempt(until)``; where that fails, find out how the call ends and act on it."""
         self.tell_asked()
         self._check()
         until = limit if self.deadline is None else earliest(limit, self.deadline)

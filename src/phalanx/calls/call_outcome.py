@@ -13,7 +13,7 @@ from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, RankReport
 
 @dataclass(frozen=True)
 class CallObservation:
-    """What is known of a call that did not simply return.
+    """Facts on a call that did not simply return.
 
     ``reports`` tell of every rank that matters; ``pending`` are the ranks that had not ended when its grace was
     over. ``why`` somebody looked: a rank failed, the caller's patience or the call's deadline is over, or somebody
@@ -36,7 +36,7 @@ class CallObservation:
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """What becomes of a call: its error (None: all ranks returned after all), and what follows for the group.
+    """Outcome of a call: its error (None: all ranks returned after all), and what follows for the group.
 
     ``stop`` are the ranks to be stopped, ``breaks`` says that the group takes no more calls, ``closes`` that its
     owner has closed it. ``over`` is False where only this wait is over and the call goes on.

@@ -58,7 +58,7 @@ class References:
         self.refs: list[Ref] = list(begin)
 
     def hoist(self) -> Hoist:
-        """What the encoder is to replace, by type."""
+        """Return the replacements of the encoder, by type."""
         table: dict[type, Callable[[Any], Any]] = {
             CallFuture: self._future,
             FuturePiece: self._piece,

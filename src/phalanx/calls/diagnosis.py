@@ -1,4 +1,4 @@
-"""What has become of each rank of a call that did not simply return, and how the call ends by that.
+"""Diagnosis of each rank of a call that did not simply return, and the outcome of the call.
 
 What follows from the end is left to the call.
 """
@@ -49,7 +49,7 @@ class Diagnosis:
         return self.call.core.spare and self.call.acts
 
     def failed(self) -> CallObservation:
-        """What is to be seen once one rank has failed: all that fail within the grace, and who is still at it."""
+        """Observe the call once one rank has failed: all that fail within the grace, and who is still at it."""
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             gone, pending = self._gone(pending)
@@ -79,7 +79,7 @@ class Diagnosis:
         )
 
     def late(self, waited: float | None, *, expired: bool) -> CallObservation:
-        """What is to be seen when somebody's patience, or the call's own deadline, is over."""
+        """Observe the call when a caller's patience, or its own deadline, is over."""
         everyone = range(len(self.ranks))
         pending = self.arrivals.wait(everyone, len(everyone), 0)[1]
         reports: list[RankReport] = []
@@ -207,7 +207,7 @@ class Diagnosis:
         return reports, pending
 
     def report(self, position: int) -> RankReport | None:
-        """What is wrong with an ended rank; None for one that returned."""
+        """Return the report of an ended rank; None for one that returned."""
         at = self.backend.now()
         with decoding(Policy.VIEW):
             outcome = self.arrivals.outcome(position)
@@ -257,7 +257,7 @@ class Diagnosis:
         )
 
     def _lost_of(self, reports: Sequence[RankReport]) -> list[Lost]:
-        """What is known of those that died; of a process that ended on purpose the owner of the group ended it."""
+        """Return facts on the ranks that died; a process that ended on purpose was ended by the owner of the group."""
         died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
         found = [self.arrivals.outcome(position).lost for position in died]
         return [one or Lost("unknown") for one in found]
@@ -341,7 +341,7 @@ def late(call: CallState, limit: float | None) -> CallOutcome:
 
 
 def late_now(call: CallState) -> CallOutcome:
-    """What somebody whose patience is over now would be told."""
+    """Return the outcome for a caller whose patience is over now."""
     waited = call.core.backend.now() - call.started
     return decide(Diagnosis(call).late(round(waited, 1), expired=False))
 

@@ -42,7 +42,7 @@ class Stream(Iterator[tuple[int, Any]]):
 
 
 class Awaited(Generic[T]):
-    """What ``px.gather`` waits for."""
+    """Base of what ``px.gather`` waits for."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Awaited(Generic[T]):
         raise NotImplementedError
 
     def pending(self, deadline: float | None = None) -> Pending | None:
-        """What a wait for its end is for; None: a thread has to wait for it."""
+        """Return the references that a wait for its end is for; None: a thread has to wait for it."""
         raise NotImplementedError
 
 
@@ -127,7 +127,7 @@ class CallFuture(Awaited[T]):
         return await asyncio.wrap_future(waiters.submit(self.result, self.pending()))
 
     def pending(self, deadline: float | None = None) -> Pending:
-        """What a wait for its end is for."""
+        """Return the references that a wait for its end is for."""
         call = self.call
         return Pending(call.core.backend, call.arrivals.awaited(), deadline)
 

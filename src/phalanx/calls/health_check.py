@@ -1,4 +1,4 @@
-"""What the monitor does for a group while nobody may be waiting for its calls."""
+"""Checks of a group by the monitor: deadlines, stalls, ranks that died idle."""
 
 from __future__ import annotations
 

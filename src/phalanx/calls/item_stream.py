@@ -38,13 +38,13 @@ _FAILED = object()
 
 
 class Given(NamedTuple):
-    """What the caller gets for an item."""
+    """Value that the caller gets for an item."""
 
     value: Any
 
 
 class Form(Protocol):
-    """What a caller gets of what ranks yield. A fault ends the call."""
+    """Form in which a caller gets the items of ranks. A fault ends the call."""
 
     def item(self, rank: int, value: Any) -> Given | RowFault | None:
         """Of an item; None: nothing."""
@@ -114,7 +114,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     @property
     def description(self) -> str:
-        """What it is of, for ``px.debug.progress``."""
+        """Group and method, for ``px.debug.progress``."""
         role = f".{self.call.role}" if self.call.role else ""
         return f"{self.call.group}{role}.{self.call.method}"
 
@@ -218,7 +218,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return _NOT_YET if given is None else given.value
 
     def _poll(self) -> Any:
-        """What is there, without waiting; ``_FAILED`` where a look at the call is needed."""
+        """Return an item that is there, without waiting; ``_FAILED`` where a look at the call is needed."""
         deadline, found = self.call.deadline, _NOT_YET
         if not self._is_current or (deadline is not None and self.call.core.backend.now() >= deadline):
             return _FAILED

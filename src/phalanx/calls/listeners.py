@@ -21,7 +21,7 @@ _log = logging.getLogger("phalanx")
 
 
 class CallInfo(Protocol):
-    """What a listener knows of the call that it hears of.
+    """A call, as its listeners know it.
 
     ``began`` is when its caller began to plan it, in nanoseconds since 1970 (0: not noted), ``started`` when it was
     made, on the backend's clock. ``trace`` may be set at ``planned``, and goes out with the messages. A call that could

@@ -93,7 +93,7 @@ class RerunLog:
             self.entries[:at] = before
 
     def to_make(self) -> list[Repeat]:
-        """What a restart makes again, in order. A call whose end nobody saw counts as one that succeeded."""
+        """Return the calls that a restart makes again, in order. One whose end nobody saw counts as a success."""
         with self._lock:
             last = {entry.key: index for index, entry in enumerate(self.entries)}
             self.entries = [entry for index, entry in enumerate(self.entries) if last[entry.key] == index]

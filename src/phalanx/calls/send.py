@@ -260,7 +260,7 @@ def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
 
 
 def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[Any]], None]:
-    """What debug mode does before the outputs of a call are joined: compare what the ranks did."""
+    """Return the check of debug mode that runs before outputs are joined: it compares the ranks."""
 
     def verify(call: CallState, outputs: Sequence[Any]) -> None:
         if spec.replicated:

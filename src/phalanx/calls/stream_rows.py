@@ -54,7 +54,7 @@ class StreamedRows:
         self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
 
     def receive(self, rank: int, item: Any) -> Row | RowFault | None:
-        """What a rank yielded. None: a padded row."""
+        """Take an item that a rank yielded. None: a padded row."""
         index = _index(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
             return RowFault(

@@ -1,4 +1,4 @@
-"""What comes back of a call that streams: items of its ranks as they are made, and how each rank ended."""
+"""Results of a call that streams: items of its ranks as they are made, and how each rank ended."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def remote_error(
 
 
 def _remote_parts(error: RemoteCallError) -> Parts | None:
-    """What the first cause raised; through errors of further groups down to what was raised there."""
+    """Return the exception of the first cause; through errors of further groups down to what was raised there."""
     raised = [report for report in error.causes if report.kind == "raised"]
     if not raised:
         return None

@@ -1,1 +1,1 @@
-"""What users write on their classes, as values: methods, modes, workers, roles."""
+"""Declarations of users on their classes, as values: methods, modes, workers, roles."""

@@ -37,7 +37,7 @@ class RemoteClass(Protocol):
 
 
 class BoundClass:
-    """What a group makes on each rank: ``cls(*args, **kwargs)``.
+    """Class and arguments that a group makes on each rank: ``cls(*args, **kwargs)``.
 
     ``cls`` may be any class: a ``px.Worker``, a plain one, or one decorated with ``@ray.remote`` (its remote
     options are honoured, or refused with a reason).

@@ -1,4 +1,4 @@
-"""What a worker class offers through a group: its registered methods, inherited ones included."""
+"""Specification of a worker class: its registered methods, inherited ones included."""
 
 from __future__ import annotations
 

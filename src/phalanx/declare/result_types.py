@@ -1,4 +1,4 @@
-"""What the calls of a registered method give, as type checkers see it.
+"""Types of the results of registered methods, for type checkers.
 
 ``@px.register`` leaves the function as it is. For type checkers alone, its first parameter is then
 ``Self | Returns[...]``: the method is called and overridden as before, and ``group.method(Accumulator.add)`` reads

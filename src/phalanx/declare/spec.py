@@ -1,4 +1,4 @@
-"""What a declared method is, as a value that the driver and the workers share."""
+"""Specification of a declared method, as a value that the driver and the workers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of its state: the parts that ``px.save`` writes and ``px.load`` brings back.
+"""Declarations of a worker's state: the parts that ``px.save`` writes and ``px.load`` brings back.
 
 Saying so costs nothing: the parts are looked at when something is saved or loaded.
 """
@@ -28,7 +28,7 @@ class StateOf:
 
 @dataclass
 class StateDeclared:
-    """What the roles of one rank have said."""
+    """Declarations of the roles of one rank."""
 
     roles: dict[str, StateOf] = field(default_factory=dict[str, StateOf])
 

@@ -1,4 +1,4 @@
-"""What a worker says of its weights: which it publishes, and which it accepts, by name.
+"""Declarations of a worker's weights: which it publishes, and which it accepts, by name.
 
 Saying so costs nothing: the tensors are looked at when a sync is planned.
 """
@@ -18,7 +18,7 @@ Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Published:
-    """What a role publishes under a name; see :func:`publish_weights`."""
+    """Weights that a role publishes under a name; see :func:`publish_weights`."""
 
     model: Any
     step: Callable[[], int] | None = None
@@ -28,7 +28,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a role accepts under a name; see :func:`accept_weights`."""
+    """Weights that a role accepts under a name; see :func:`accept_weights`."""
 
     model: Any = None
     load: Load | None = None
@@ -40,7 +40,7 @@ class Accepted:
 
 @dataclass
 class WeightsDeclared:
-    """What the roles of one rank have said, by (role, name), and the versions that they have; ``torn`` says,
+    """Declarations of the roles of one rank, by (role, name), and the versions that they have; ``torn`` says,
     by role, why its weights are of no version; ``coming`` is the version that was begun last."""
 
     published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])

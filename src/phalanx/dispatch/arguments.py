@@ -24,7 +24,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """What a mode plans: the method, its arguments, and the ranks that may be called."""
+    """Input of a mode: the method, its arguments, and the ranks that may be called."""
 
     spec: MethodSpec
     target: Target

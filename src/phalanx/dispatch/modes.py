@@ -1,4 +1,4 @@
-"""What each dispatch mode does: a planner by name, custom pairs of functions, and new names for them."""
+"""Planners of dispatch modes: by name, custom pairs of functions, and new names for them."""
 
 from __future__ import annotations
 

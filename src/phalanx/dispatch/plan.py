@@ -125,7 +125,7 @@ class CallPlan:
         return len(self.gather.take) == len(self.ranks) or position in self._taken
 
     def without_arguments(self) -> CallPlan:
-        """What is still of use once the call was sent; the caller's values are let go of."""
+        """Return the plan without the caller's values, once the call was sent."""
         if not self.args and not self.kwargs:
             return self
         return CallPlan(self.ranks, (), {}, self.gather, self.rows, pieces=self.pieces)
@@ -143,7 +143,7 @@ def _by_position(arguments: Sequence[Same | Each], count: int) -> Iterator[tuple
 
 
 class Target(Protocol):
-    """What planning needs to know of a group; also what custom functions receive as ``group``."""
+    """Facts on a group that planning needs; custom functions receive it as ``group``."""
 
     @property
     def world_size(self) -> int: ...

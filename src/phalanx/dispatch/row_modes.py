@@ -55,7 +55,7 @@ class Recipients:
         return Each(self.spread(pieces))
 
     def spread(self, by_piece: Sequence[Any]) -> Sequence[Any]:
-        """What is said of each piece, by position."""
+        """Return the metadata of each piece, by position."""
         return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
 
 
@@ -127,7 +127,7 @@ class _TakenApart:
         return cls(leaves, whole, rows_of(every, call.where), futures, tuple(shared.values()))
 
     def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
-        """What the ranks get of one argument."""
+        """Return the pieces of one argument for the ranks."""
         if argument.key == self.whole:
             return Same(unwrap(argument.value))
         leaves, build = self.leaves[argument.key]
@@ -225,7 +225,7 @@ def _find_key(call: Call, key: str) -> Any:
 
 
 def _inside(value: Any, key: str) -> Any:
-    """What ``value`` holds under ``key``, at any depth; None where it does not."""
+    """Return the item of ``value`` under ``key``, at any depth; None where it does not."""
     if ops_for(value) is not None:
         return value[key] if key in _columns(value) else None
     node = node_of(value)

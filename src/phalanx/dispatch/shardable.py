@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowOps:
-    """What can be done with the rows of one type; see :func:`phalanx.data.register_row_type`."""
+    """Operations on the rows of one type; see :func:`phalanx.data.register_row_type`."""
 
     kind: str
     count: Callable[[Any], int | None]

@@ -13,7 +13,7 @@ from phalanx.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class GroupCard:
-    """What a view of a group in another process needs to know; travels with the group's handles."""
+    """Facts that a view of a group in another process needs; travels with the group's handles."""
 
     name: str
     number: int

@@ -44,7 +44,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What may change the state of a group."""
+    """Event that may change the state of a group."""
 
     STARTED = "started"
     """All ranks of an epoch have been constructed (after a restart: and their calls made again)."""
@@ -210,7 +210,7 @@ class Lifecycle:
         )
 
     def stale_error(self, epoch: int, method: str) -> StaleEpoch:
-        """What a call gets whose ranks are other processes by now, or gone."""
+        """Return the error of a call whose ranks are other processes by now, or gone."""
         return StaleEpoch(
             f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
             f"{epoch}, the group is in epoch {self._epoch}; make the call again",
@@ -220,7 +220,7 @@ class Lifecycle:
         )
 
     def changing_error(self, method: str) -> StaleEpoch:
-        """What a call of a view gets whose ranks the owner has ended, and has not followed by others yet."""
+        """Return the error of a call of a view whose ranks the owner has ended, and has not followed by others yet."""
         return StaleEpoch(
             f"group {self._group!r}: its owner, in another process, has ended ranks of this call of {method}, to "
             "give the group other ones; make the call again once it has",
@@ -230,7 +230,7 @@ class Lifecycle:
         )
 
     def broken_error(self) -> GroupBroken:
-        """What a call on a broken group gets: with the cause, and what to do."""
+        """Return the error of a call on a broken group, with the cause and a remedy."""
         return GroupBroken(
             f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its "
             f"ranks anew, px.replace_ranks(group) those that are lost, close() frees them. "

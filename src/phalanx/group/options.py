@@ -17,7 +17,7 @@ from phalanx.wire.value import Value
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What ``px.WorkerGroup`` takes beside pool and class; see there."""
+    """Options of ``px.WorkerGroup``; see there."""
 
     name: str | None = None
     meshes: Mapping[str, Mesh] = field(default_factory=dict[str, Mesh])
@@ -112,7 +112,7 @@ def _check_kinds(values: Mapping[str, Any]) -> None:
 
 
 def _check_detached(values: Mapping[str, Any]) -> None:
-    """What a group needs, and cannot have, that outlives the driver."""
+    """Refuse options that a group that outlives its driver cannot have."""
     if not values.get("name"):
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"

@@ -29,7 +29,7 @@ _log = logging.getLogger("phalanx")
 
 
 def group_entry(group: Group) -> GroupRecord:
-    """What there is to know of a group now."""
+    """Return the present entry of a group."""
     record, life = group.card, group.lifecycle
     return GroupRecord(
         run=RUN_ID,
@@ -64,7 +64,7 @@ def _rank_entry(rank: int, endpoint: Endpoint) -> RankRecord:
 
 
 def run_entry(job: str) -> RunRecord:
-    """What there is to know of this process."""
+    """Return the entry of this process."""
     script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
     return RunRecord(
         RUN_ID,

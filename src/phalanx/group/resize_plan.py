@@ -1,4 +1,4 @@
-"""What a change of a group's size means, decided before anything is done. Pure."""
+"""The ranks that join or leave when a group's size changes. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Change:
 
 
 def plan_change(group: str, present: int, wanted: object, slots: int, block: int = 1) -> Change:
-    """What it takes for a group of ``present`` ranks to have ``wanted`` blocks of ranks, on a pool of so many slots.
+    """Return the change that gives a group of ``present`` ranks ``wanted`` blocks of ranks, on a pool of ``slots``.
 
     Raises:
         DeclarationError: that is no number of blocks.

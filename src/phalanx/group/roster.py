@@ -68,7 +68,7 @@ class Roster:
 
 
 def key_of(facts: ProcessInfo) -> tuple[int, float]:
-    """What tells one process from another: its id, and when it reported."""
+    """Return the identity of a process: its id, and when it reported."""
     return facts.pid, facts.started
 
 

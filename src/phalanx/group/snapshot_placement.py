@@ -10,7 +10,7 @@ from phalanx.display.byte_format import size
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What ``px.snapshot`` took.
+    """Result of ``px.snapshot``.
 
     Attributes:
         number: counts the snapshots of the group, from 1.

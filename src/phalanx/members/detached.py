@@ -1,4 +1,4 @@
-"""What rank 0 of a detached group keeps for drivers to come."""
+"""Record of a detached group, kept by rank 0 for later drivers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
 @dataclass(frozen=True)
 class DetachedRecord:
-    """What rank 0 of a detached group keeps for drivers to come; plain values only.
+    """Record of a detached group for later drivers; plain values only.
 
     It is kept as a line of bytes, which every version reads, and the pickled record, which those of one protocol read.
     """

@@ -35,7 +35,7 @@ Roles = Mapping[str, BoundClass]
 
 @dataclass(frozen=True)
 class Processes:
-    """What a group's processes are called by those who use the backend directly, and what makes their host.
+    """Names of a group's processes for users of the backend, and the factory of their runtime.
 
     ``names`` are by slot. Left out, a process bears the names of the classes and offers their registered methods.
     """

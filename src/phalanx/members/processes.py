@@ -72,7 +72,7 @@ def _launched(
     """Start the ranks of ``ground`` that have no processes, for that epoch."""
 
     def with_versions(setup: RankConfig) -> RankConfig:
-        """What the ranks before this one knew of weights."""
+        """Return the setup with the versions of weights that the ranks had before."""
         if not core.had_weights and not core.published_weights:
             return setup
         had, published = dict(core.had_weights), dict(core.published_weights)

@@ -1,4 +1,4 @@
-"""What each rank of a group is told when its process becomes one: its place, its devices, its environment."""
+"""Configuration of each rank of a group: its place, its devices, its environment."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def setups_of(
 
 
 class _World:
-    """What the environment of a rank is made of, looked up once for all ranks."""
+    """Sources of the environment of ranks, looked up once for all."""
 
     def __init__(
         self,

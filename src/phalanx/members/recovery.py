@@ -99,7 +99,7 @@ def _was_preempted(core: Group) -> bool:
 
 @dataclass(frozen=True)
 class Moved:
-    """What came of moving ranks off nodes that go: ``why`` they stay, and whether to try ``again`` at a later call."""
+    """Result of moving ranks off nodes that go: ``why`` they stay, and whether to try ``again`` at a later call."""
 
     done: bool
     why: str = ""

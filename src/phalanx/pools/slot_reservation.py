@@ -59,7 +59,7 @@ class SlotReservation:
         return self.resource is None or slot in self.accelerators
 
     def share(self) -> dict[str, float]:
-        """What one process of a group asks of its slot."""
+        """Return the share of its slot for one process of a group."""
         if self.resource is None:
             return {
                 name: amount / self.max_colocate_count

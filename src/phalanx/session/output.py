@@ -67,7 +67,7 @@ class Source:
             return False
 
     def _new(self) -> list[bytes]:
-        """What was written since; at least one piece, perhaps an empty one."""
+        """Return output written since the last look; at least one piece, perhaps an empty one."""
         path, found = self._place.facts.log, list[bytes]()
         while path:
             try:
@@ -95,19 +95,19 @@ def _written(lines: Iterable[str]) -> None:
 
 
 def _behind(prefix: str) -> Callable[[Sequence[str]], None]:
-    """What writes the lines of one rank."""
+    """Return the function that writes the lines of one rank."""
     return lambda lines: _written(prefix + line for line in lines)
 
 
 class Together:
-    """What the ranks of a group print, with equal lines of several ranks as one."""
+    """Output of the ranks of a group, with equal lines of several ranks as one."""
 
     def __init__(self, label: str, hosts: Sequence[str]) -> None:
         self._merged = Merged(label, hosts)
         self._lock = threading.Lock()
 
     def of(self, rank: int) -> Callable[[Sequence[str]], None]:
-        """What takes the lines of a rank."""
+        """Return the function that takes the lines of a rank."""
 
         def write(lines: Sequence[str]) -> None:
             with self._lock:

@@ -23,7 +23,7 @@ LetGo = Callable[[Backend | None], None]
 
 
 class Step(IntEnum):
-    """What letting go of a backend consists of, in order."""
+    """Steps of letting a backend go, in order."""
 
     NOTE = 0  # on what is open, why it will be closed
     PART = 1  # what joins groups: none of them is to wait for another
@@ -35,7 +35,7 @@ _log = logging.getLogger("phalanx")
 
 
 class _State:
-    """What this process has started. One per process, because one process has one Ray connection."""
+    """State of this process's connections. One per process, because one process has one Ray connection."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -25,7 +25,7 @@ _ENDED_IN_PART_S = 0.5
 
 @dataclass(frozen=True)
 class Pending:
-    """What a wait is for: it is over once all references have ended, or at ``deadline`` (``time.monotonic()``)."""
+    """References of a wait: it is over once all references have ended, or at ``deadline`` (``time.monotonic()``)."""
 
     backend: Backend
     refs: Sequence[Ref]

@@ -28,7 +28,7 @@ KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")
 
 
 class InjectedFault(RuntimeError):
-    """What an injected "raise" raises unless the test names an error of its own."""
+    """Error of an injected "raise", unless the test names one of its own."""
 
 
 def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:

@@ -36,7 +36,7 @@ Script = Callable[[str, int], Event]
 
 
 class ScriptedFault(RuntimeError):
-    """What a rank raises where the script says "raise"."""
+    """Error of a rank where the script says "raise"."""
 
 
 class ScriptedBackend(TimedCalls, InlineBackend):

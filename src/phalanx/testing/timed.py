@@ -73,7 +73,7 @@ def at_of(ref: Ref) -> float:
 
 
 def plain(refs: Sequence[Ref]) -> list[Ref]:
-    """What a rank in this process reads behind references."""
+    """References that a rank in this process reads."""
     return [ref.inner if isinstance(ref, TimedRef) else ref for ref in refs]
 
 

@@ -21,7 +21,7 @@ _BYTES = ("memory", "object_store_memory")
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """What a node has (``total``) and what nobody holds (``available``), by resource; memory in bytes."""
+    """Resources of a node: all (``total``) and free (``available``), by resource; memory in bytes."""
 
     node_id: str
     host: str
@@ -102,7 +102,7 @@ def bundle_resources(
     accelerator_type: str | None = None,
     cpu: float | None = None,
 ) -> dict[str, float]:
-    """What one slot asks for: ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
+    """Return the resources of one slot: ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
 
     ``accelerator_type`` keeps the slot on nodes that have that type (Ray's names, such as "A100"). Unless
     ``cpu`` is given: no CPU beside an accelerator, 0.01 without, so that many ranks start on few cores.

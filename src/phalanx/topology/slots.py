@@ -25,7 +25,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """What the process in a slot reported of its place; accelerator ids as the node's runtime names them.
+    """Report of the process in a slot on its place; accelerator ids as the node's runtime names them.
 
     ``threads`` is the ``OMP_NUM_THREADS`` that it was started with, where somebody set one.
     """

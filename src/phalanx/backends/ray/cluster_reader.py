@@ -1,4 +1,4 @@
-"""What drivers publish on a cluster, in Ray's own key-value store; read without being a driver oneself."""
+"""Reader of the entries that drivers publish in a cluster's key-value store, without being a driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ClusterReader:
             ) from None
 
     def notices(self) -> ClusterRegistry:
-        """What drivers that live, and detached groups, have published; what dead ones left is removed."""
+        """Return the entries of living drivers and detached groups; those of dead ones are removed."""
         entries = self._entries()
         found = read_notices(entries)
         jobs = [job for job, alive in self._client.jobs().items() if alive]
@@ -70,7 +70,7 @@ class ClusterReader:
         ]
 
     def metadata(self) -> bytes | None:
-        """What the cluster notes of itself when it starts, as JSON: versions of ray and python among others."""
+        """Return the cluster's facts on itself, as JSON: versions of ray and python among others."""
         with contextlib.suppress(Exception):  # private to Ray, and only shown
             return self._client.metadata()
         return None

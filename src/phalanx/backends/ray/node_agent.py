@@ -1,4 +1,4 @@
-"""What looks at ranks, and ends them, from beside them on their node.
+"""Agent of a node, which observes ranks and ends them.
 
 A :class:`NodeAgent` never asks the rank, which may be busy for hours, but the kernel.
 """
@@ -99,7 +99,7 @@ class NodeAgent:
         return True
 
     def sights(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
-        """What each rank is doing, without asking it; with the stacks of those that can give them."""
+        """Observe each rank, without asking it; with the stacks of those that can give them."""
         sights = [self._sight(target) for target in targets]
         if not stacks:
             return sights
@@ -174,7 +174,7 @@ class NodeAgent:
             return str(error)
 
     def post_mortem(self, target: ProcessHandle) -> PostMortem:
-        """What is left to be read of a rank whose process is gone."""
+        """Return the last output of a rank whose process is gone."""
         kills = oom_kills()
         with self._lock:
             memory = self._ask({"memory": target.pid}) if target.pid in self._watched else 0

@@ -172,7 +172,7 @@ class RankObserver:
         self._connected = False
 
     def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
-        """What each rank is doing; with its stack where that is asked for."""
+        """Observe each rank; with its stack where that is asked for."""
         return [NOTHING_ANSWERS if sight is None else sight for sight in self._ask(ranks, "sights", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:

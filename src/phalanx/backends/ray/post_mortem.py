@@ -1,4 +1,4 @@
-"""What can be read of a rank from its node: its log files and the memory books of the kernel."""
+"""Post-mortem of a rank on its node: its log files and the memory books of the kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FATAL_SIGNALS = {
 
 
 class PostMortem(NamedTuple):
-    """What a rank's process left to be read: last lines, the stack of a crash, and the kernel's memory books."""
+    """Return the remains of a rank's process: last lines, the stack of a crash, and the kernel's memory books."""
 
     log_tail: tuple[str, ...] = ()
     fatal_signal: str | None = None

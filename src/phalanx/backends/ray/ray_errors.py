@@ -99,7 +99,7 @@ def remote_traceback(text: str) -> str:
 
 
 def lost_of(error: BaseException) -> Lost:
-    """What Ray's exception alone tells of a process, or of a stored object, that is gone."""
+    """Read Ray's exception on a process, or of a stored object, that is gone."""
     text = str(error)
     hint = _OOM_BY_RAY if isinstance(error, rayx.OutOfMemoryError) or "memory monitor" in text else None
     if isinstance(error, rayx.NodeDiedError):

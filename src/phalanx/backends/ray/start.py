@@ -63,7 +63,7 @@ def _after_some(pending: list[Any], deadline: float) -> list[Any]:
 
 
 def _creating(request: SpawnRequest) -> Callable[[int], Any]:
-    """What creates the process of a slot."""
+    """Return the function that creates the process of a slot."""
     cls = actor_class(request.class_name, request.methods, request.max_concurrency is not None)
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
     custom: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a node's kernel and its accelerators' tool say of processes: memory, processor time, use of accelerators."""
+"""Use of a node by processes: memory, processor time, use of accelerators."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gpus() -> list[Gpu]:
 
 
 def read_gpus(text: str) -> list[Gpu]:
-    """What ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits`` prints; memory there is in MiB."""
+    """Parse ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``; memory there is in MiB."""
     found: list[Gpu] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]

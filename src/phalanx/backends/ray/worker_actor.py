@@ -33,7 +33,7 @@ def _no_references(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[A
 
 
 class RayServices:
-    """What Ray offers to the host in an actor's process.
+    """Services of Ray for the runtime in an actor's process.
 
     ``upstream`` gives the references that a method called with plain arguments would wait for: a factory whose users
     pass such values sets it.
