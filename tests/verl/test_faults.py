@@ -48,13 +48,15 @@ def test_a_stopped_rank_is_an_error_at_the_deadline_of_calls(
     found = told("stopped_with_deadline", python, data, tmp_path, deadline=10.0)
 
     assert found.code == 1
-    assert re.search(
-        rf"CallTimeout: group 'TrainingWorker', method train_batch, not done after 10 s: "
+    error = re.search(
+        rf"CallTimeout: group 'TrainingWorker', method (\w+), not done after 10 s: "
         rf"rank [01] \(host .*, pid {found.harmed}, GPU [01]\) could not be reached for ",
         found.text,
     )
+    assert error
     assert "the process is stopped, as by SIGSTOP" in found.text
-    assert re.search(r"waiting for that:\n  rank [01] \(", found.text)
+    # The signal may come between two steps, at a call in which no rank waits for another.
+    assert error[1] != "train_batch" or re.search(r"waiting for that:\n  rank [01] \(", found.text)
 
 
 def test_an_interrupt_ends_the_trainer_and_all_its_processes(
