@@ -11,7 +11,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.request import CallRequest
-from phalanx.calls.send import planning_began, send, send_bare, takes_bare
+from phalanx.calls.send import planning_began, send
 from phalanx.calls.streams import Streaming
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
@@ -55,9 +55,6 @@ class BoundMethod(Generic[P, B, V]):
         self._handle = handle  # of these ranks: what custom functions get as their group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
-        self._may_be_bare = (
-            self._fixed and not spec.rerun_on_restart and not spec.streams and spec.needs_nothing
-        )
         #: The plan of a call without arguments, where it is always the same.
         self._empty: tuple[int, CallPlan] | None = None
         self.__name__ = spec.name
@@ -106,10 +103,6 @@ class BoundMethod(Generic[P, B, V]):
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
         spec, options, handle = self._spec, self._options, self._handle
-        if empty and self._may_be_bare and (waits or not core.card.asynchronous) and takes_bare(core):
-            return send_bare(
-                core, CallRequest(plan, spec, role, handle, options.timeout, options.stall_report_after)
-            )
         return send(
             core,
             CallRequest(

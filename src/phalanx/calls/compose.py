@@ -178,13 +178,13 @@ def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | 
     if plan.ranks and (plan.args or plan.kwargs):
         body, refs = encode_body(core, plan.arguments_of(0), call)
     if len(plan.gather.take) == len(plan.ranks):
-        yield from itertools.repeat(Message(header.packed_with(body, True), refs), len(plan.ranks))
+        yield from itertools.repeat(header._replace(body=body).pack(refs), len(plan.ranks))
         return
     packed: dict[bool, Message] = {}  # by whether the rank's output is kept
     for position in range(len(plan.ranks)):
         keep = plan.keeps(position)
         if keep not in packed:
-            packed[keep] = Message(header.packed_with(body, keep), refs)
+            packed[keep] = header._replace(body=body, keep=keep).pack(refs)
         yield packed[keep]
 
 
@@ -205,7 +205,7 @@ def _messages_each(core: Group, plan: CallPlan, header: RankCall, call: Call | N
         if key not in bodies:
             bodies[key] = _placed(core, call, *encoded.pop(key))
         body, refs = bodies[key]
-        yield Message(header.packed_with(body, plan.keeps(position)), refs)
+        yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
 
 
 def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:

@@ -18,7 +18,7 @@ from phalanx.errors import DeclarationError, GroupClosed
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.topology.slots import Slot
-from phalanx.wire.messages import HOST, ProcessInfo, host_call
+from phalanx.wire.messages import ProcessInfo, host_call
 from phalanx.worker import handlers as questions
 
 #: Of the record: raised where a driver could not read what another version has left.
@@ -86,8 +86,7 @@ def recall_record(backend: Backend, name: str, handle: Any, timeout: float) -> D
         GroupClosed: it does not answer in time, or is gone.
     """
     endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
-    data = host_call(questions.recall_record, call=0, epoch=0)
-    ticket = backend.submit(endpoint, "", HOST, data, ())
+    ticket = backend.submit(endpoint, host_call(questions.recall_record))
     with contextlib.suppress(GroupClosed):
         done, _ = backend.wait([ticket.value], 1, bounded(timeout))
         kept = backend.outcome(ticket.value) if done else None

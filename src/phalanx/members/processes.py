@@ -27,7 +27,6 @@ from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.monitor import monitor
 from phalanx.session.output import display
-from phalanx.wire.call_page import CLOSE_CALL
 from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers as questions
 
@@ -45,7 +44,7 @@ def start(core: Group) -> None:
             _note_extras(core, launched.extras)
             epoch = core.enter(launched.endpoints)
             _attend(core, launched)
-            sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
+            sent_to(call, epoch, launched.tickets, [Message("")] * epoch.size)
             shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
             core.constructed = call.result(None)
             make_again(core, call.trace)
@@ -107,7 +106,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
         launched = _launched(core, call, ground, old.number + 1, present)
         epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
         _attend(core, launched)
-        sent_to(call, epoch, launched.tickets, [Message(b"", ())] * len(ranks))
+        sent_to(call, epoch, launched.tickets, [Message("")] * len(ranks))
         call.result(None)
         make_again(core, call.trace, ranks)
         yield
@@ -177,7 +176,6 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
             title="close",
             checked=False,
             epoch=epoch,
-            number=CLOSE_CALL,
         )
         call.arrivals.wait(range(len(ranks)), len(ranks), patience)
 
@@ -254,8 +252,8 @@ def _rejoined(core: Group, left: Epoch, gone: Collection[int]) -> None:
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         _attend(core, launched)
-        tickets = joined(core, call, launched, staying, epoch.number)
-        sent_to(call, epoch, tickets, [Message(b"", ())] * epoch.size)
+        tickets = joined(core, launched, staying, epoch.number)
+        sent_to(call, epoch, tickets, [Message("")] * epoch.size)
         call.result(None)
         make_again(core, call.trace)
     except BaseException as error:

@@ -28,7 +28,7 @@ from phalanx.session import session as cluster
 from phalanx.testing.clock import FakeClock
 from phalanx.testing.timed import FOR_EVER, TimedCalls, TimedRef, plain
 from phalanx.wire.failure import capture
-from phalanx.wire.messages import OUTPUT, RankCall
+from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
@@ -78,30 +78,19 @@ class ScriptedBackend(TimedCalls, InlineBackend):
             )
         )
 
-    def submit(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        returns: int = OUTPUT,
-    ) -> Ticket:
-        inner = plain(refs)
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+        inner = message._replace(refs=tuple(plain(message.refs)))
 
         def run() -> Ticket:
-            return super(ScriptedBackend, self).submit(endpoint, role, method, data, inner, OUTPUT)
+            return super(ScriptedBackend, self).submit(endpoint, inner, OUTPUT)
 
-        ref = self._scripted("call", endpoint, run, _number(data))
-        return Ticket(ref, None)
+        return Ticket(self._scripted("call", endpoint, run))
 
-    def _scripted(
-        self, what: str, endpoint: Endpoint, run: Callable[[], Ticket], number: int = 0
-    ) -> TimedRef:
+    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> TimedRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
         at = self.clock.now()
         if event == "raise":
-            inner = InlineRef(failure=capture(ScriptedFault(f"{what} {number}"), rank=-1))
+            inner = InlineRef(failure=capture(ScriptedFault(f"a {what} fails by script"), rank=-1))
         elif event == "die":
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
             inner = InlineRef(lost=endpoint.handle.lost)
@@ -139,10 +128,6 @@ def scripted(script: Script, clock: FakeClock | None = None) -> Generator[Script
     backend = ScriptedBackend(script, clock)
     with cluster.replaced_backend("inline", backend):
         yield backend
-
-
-def _number(data: bytes) -> int:
-    return RankCall.unpack(data).call if data else 0
 
 
 def random_script(seed: int, probability: float = 0.08) -> Script:

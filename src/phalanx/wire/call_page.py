@@ -21,13 +21,8 @@ SIZE = 8192
 SLOTS = 64
 CANCELLED = 128
 
-#: Number of the call that makes a process a rank; the calls of a group have numbers far above it.
+#: In traces, the number of the call that makes a process a rank; the calls of a group have numbers far above it.
 SETUP_CALL = 1
-CLOSE_CALL = 2
-#: Number of every call of a handle that is used without a group.
-PLAIN_CALL = 3
-#: Calls without a message are counted from here on, by their sender and by the rank.
-BARE_CALLS = 1 << 62
 
 #: Requests: interrupt cancelled calls; shut down the connections of process groups; write the stacks of threads.
 INTERRUPT, SEVER, STACKS = b"i", b"s", b"d"

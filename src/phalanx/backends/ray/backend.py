@@ -129,6 +129,8 @@ class RayBackend:
 
     stream = staticmethod(stream)
 
+    call_id = staticmethod(private.call_id)
+
     def put(self, value: Value) -> Ref:
         return private.put(value)
 
@@ -230,10 +232,9 @@ class RayBackend:
             for node, answer in zip(nodes, answers, strict=True)
         ]
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
-        return [
-            bool(answer) for answer in self._agents.ask(endpoints, "cancel", call, timeout=_SIGHT_WITHIN_S)
-        ]
+    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
+        calls = {endpoint.facts.pid: call for endpoint, call in zip(endpoints, ids, strict=True)}
+        return list(map(bool, self._agents.ask(endpoints, "cancel", calls, timeout=_SIGHT_WITHIN_S)))
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)

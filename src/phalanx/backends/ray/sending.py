@@ -1,57 +1,38 @@
-"""Calls to single ranks, sent as actor methods under the names that users know; items come by streaming generators."""
+"""Calls to single ranks, sent as tasks under the names that users know; items come by streaming generators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ray import ObjectRef
 
-from phalanx.backends.actor_methods import bare_name, facade_name
 from phalanx.backends.backend_types import Endpoint, Ref, Ticket
 from phalanx.backends.ray import private
-from phalanx.wire.call_page import BARE_CALLS
-from phalanx.wire.messages import BARE, OUTPUT, packed_bare
+from phalanx.wire.messages import OUTPUT, Message
 
 
-def submit(
-    endpoint: Endpoint,
-    role: str,
-    method: str,
-    data: bytes,
-    refs: Sequence[Ref],
-    returns: int = OUTPUT,
-) -> Ticket:
+def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
     """Send one call to a rank; see ``Calling.submit``."""
-    handle = endpoint.handle
-    if data == BARE:
-        name = facade_name(role, method)
-        bare = endpoint.methods.get(name)
-        if bare is None:
-            bare = endpoint.methods[name] = _no_argument_method(handle, name)
-        number = endpoint.bare_calls + 1  # counted once it was sent: the rank counts the calls that arrive
-        if bare:
-            ticket = Ticket(private.call(handle, bare[0], name=bare[1]))
-            endpoint.bare_calls = number
-            return ticket
-        data = packed_bare(BARE_CALLS + number, role, method)
-        endpoint.bare_calls = number
-    key = f"{role}/{method}"
-    target = endpoint.methods.get(key)
-    if target is None:
-        found = facade_name(role, method)
-        target = endpoint.methods[key] = found if hasattr(handle, found) else "_px_call"
-    args = (data, list(refs)) if refs else (data,)
+    handle, name = endpoint.handle, _task_name(endpoint, message)
+    if not message.data:
+        return Ticket(private.call(handle, "_px_named_call", name=name))
+    sent = private.call(handle, "_px_call", *_arguments(message), name=name, returns=returns)
     if returns == OUTPUT:
-        return Ticket(private.call(handle, target, *args))
-    info, value = private.call(handle, target, *args, returns=returns)
+        return Ticket(sent)
+    info, value = sent
     return Ticket(value, info)
 
 
-def _no_argument_method(handle: Any, name: str) -> tuple[str, str] | tuple[()]:
-    """Return the method for a call without arguments and the task's name; empty if the process has none."""
-    found = bare_name(name)
-    return (found, f"{private.class_name(handle)}.{name}") if hasattr(handle, found) else ()
+def _arguments(message: Message) -> tuple[Any, ...]:
+    """Return what a rank is sent beside the name of the task, which is all there is of most calls."""
+    if message.refs:
+        return message.data, list(message.refs)
+    return (message.data,) if message.data else ()
+
+
+def _task_name(endpoint: Endpoint, message: Message) -> str:
+    """Return the name of the call after that of the class, as dashboards show it."""
+    return f"{private.class_name(endpoint.handle)}.{message.name}"
 
 
 class RayStream:
@@ -72,16 +53,14 @@ class RayStream:
         """Nothing to do: whoever left it takes what is there, and thereby lets the rank go on to its end."""
 
 
-def stream(
-    endpoint: Endpoint,
-    role: str,
-    method: str,
-    data: bytes,
-    refs: Sequence[Ref],
-    buffer: int | None,
-) -> RayStream:
-    """Send a call of a method that yields, under the method name that users know."""
-    name = f"{private.class_name(endpoint.handle)}.{facade_name(role, method)}"
-    args = (data, list(refs)) if refs else (data,)
-    items = private.call(endpoint.handle, "_px_stream", *args, name=name, returns="streaming", buffer=buffer)
+def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStream:
+    """Send a call of a method that yields."""
+    items = private.call(
+        endpoint.handle,
+        "_px_stream",
+        *_arguments(message),
+        name=_task_name(endpoint, message),
+        returns="streaming",
+        buffer=buffer,
+    )
     return RayStream(items)
