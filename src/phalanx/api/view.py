@@ -16,7 +16,7 @@ from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Execute
-from phalanx.declare.result_types import Returns, ReturnsFuture, Yields
+from phalanx.declare.result_types import Returns, Yields
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
@@ -152,10 +152,6 @@ class GroupView:
     def method(
         self, function: Callable[Concatenate[Returns[V, Any], P], object], /
     ) -> BoundMethod[P, V, V]: ...
-    @overload
-    def method(
-        self, function: Callable[Concatenate[ReturnsFuture[V, Any], P], object], /
-    ) -> BoundMethod[P, CallFuture[V], V]: ...
     @overload
     def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
     @overload
@@ -302,10 +298,6 @@ class RankView(GroupView):
     def method(
         self, function: Callable[Concatenate[Returns[Any, One], P], object], /
     ) -> BoundMethod[P, One, One]: ...
-    @overload
-    def method(
-        self, function: Callable[Concatenate[ReturnsFuture[Any, One], P], object], /
-    ) -> BoundMethod[P, CallFuture[One], One]: ...
     @overload
     def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
     @overload
