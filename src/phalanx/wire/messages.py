@@ -130,32 +130,18 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Token: rows ``index`` of ``count`` even pieces of a result whose parts are stored on other ranks.
+class ResultOf:
+    """Token: the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
 
-    ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``gather``
-    is the plan that joins the parts.
-    """
-
-    parts: tuple[int, ...]
-    infos: tuple[int, ...]
-    index: int
-    count: int
-    pad_to_multiple: int | None
-    expected_rows: int | None
-    gather: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Token: a complete result that has not arrived; ``gather`` is the plan that joins its parts.
-
-    ``rows``: index, count, padding and expected rows of one of its even pieces; None: all of it.
+    ``parts`` index the references to the parts. ``share``: index, count, padding and expected rows of one of its even
+    pieces; None: all of it. ``infos`` index the references to the :class:`PartInfo` of each part, by which a rank
+    fetches those alone that overlap its share.
     """
 
     parts: tuple[int, ...]
     gather: Any
-    rows: tuple[int, int, int | None, int | None] | None = None
+    share: tuple[int, int, int | None, int | None] | None = None
+    infos: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class NodeAgent:
         process = target.same()
         if process is None or target.dies():
             return ProcessStatus(reachable=False, note="its process is gone", gone=target.side is not None)
-        seen = side_channel.Reading({}, frozenset(), {})
+        seen = side_channel.Reading({}, {})
         with contextlib.suppress(OSError):
             seen = side_channel.read(target.page())
         now = time.monotonic()
