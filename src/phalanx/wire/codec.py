@@ -20,7 +20,7 @@ import numpy as np
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
-from phalanx.wire.lazy import is_tensor_type
+from phalanx.wire.lazy import is_tensor
 from phalanx.wire.tensor_walk import large_leaves as large_leaves
 from phalanx.wire.tensor_walk import nbytes_of as nbytes_of
 from phalanx.wire.unpack import Policy as Policy
@@ -167,7 +167,7 @@ class _Pickler(cloudpickle.Pickler):
             if token is not None:
                 return self._replace(token)
         reduced = None
-        if is_tensor_type(kind):
+        if is_tensor(obj):
             reduced = pack.reduce_tensor(self.sink, obj)
         elif kind is np.ndarray or kind is np.memmap:
             reduced = pack.reduce_array(self.sink, obj)
