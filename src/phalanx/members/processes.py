@@ -19,7 +19,7 @@ from phalanx.group.lifecycle import State
 from phalanx.group.preemption_monitor import watchman
 from phalanx.group.roster import publish, withdraw
 from phalanx.members.constructor_calls import constructors, given_up, joined, make_again, sent_to
-from phalanx.members.detached import leave_record
+from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import Launched, Present, launch
 from phalanx.members.membership_rollback import settle
 from phalanx.members.start_progress import Starting
@@ -62,7 +62,7 @@ def _ready(core: Group) -> None:
     core.started()
     publish(core)
     if core.options.detached:
-        leave_record(core)
+        publish_record(core)
 
 
 def _launched(
@@ -142,6 +142,8 @@ def close(core: Group, patience: float | None = None) -> None:
         patience: seconds for the workers' own ``close()``; None: what they need, less where one is at a call.
     """
     withdraw(core)
+    if core.options.detached:
+        withdraw_record(core)
     end(core, core.epoch, _patience(core) if patience is None else patience)
     core.pool.unclaim(core.tenant)
     core.finish_close()

@@ -107,7 +107,6 @@ class WorkerRuntime:
         closers: its exit hooks.
         profiling: its running profile.
         order: number and name of calls that ran in debug mode or in a trace, in their order.
-        record: data of a detached group for later drivers.
         journals: its trace files.
     """
 
@@ -120,7 +119,6 @@ class WorkerRuntime:
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
-        self.record: bytes | None = None
         self.journals = Journals(own_process=not services.in_driver)
         self._loop = Loop()
         self._store_port = StorePort()
